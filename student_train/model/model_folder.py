@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
-from transformers.utils import logging
 
-from teachonce.checkpoints.tokenizer_folder import why_unloadable
+from teachonce.checkpoints.loading import load, load_network
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.named_start import checked_folder
 from teachonce.support.arrays import Array
-from teachonce.support.errors import UserError, first_line, out_of_memory
 
 
 class Source(Protocol):
@@ -36,8 +35,9 @@ class ModelFolder:
     def __init__(self, path: str, option: str) -> None:
         self.path, self._option = path, option
         checked_folder(path, option)
-        self._config = loaded(AutoConfig, path, option)
-        tokenizer = loaded(AutoTokenizer, path, option)
+        self._model = ResolvedModel(path, path)
+        self._config = load(AutoConfig, self._model, option, local_files_only=True)
+        tokenizer = load(AutoTokenizer, self._model, option, local_files_only=True)
         self.tokenizer_json: str = tokenizer.backend_tokenizer.to_str()
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
@@ -59,17 +59,10 @@ class ModelFolder:
 
     @cached_property
     def _weights(self) -> dict[str, Array]:
-        network, report = loaded(
-            AutoModelForMaskedLM, self.path, self._option, output_loading_info=True
+        network, missing = load_network(
+            AutoModelForMaskedLM, self._model, self._option, local_files_only=True
         )
-        encoder, missing = f"{network.base_model_prefix}.", set(report["missing_keys"])
-        missing |= {key for key, *_ in report["mismatched_keys"]}
-        lacking = sorted(key for key in missing if key.startswith(encoder) and "pooler" not in key)
-        if lacking:
-            raise UserError(
-                f"{self._option}: {self.path} lacks weights of its encoder, {len(lacking)}, first"
-                f" {lacking[0]}; copy the whole checkpoint"
-            )
+        encoder = f"{network.base_model_prefix}."
         found = network.base_model.state_dict()
         output = network.get_output_embeddings()
         if not missing and output is not None and output.bias is not None:
@@ -81,26 +74,3 @@ class ModelFolder:
         return {
             n: v.float().contiguous().numpy() for n, v in found.items() if v.is_floating_point()
         }
-
-
-def loaded(factory: Any, path: str, asked: str, **options: Any) -> Any:
-    """Call `factory.from_pretrained` silently for a folder; `asked` is what asked for it.
-
-    Raises UserError for whatever keeps transformers from reading it, but for a lack of memory.
-    """
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # what it would warn about is checked here
-    logging.disable_progress_bar()
-    try:
-        return factory.from_pretrained(path, local_files_only=True, **options)
-    except Exception as error:  # libraries raise errors of any kind for a bad file
-        if out_of_memory(error):
-            raise
-        is_tokenizer = factory is AutoTokenizer
-        why = why_unloadable(path, error) if is_tokenizer else first_line(error)
-        raise UserError(
-            f"{asked}: {path} cannot be loaded as a model with its tokenizer: {why};"
-            " give a folder that save_pretrained wrote"
-        ) from error
-    finally:
-        logging.set_verbosity(level)

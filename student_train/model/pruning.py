@@ -1,4 +1,7 @@
-"""A finished student cut down to the pieces that its vocabulary has in common with another."""
+"""Cuts vocabularies: the teacher's WordPiece for a new student, a finished student to another's.
+
+Both are baselines of Zhao et al. 2021 (section 6).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,96 @@ import copy
 import json
 from typing import Any
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from teachonce.student_train.model.pruned_vocabulary import cut_tokenizer
+from teachonce.store import FeatureStore
+from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
+
+
+def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None) -> Tokenizer:
+    """Cut the teacher's tokenizer to `size` pieces. It keeps its special and added tokens, every
+    single character that the store's text has, and the pieces that are most frequent there, in the
+    teacher's order. Where the text has fewer pieces, it keeps all of these. With `blocks` the text
+    is theirs alone.
+
+    Raises UserError unless the teacher's tokenizer is a WordPiece, and where the special tokens and
+    characters alone are more than `size`.
+    """
+    settings: dict[str, Any] = json.loads(store.teacher_file("tokenizer.json"))
+    model = settings["model"]
+    if model["type"] != "WordPiece":
+        raise UserError(
+            f"--vocab pruned:{size}: a WordPiece vocabulary can be cut, and the teacher's is a"
+            f" {model['type']}; give a size alone, such as 5k"
+        )
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    added = [token["content"] for token in settings["added_tokens"]]
+    return cut_tokenizer(settings, _kept(model, pieces, _counts(store, blocks), added, size))
+
+
+def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
+    """Cut a tokenizer, as JSON, to pieces and added tokens, which are numbered in their order."""
+    model, number = settings["model"], {piece: i for i, piece in enumerate(kept)}
+    model["vocab"] = {piece: i for piece, i in number.items() if piece in model["vocab"]}
+    for token in settings["added_tokens"]:
+        token["id"] = number[token["content"]]
+    _renumber(settings["post_processor"], number)
+    return Tokenizer.from_str(json.dumps(settings))
+
+
+def _counts(store: FeatureStore, blocks: Array | None) -> Array:
+    """Count how often each of the teacher's ids stands in the store: int64 [V]."""
+    counts = np.zeros(store.features.vocabulary, np.int64)
+    if blocks is not None:
+        for batch in store.stream(blocks=blocks, features=(), shuffle=False):
+            counts += np.bincount(batch.token_ids, minlength=len(counts))
+        return counts
+    for place in range(len(store.manifest.parts)):
+        counts += np.bincount(store.part(place).all("token/id"), minlength=len(counts))
+    return counts
+
+
+def _kept(
+    model: dict[str, Any],
+    pieces: list[str],
+    counts: Array,
+    added: list[str],
+    size: int,
+) -> list[str]:
+    ids, prefix = model["vocab"], model["continuing_subword_prefix"]
+    special = {*added, model["unk_token"]}
+    met = [piece for piece in pieces if counts[ids[piece]] and piece not in special]
+    letters = {letter for piece in met for letter in piece.removeprefix(prefix)}
+    needed = {piece for piece in pieces if piece.removeprefix(prefix) in letters} | special
+    if len(needed) > size:
+        raise UserError(
+            f"--vocab pruned:{size}: the special tokens and the characters of the text need"
+            f" {len(needed)} pieces; ask for more"
+        )
+    frequent = sorted((p for p in met if p not in needed), key=lambda p: -counts[ids[p]])
+    kept = needed | set(frequent[: size - len(needed)])
+    # Tokens that were added beside the vocabulary are numbered after it, wherever they are loaded.
+    return [piece for piece in dict.fromkeys((*pieces, *added)) if piece in kept]
+
+
+def _renumber(processor: Any, number: dict[str, int]) -> None:
+    """Renumber the special tokens that a post-processor puts around a text."""
+    if processor is None:
+        return
+    if processor["type"] == "Sequence":
+        for each in processor["processors"]:
+            _renumber(each, number)
+    elif processor["type"] == "TemplateProcessing":
+        for token in processor["special_tokens"].values():
+            token["ids"] = [number[piece] for piece in token["tokens"]]
+    else:
+        for role in {"cls", "sep"} & set(processor):  # BertProcessing
+            processor[role][1] = number[processor[role][0]]
+
 
 INPUTS = "model_input_names"  # a setting of tokenizers: a student of pairs reads types of tokens
 

@@ -13,7 +13,7 @@ from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
-from teachonce.student_train.model.pruned_vocabulary import pruned_tokenizer
+from teachonce.student_train.model.pruning import pruned_tokenizer
 from teachonce.student_train.settings.words import check_vocabulary
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line

@@ -14,8 +14,9 @@ from transformers import (
     AutoTokenizer,
 )
 
+from teachonce.checkpoints.loading import load
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.student_train.model.model_folder import loaded
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.support import files
 from teachonce.support.errors import ANOTHER, UserError
@@ -38,16 +39,20 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
     target, asked = Path(out), f"prune_student({str(student)!r})"
     if target.exists():
         raise UserError(f"{target} exists already; {ANOTHER}")
-    config = loaded(AutoConfig, str(student), asked)
+
+    def loaded(factory: Any, path: str | Path) -> Any:
+        return load(factory, ResolvedModel(str(path), str(path)), asked, local_files_only=True)
+
+    config = loaded(AutoConfig, student)
     end = next((e for e in FACTORIES if str(config.architectures).rstrip("']").endswith(e)), None)
     if end is None:
         raise UserError(
             f"{asked}: config.json tells the architecture {config.architectures}; expected one of"
             f" {', '.join(FACTORIES)}"
         )
-    own = loaded(AutoTokenizer, str(student), asked)
-    kept = shared_pieces(own, loaded(AutoTokenizer, str(vocab), asked), str(vocab))
-    model, tokenizer = pruned(loaded(FACTORIES[end], str(student), asked), own, kept)
+    own = loaded(AutoTokenizer, student)
+    kept = shared_pieces(own, loaded(AutoTokenizer, vocab), str(vocab))
+    model, tokenizer = pruned(loaded(FACTORIES[end], student), own, kept)
     _write(model, tokenizer, _card(Path(student), len(own), len(kept)), target)
     return len(kept)
 

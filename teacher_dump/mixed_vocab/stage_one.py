@@ -110,10 +110,10 @@ def _trained(
     say: Callable[[str], object],
     ranks: Ranks,
 ) -> StageOne:
+    from teachonce.checkpoints.tokenizer_folder import tokenizer_files
     from teachonce.teacher_dump.job.identity import StageOne
     from teachonce.teacher_dump.mixed_vocab.embedding_training import Course, train
     from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
-    from teachonce.teacher_dump.teacher.teacher import tokenizer_files
 
     asked = options.dump
     corpus.check()

@@ -26,6 +26,7 @@ from teachonce.checkpoints.loading import (
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.checkpoints.sentence_folder import SETTINGS
 from teachonce.checkpoints.text_vectors import TextVectors, text_vectors
+from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -206,32 +207,6 @@ class Teacher:
             "config.json": json.dumps(config, sort_keys=True).encode(),
             **({SETTINGS: settings} if settings else {}),
         }
-
-
-def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
-    """Return tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # left over from the last call, not part of the tokenizer
-    backend["truncation"] = backend["padding"] = None
-    settings = {
-        key: getattr(tokenizer, key)
-        for key in (
-            "cls_token",
-            "sep_token",
-            "mask_token",
-            "pad_token",
-            "unk_token",
-            "bos_token",
-            "eos_token",
-        )
-        if getattr(tokenizer, key, None)
-    }
-    settings["model_max_length"] = max_length
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    return {
-        name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
-        for name, value in (("tokenizer.json", backend), ("tokenizer_config.json", settings))
-    }
 
 
 def load_teacher(

@@ -43,8 +43,10 @@ FACTORIES = {
 """What loads each head of DECLARED."""
 
 
-def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
+def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) -> Any:
     """Call `factory.from_pretrained` silently, for the commit that was resolved.
+
+    asked: the option that names the model, for errors; "" for --model.
 
     Raises UserError for whatever keeps transformers from reading it, but for a lack of memory.
     """
@@ -61,15 +63,19 @@ def load(factory: Any, model: ResolvedModel, **options: Any) -> Any:
     except Exception as error:  # libraries raise errors of any kind for a bad file
         if out_of_memory(error):
             raise
-        if not model.trusted and "trust_remote_code" in str(error):
+        if not (asked or model.trusted) and "trust_remote_code" in str(error):
             raise UserError(
                 f"model {model.name}: brings Python code of its own, which is not run; read it,"
                 " then give --trust-remote-code to teacher-dump"
             ) from error
         is_tokenizer = factory is AutoTokenizer
         why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
+        what = f"model {model.name}: cannot be loaded"
+        if asked:
+            what = f"{asked}: {model.name} cannot be loaded as a model with its tokenizer"
+            is_tokenizer = False
         raise UserError(
-            f"model {model.name}: cannot be loaded: {why}; give a folder that save_pretrained wrote"
+            f"{what}: {why}; give a folder that save_pretrained wrote"
             + (", with its tokenizer" if is_tokenizer else "")
         ) from error
     finally:
@@ -101,21 +107,24 @@ def load_tokenizer(model: ResolvedModel) -> Any:
     return tokenizer
 
 
-def load_network(factory: Any, model: ResolvedModel, **options: Any) -> tuple[Any, list[str]]:
+def load_network(
+    factory: Any, model: ResolvedModel, asked: str = "", **options: Any
+) -> tuple[Any, list[str]]:
     """Load a network; returns it, and the parameters of head and pooler that the checkpoint lacks.
 
     These hold random numbers. Raises UserError if the checkpoint lacks parameters of the encoder,
     or has them in another size.
     """
-    network, report = load(factory, model, output_loading_info=True, **options)
+    network, report = load(factory, model, asked, output_loading_info=True, **options)
     other_sizes = {key for key, *_ in report["mismatched_keys"]}
     missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
     encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
     if encoder:
+        what = f"{asked}: {model.name}" if asked else f"model {model.name}: the checkpoint"
         raise UserError(
-            f"model {model.name}: the checkpoint lacks weights of its encoder, {len(encoder)},"
-            f" first {encoder[0]}; copy the whole checkpoint"
+            f"{what} lacks weights of its encoder, {len(encoder)}, first {encoder[0]}; copy the"
+            " whole checkpoint"
         )
     return network, missing
 

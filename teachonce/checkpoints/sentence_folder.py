@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,48 +89,17 @@ class VectorHead(nn.Module):
         return (step for step in self.steps if type(step).__name__ == "Dense")
 
 
-@dataclass(frozen=True)
-class SentenceFolder:
-    """Holds the settings of a folder.
-
-    `transformer` is the subfolder of the transformer, "" for the folder itself. `head` makes
-    vectors of its last states; None if no pooling follows it. `max_length` is the longest text in
-    tokens, None if the folder has no such setting.
-    """
-
-    name: str
-    transformer: str
-    head: VectorHead | None
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-    max_length: int | None = None
-    lowercases: bool = False
-
-    def prompt(self, name: str | None) -> str:
-        """Return the text of a prompt by its name; the default one's for None, "" if there is none.
-
-        An empty name means no prompt. Raises UserError for an unknown name.
-        """
-        chosen = self.default_prompt if name is None else name
-        if not chosen:
-            return ""
-        if chosen not in self.prompts:
-            known = ", ".join(self.prompts) or "none"
-            raise UserError(
-                f"--prompt {chosen}: {self.name} has no such prompt; it has: {known}"
-                f" ({SETTINGS}); give one of them, or leave it out"
-            )
-        return self.prompts[chosen]
-
-
-def read_sentence_folder(model: ResolvedModel) -> SentenceFolder | None:
-    """Read the settings and the modules of a folder; None if it has no modules.json.
+def read_sentence_folder(
+    model: ResolvedModel,
+) -> tuple[VectorHead | None, dict[str, Any], dict[str, Any]]:
+    """Read a folder: what makes vectors of its transformer's last states, None if there is no
+    pooling; SETTINGS; LENGTHS. Without modules.json the settings are empty.
 
     Raises UserError, which names the file, for damaged files and unknown kinds of modules.
     """
     name, listed = model.name, _listed(model)
     if listed is None:
-        return None
+        return None, {}, {}
     kinds = [kind for kind, _ in listed]
     if unsafe := [path for _, path in listed if ".." in path or path.startswith("/")]:
         raise UserError(
@@ -148,15 +116,7 @@ def read_sentence_folder(model: ResolvedModel) -> SentenceFolder | None:
     lengths: dict[str, Any] = {}
     for path in (f"{transformer}/{LENGTHS}".lstrip("/"), LENGTHS):
         lengths = lengths or _json(model, path) or {}
-    return SentenceFolder(
-        name,
-        transformer,
-        _head(model, listed[1:], settings.get("truncate_dim")),
-        {str(k): str(v) for k, v in (settings.get("prompts") or {}).items()},
-        settings.get("default_prompt_name"),
-        lengths.get("max_seq_length"),
-        bool(lengths.get("do_lower_case")),
-    )
+    return _head(model, listed[1:], settings.get("truncate_dim")), settings, lengths
 
 
 def check_modules(model: ResolvedModel) -> None:

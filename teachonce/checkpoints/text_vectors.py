@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,6 @@ from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.checkpoints.sentence_folder import (
     LENGTHS,
     SETTINGS,
-    SentenceFolder,
     VectorHead,
     read_sentence_folder,
 )
@@ -52,13 +52,12 @@ def text_vectors(
     a prompt that is not there.
     """
     name = model.name
-    folder = read_sentence_folder(model) if pooling is None else None
-    folder = folder or SentenceFolder(name, "", None)
-    head = folder.head
-    if pooling is not None:
+    if pooling is None:
+        head, settings, lengths = read_sentence_folder(model)
+    else:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
-        head = VectorHead(Pooling(width, POOLINGS[pooling]))
+        head, settings, lengths = VectorHead(Pooling(width, POOLINGS[pooling])), {}, {}
     if head is None:
         raise UserError(
             f"{name}: no pooling in it (modules.json of sentence-transformers): give --pooling"
@@ -69,20 +68,35 @@ def text_vectors(
             f"{name}: its pooling is for states {pooled} wide, and the transformer's are {width};"
             " copy the whole folder"
         )
-    if folder.lowercases and len(set(map(str, _pieces(tokenizer, "A", "a")))) > 1:
+    if lengths.get("do_lower_case") and len(set(map(str, _pieces(tokenizer, "A", "a")))) > 1:
         raise UserError(
             f"{name}: {LENGTHS} lower-cases texts (do_lower_case) before its tokenizer, which does"
             " not; put a Lowercase normalizer into its tokenizer.json and take do_lower_case out"
         )
-    text = folder.prompt(prompt)
-    settings = finder(model)(SETTINGS)
+    text = _prompt(name, settings, prompt)
+    path = finder(model)(SETTINGS)
     return TextVectors(
         head.eval(),
         text,
         _prompt_tokens(tokenizer, text),
-        folder.max_length,
-        settings.read_bytes() if settings else None,
+        lengths.get("max_seq_length"),
+        path.read_bytes() if path else None,
     )
+
+
+def _prompt(model: str, settings: Mapping[str, Any], name: str | None) -> str:
+    """Return the text of a prompt by its name; the default one's for None, "" if there is none.
+
+    An empty name means no prompt. Raises UserError for an unknown name.
+    """
+    prompts = settings.get("prompts") or {}
+    chosen = settings.get("default_prompt_name") if name is None else name
+    if chosen and chosen not in prompts:
+        raise UserError(
+            f"--prompt {chosen}: {model} has no such prompt; it has: {', '.join(prompts) or 'none'}"
+            f" ({SETTINGS}); give one of them, or leave it out"
+        )
+    return str(prompts[chosen]) if chosen else ""
 
 
 def _pieces(tokenizer: Any, *texts: str) -> list[list[int]]:

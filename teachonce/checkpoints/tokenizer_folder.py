@@ -57,3 +57,29 @@ def why_unloadable(path: str, error: BaseException) -> str:
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         return f"it has no {FILES[0]}, nor another file of a tokenizer"
     return first_line(error)
+
+
+def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
+    """Return tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # left over from the last call, not part of the tokenizer
+    backend["truncation"] = backend["padding"] = None
+    settings = {
+        key: getattr(tokenizer, key)
+        for key in (
+            "cls_token",
+            "sep_token",
+            "mask_token",
+            "pad_token",
+            "unk_token",
+            "bos_token",
+            "eos_token",
+        )
+        if getattr(tokenizer, key, None)
+    }
+    settings["model_max_length"] = max_length
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return {
+        name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
+        for name, value in (("tokenizer.json", backend), ("tokenizer_config.json", settings))
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,22 @@ def main(**words: Any) -> None:
     asked = asked_of(words)
     _check_out(asked)
     check(asked)
-    others = {"mlm": _mlm, "mteb": _mteb, "speed": _speed, "table": _table}
-    others |= dict.fromkeys(SEARCHES, _search)
-    others.get(asked.kind, _fine_tune)(asked)
+    if asked.kind != "table":
+        _quiet_transformers()
+    work, table = WORK.get(asked.kind, (_fine_tune, "seed_table"))
+    from teachonce.downstream import score_tables
+
+    trained = asked.kind == "mlm"  # makes its own folder, for --resume
+    with _made(asked.out) if asked.out and not trained else nullcontext():
+        result = work(asked)
+        if result is None:
+            return
+        if asked.out:
+            score_tables.save(result, asked.out)
+    if asked.json:
+        click.echo(json.dumps(result, indent=1, ensure_ascii=False))
+    else:
+        score_tables.show(getattr(score_tables, table)(result))
 
 
 def _check_out(asked: Asked) -> None:
@@ -96,16 +109,6 @@ def _say(asked: Asked) -> Callable[[str], None]:
     return partial(click.echo, err=asked.json)
 
 
-def _show(asked: Asked, table: Callable[[dict[str, Any]], Any], result: dict[str, Any]) -> None:
-    """Print a result as a table, or as JSON for another program."""
-    if asked.json:
-        click.echo(json.dumps(result, indent=1, ensure_ascii=False))
-        return
-    from teachonce.downstream import score_tables
-
-    score_tables.show(table(result))
-
-
 def _quiet_transformers() -> None:
     """Silence warnings of heads that are new on purpose, and bars of reading weights."""
     from transformers.utils import logging
@@ -114,56 +117,42 @@ def _quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def _mlm(asked: Asked) -> None:
-    _quiet_transformers()
+def _mlm(asked: Asked) -> dict[str, Any] | None:
+    """Score masked LMs as they are, or train one; None for all processes but the first."""
     from teachonce.downstream import score_tables
     from teachonce.downstream.mlm.scoring import score_as_is, train_seeds
 
-    assert asked.out is not None  # the task needs it
     length, more = asked.max_length or MlmSettings.max_length, {}
     if asked.batch_tokens:
         more["batch_size"] = max(1, asked.batch_tokens // length)
     tests = score_tables.splits_to_test(asked.test)
     if asked.as_is:
         each = [score_as_is(model, tests, length, _say(asked)) for model in asked.model]
-        result = score_tables.of_models(each)
-    else:
-        from teachonce.training.device import resolved_device
-        from teachonce.training.ranks import joined
+        return score_tables.of_models(each)
+    from teachonce.training.device import resolved_device
+    from teachonce.training.ranks import joined
 
-        settings = asked.settings(MlmSettings, model=asked.model[0], **more)
-        with joined(resolved_device("auto")) as ranks:
-            say = _say(asked) if ranks.lead else lambda line: None
-            result = train_seeds(settings, asked.seeds or 1, tests, say, ranks, asked.log)
-        if not ranks.lead:
-            return
-    score_tables.save(result, asked.out)
-    _show(asked, score_tables.seed_table, result)
+    settings = asked.settings(MlmSettings, model=asked.model[0], **more)
+    with joined(resolved_device("auto")) as ranks:
+        say = _say(asked) if ranks.lead else lambda line: None
+        result = train_seeds(settings, asked.seeds or 1, tests, say, ranks, asked.log)
+        return result if ranks.lead else None
 
 
-def _fine_tune(asked: Asked) -> None:
-    _quiet_transformers()
+def _fine_tune(asked: Asked) -> dict[str, Any]:
     from teachonce.downstream import score_tables
     from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
     from teachonce.downstream.tracking import Log
 
-    assert asked.out is not None  # the task needs it
-    files = score_tables.splits_to_test(asked.test)
-    if not asked.as_is:
-        assert asked.dev is not None
-        files = {"train": asked.train[0], "dev": asked.dev, **files}
-    task, out = _task(asked), asked.out
-    with _made(out):
-        if asked.as_is:
-            length = asked.max_length
-            each = [score_as_is(task, model, files, length, _say(asked)) for model in asked.model]
-            result = score_tables.of_models(each)
-        else:
-            settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
-            log = Log(asked.log, out)
-            result = fine_tune(task, asked.model[0], files, settings, _say(asked), keep, log)
-        score_tables.save(result, out)
-    _show(asked, score_tables.seed_table, result)
+    task, tests, out = _task(asked), score_tables.splits_to_test(asked.test), asked.out
+    if asked.as_is:
+        length = asked.max_length
+        each = [score_as_is(task, model, tests, length, _say(asked)) for model in asked.model]
+        return score_tables.of_models(each)
+    assert asked.dev is not None and out is not None  # the task needs them
+    splits = {"train": asked.train[0], "dev": asked.dev, **tests}
+    settings, keep = asked.settings(FineTuneSettings), out / "model" if asked.save else None
+    return fine_tune(task, asked.model[0], splits, settings, _say(asked), keep, Log(asked.log, out))
 
 
 @contextmanager
@@ -178,31 +167,22 @@ def _made(out: Path) -> Iterator[None]:
             out.rmdir()
 
 
-def _search(asked: Asked) -> None:
-    _quiet_transformers()
+def _search(asked: Asked) -> dict[str, Any]:
     from teachonce.downstream import score_tables
     from teachonce.downstream.search.scoring import score_search
 
-    assert asked.out is not None  # the task needs it
-    files, settings = score_tables.splits_to_test(asked.test), asked.settings(SearchSettings)
-    with _made(asked.out):
-        each = score_search(asked.task, asked.model, files, settings, _say(asked))
-        result = score_tables.of_models(each)
-        score_tables.save(result, asked.out)
-    _show(asked, score_tables.seed_table, result)
+    tests, settings = score_tables.splits_to_test(asked.test), asked.settings(SearchSettings)
+    return score_tables.of_models(
+        score_search(asked.task, asked.model, tests, settings, _say(asked))
+    )
 
 
-def _mteb(asked: Asked) -> None:
-    _quiet_transformers()
+def _mteb(asked: Asked) -> dict[str, Any]:
     from teachonce.downstream import score_tables
     from teachonce.downstream.mteb_task import score_benchmark
 
-    assert asked.out is not None  # the task needs it
-    with _made(asked.out):
-        each = [score_benchmark(asked.task, model, asked.max_length) for model in asked.model]
-        result = score_tables.of_models(each)
-        score_tables.save(result, asked.out)
-    _show(asked, score_tables.seed_table, result)
+    each = [score_benchmark(asked.task, model, asked.max_length) for model in asked.model]
+    return score_tables.of_models(each)
 
 
 def _task(asked: Asked) -> Any:
@@ -221,17 +201,12 @@ def _task(asked: Asked) -> Any:
     return kind(**{name: given[name] for name in taken if name in given})
 
 
-def _speed(asked: Asked) -> None:
-    _quiet_transformers()
-    from teachonce.downstream import score_tables
+def _speed(asked: Asked) -> dict[str, Any]:
     from teachonce.downstream.speed import measure_speed
 
     texts = _texts(asked.test[0], asked.columns()) if asked.test else []
     settings = asked.settings(SpeedSettings, texts=texts)
-    result = measure_speed(asked.model, asked.teacher, settings, say=_say(asked))
-    if asked.out:
-        score_tables.save(result, asked.out)
-    _show(asked, score_tables.speed_table, result)
+    return measure_speed(asked.model, asked.teacher, settings, say=_say(asked))
 
 
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
@@ -243,10 +218,17 @@ def _texts(path: Path, columns: dict[str, str]) -> list[str]:
     return [row.text("text", columns) for row in read_rows(path)]
 
 
-def _table(asked: Asked) -> None:
+def _table(asked: Asked) -> dict[str, Any]:
     from teachonce.downstream import score_tables
 
-    result = score_tables.joined(asked.runs)
-    if asked.out:
-        score_tables.save(result, asked.out)
-    _show(asked, score_tables.joined_table, result)
+    return score_tables.joined(asked.runs)
+
+
+WORK: dict[str, tuple[Callable[[Asked], dict[str, Any] | None], str]] = {
+    "mlm": (_mlm, "seed_table"),
+    "mteb": (_mteb, "seed_table"),
+    **dict.fromkeys(SEARCHES, (_search, "seed_table")),
+    "speed": (_speed, "speed_table"),
+    "table": (_table, "joined_table"),
+}
+"""What does the work of a task, and shows its result; all other tasks are fine-tuned for."""

@@ -150,7 +150,8 @@ def test_a_sound_checkpoint_is_the_one_of_transformers(folder: Path) -> None:
 
 
 def test_encoder_weights_of_another_size_are_refused_beside_a_new_head(folder: Path) -> None:
-    resolved, options = resolve_model(str(folder)), {"ignore_mismatched_sizes": True}
+    resolved = resolve_model(str(folder))
+    options: dict[str, Any] = {"ignore_mismatched_sizes": True}
     factory = AutoModelForTokenClassification
     _, missing = load_network(factory, resolved, num_labels=3, **options)
     assert missing == ["classifier.bias", "classifier.weight"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.checkpoints.names import resolve_model
+from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.support.errors import UserError
 
 
@@ -45,8 +46,6 @@ class TeacherFiles:
 
     def files(self, max_length: int) -> dict[str, bytes]:
         """Return the files that a store keeps of the teacher, as bytes."""
-        from teachonce.teacher_dump.teacher.teacher import tokenizer_files
-
         config = json.dumps(self.config, sort_keys=True).encode()
         own = {"config.json": config} if self.config else {}
         return {**tokenizer_files(self.tokenizer, max_length), **own}
