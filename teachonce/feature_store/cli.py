@@ -12,7 +12,7 @@ import click
 
 from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.exchange import export, import_
-from teachonce.feature_store.output import Answer, bars, progress, telling, written
+from teachonce.feature_store.output import Output, bars, printed, progress, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import beside
 from teachonce.student_train.settings.words import VOCABULARIES, check_vocabulary_word
@@ -46,8 +46,8 @@ def main() -> None:
     "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Tells what each alignment makes use of."
 )
 @allow_partial
-@telling
-def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
+@printed
+def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
     """Tell what a store holds: teacher, corpus, features, codec, sizes.
 
     With --vocab it tells, over a sample of a large store, which share of the teacher's and of the
@@ -60,13 +60,13 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
         check_vocabulary_word(vocab)
     store = open_store(path, allow_partial=allow_partial)
     facts = describe(store)
-    yield Answer(facts, info_lines(store, facts))
+    yield Output(facts, info_lines(store, facts))
     if vocab is not None:
         from teachonce.feature_store.coverage import coverage, coverage_lines
         from teachonce.feature_store.student import Student
 
         found = coverage(Student(vocab, store))
-        yield Answer(found, coverage_lines(found))
+        yield Output(found, coverage_lines(found))
 
 
 @main.command()
@@ -85,10 +85,10 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Answer]:
     default="auto",
     help="Of --model: auto | cpu | cuda | cuda:N.",
 )
-@telling
+@printed
 def verify(
     path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
-) -> Iterator[Answer]:
+) -> Iterator[Output]:
     """Read everything and compare it with its checksums.
 
     The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
@@ -98,21 +98,21 @@ def verify(
     from teachonce.store.tools.verify import verify as read_everything
 
     report = read_everything(path, progress=bars, allow_partial=allow_partial)
-    yield Answer(report.facts(path), report.lines(path))
+    yield Output(report.facts(path), report.lines(path))
     report.check(path)
     if model is not None:
         from teachonce.store.read.store import open_store
         from teachonce.teacher_dump.comparison.rerun import check
 
         found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
-        yield Answer({"teacher": {"model": model, **asdict(found)}}, found.lines(path, model))
+        yield Output({"teacher": {"model": model, **asdict(found)}}, found.lines(path, model))
         found.check(path, model)
 
 
 @main.command()
 @click.argument("path", type=PATH)
-@telling
-def repair(path: str) -> Iterator[Answer]:
+@printed
+def repair(path: str) -> Iterator[Output]:
     """Verify a store and move what is damaged aside.
 
     The command that made the store, typed again, makes only this again and finishes the store. What
@@ -125,13 +125,13 @@ def repair(path: str) -> Iterator[Answer]:
     facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
     facts["aside"] = str(report.aside) if report.aside else None
     advice = [f"{path}: {report.advice}"] if report.advice else []
-    yield Answer(report.facts(path) | facts, [*report.lines(path), *advice])
+    yield Output(report.facts(path) | facts, [*report.lines(path), *advice])
 
 
 @main.command()
 @click.argument("path", type=PATH)
-@telling
-def seal(path: str) -> Iterator[Answer]:
+@printed
+def seal(path: str) -> Iterator[Output]:
     """Finish a store that several processes (--shard) have made.
 
     The process that makes the last part does this, too; a finished store stays as it is.
@@ -139,7 +139,7 @@ def seal(path: str) -> Iterator[Answer]:
     from teachonce.store.tools.seal import seal as finish
 
     before = not finish(path)
-    yield Answer({"finished_before": before}, [f"{path}: is finished already"] if before else [])
+    yield Output({"finished_before": before}, [f"{path}: is finished already"] if before else [])
     yield written(path)
 
 
@@ -149,8 +149,8 @@ def seal(path: str) -> Iterator[Answer]:
 @click.option(
     "--codec", type=NameOrAdded(BUILT_IN, GROUP), help="Recode to this codec (more error only)."
 )
-@telling
-def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
+@printed
+def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
     """Copy a store to another format or codec, or to an address.
 
     TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. After a stop the same
@@ -173,8 +173,8 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Answer]:
 @click.argument("path", type=PATH)
 @click.argument("repository", metavar="USER/NAME")
 @push_options
-@telling
-def push(path: str, repository: str, **how: Any) -> Iterator[Answer]:
+@printed
+def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     """Copy a store to a repository of datasets on the hub.
 
     It lies there under its own name, beside a card made of what `info` tells. After a stop the same
@@ -183,7 +183,7 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Answer]:
     from teachonce.store.tools.push import push as send
 
     commit = send(path, repository, **how, say=partial(click.echo, err=True))
-    yield Answer({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
+    yield Output({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
 
 
 @main.command()
@@ -195,8 +195,8 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Answer]:
     help="Encode hidden states again where stores differ in the mean and deviation that they are"
     " relative to: needed for two dumps of codec default or small; adds its error once more.",
 )
-@telling
-def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answer]:
+@printed
+def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Output]:
     """Join dumps of one teacher over several corpora.
 
     SOURCES hold the same features and are copied to TARGET, one after the other.
@@ -222,14 +222,14 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Answe
 )
 @click.option("--text-column", help="Column of --texts, as for teacher-dump.")
 @click.option("--missing-ok", is_flag=True, help="Tell documents that are not there; no error.")
-@telling
+@printed
 def forget(
     path: str,
     documents: Path | None,
     texts: tuple[str, ...],
     text_column: str | None,
     missing_ok: bool,
-) -> Iterator[Answer]:
+) -> Iterator[Output]:
     """Remove documents from a store for good.
 
     The parts that hold them are written again without them, all else stays. After a stop the same
@@ -248,7 +248,7 @@ def forget(
         "unknown": done.unknown,
         "shared_parts": done.shared,
     }
-    yield Answer(facts, done.lines(path))
+    yield Output(facts, done.lines(path))
     yield written(path)
 
 
@@ -257,15 +257,15 @@ def forget(
 @click.argument("number", type=int)
 @click.option("--view", default=0, help="Which view's masks and logits.")
 @allow_partial
-@telling
-def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Answer]:
+@printed
+def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Output]:
     """Show one sequence: text, tokens with their spans, best logits."""
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.show import headline, printable, sequence_facts, token_table
 
     facts = sequence_facts(open_store(path, allow_partial=allow_partial), number, view)
     lines = [printable(line) for text in facts["texts"] for line in text.split("\n")]
-    yield Answer(facts, [headline(facts), *lines, token_table(facts)])
+    yield Output(facts, [headline(facts), *lines, token_table(facts)])
 
 
 @main.command()
@@ -287,10 +287,10 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Ans
     " store]",
 )
 @allow_partial
-@telling
+@printed
 def page(
     path: str, sequences: tuple[str, ...], vocab: str | None, out: Path | None, allow_partial: bool
-) -> Iterator[Answer]:
+) -> Iterator[Output]:
     """Write a page that shows sequences in a browser.
 
     It shows the tokens of the teacher and of a student over the text, the runs of each alignment,
@@ -313,7 +313,7 @@ def page(
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
     write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
-    yield Answer({"page": str(out), "sequences": numbers}, [f"page in {out}"])
+    yield Output({"page": str(out), "sequences": numbers}, [f"page in {out}"])
 
 
 main.add_command(import_)

@@ -12,7 +12,7 @@ import click
 
 from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.captures import formats
-from teachonce.feature_store.output import Answer, bars, telling, written
+from teachonce.feature_store.output import Output, bars, printed, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.completion import PATH, Text
 from teachonce.support.errors import UserError
@@ -63,10 +63,10 @@ say = partial(click.echo, err=True)
     type=click.IntRange(min=3),
     help="Tokens that a text with a vector is cut to: 256, or the tokenizer's own limit.",
 )
-@telling
+@printed
 def import_(
     source: Path, target: Path, kind: str | None, layers: str | None, **given: Any
-) -> Iterator[Answer]:
+) -> Iterator[Output]:
     """Make a store of what another tool has captured of a teacher.
 
     SOURCE is a capture of DistillKit (Parquet of logits), of Megatron-LM (archives of the best
@@ -83,7 +83,7 @@ def import_(
 
     options = formats.ImportOptions(source, target, kind, layers=numbers, **given)
     summary = import_capture(options, say, bars)
-    yield Answer(asdict(summary), summary.lines())
+    yield Output(asdict(summary), summary.lines())
     yield written(str(target))
 
 
@@ -99,10 +99,10 @@ def import_(
     type=click.Choice(["float32", "float16"]),
     help="States, maps and vectors of parquet and datasets: float32 by default.",
 )
-@telling
+@printed
 def export(
     store: str, target: Path, kind: str, columns: str | None, floats: str | None
-) -> Iterator[Answer]:
+) -> Iterator[Output]:
     """Write a store in the form that another tool reads.
 
     parquet and datasets hold everything, a row for each sequence. sentence-transformers is a folder
@@ -118,4 +118,4 @@ def export(
 
     names = tuple(columns.split(",")) if columns else None
     told = export_store(store, target, kind, names, floats or "float32")
-    yield Answer(asdict(told), [told.line()])
+    yield Output(asdict(told), [told.line()])

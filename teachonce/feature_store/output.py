@@ -15,22 +15,21 @@ from teachonce.support.console import command_errors, counted, readable, wide_co
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Holds the facts of a command, and the same as lines of text and tables of rich.
+class Output:
+    """What a command prints: its facts for programs; for people, lines of text and tables of rich.
 
-    `told` is read only where people are told.
+    `lines` are made only if they are printed.
     """
 
     facts: Mapping[str, Any]
-    told: Iterable[Any]
+    lines: Iterable[Any]
 
 
-def telling(command: Callable[..., Iterator[Answer]]) -> Callable[..., None]:
-    """Decorate a click callback that yields answers: they are printed, and errors end it with one
-    line.
+def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
+    """Decorate a click callback that yields outputs: print them, and end an error with one line.
 
-    People are told each answer as it comes. With `--json` the facts of all of them are one object,
-    which is printed at the end, also where an error follows them.
+    Lines are printed as they come. With `--json` the facts of all outputs are one object, which is
+    printed at the end, also if an error follows.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON for another program.")
@@ -39,9 +38,9 @@ def telling(command: Callable[..., Iterator[Answer]]) -> Callable[..., None]:
     def run(as_json: bool, **arguments: Any) -> None:
         facts = dict[str, Any]()
         try:
-            for answer in command(**arguments):
-                facts |= answer.facts
-                for part in () if as_json else answer.told:
+            for output in command(**arguments):
+                facts |= output.facts
+                for part in () if as_json else output.lines:
                     click.echo(part) if isinstance(part, str) else wide_console().print(part)
         finally:
             if as_json and facts:
@@ -71,7 +70,7 @@ def bars(items: Sequence[Any], unit: str) -> Any:
     return progress(unit)(items)
 
 
-def written(path: str) -> Answer:
+def written(path: str) -> Output:
     """Tell what a store that was written holds."""
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.info import bytes_on_disk
@@ -83,4 +82,4 @@ def written(path: str) -> Answer:
     )
     facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}
     facts |= {"path": path, "codec": store.features.codec, "bytes_on_disk": size}
-    return Answer(facts | {"content": store.manifest.content()}, [line])
+    return Output(facts | {"content": store.manifest.content()}, [line])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main
-from teachonce.feature_store.output import Answer, telling
+from teachonce.feature_store.output import Output, printed
 from teachonce.store import open_store
 
 
@@ -65,10 +65,10 @@ def test_a_sequence_is_told_whole(store: Path) -> None:
 
 
 def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) -> None:
-    @telling
+    @printed
     def command() -> Any:
-        yield Answer({"a": [float("nan"), 1.5]}, ["for people"])
-        yield Answer({"b": {"c": float("-inf")}}, ["and more"])
+        yield Output({"a": [float("nan"), 1.5]}, ["for people"])
+        yield Output({"b": {"c": float("-inf")}}, ["and more"])
 
     command(as_json=True)
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}
