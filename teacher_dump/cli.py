@@ -70,10 +70,10 @@ def main(**given: Any) -> None:
 
 
 def _plan(options: DumpOptions) -> None:
-    """Tell what a dump would take; an error where the disk is too small."""
-    from teachonce.teacher_dump.job.planning import plan
+    """Report what a dump would take; an error if the disk is too small."""
+    from teachonce.teacher_dump.job.estimate import estimate
 
-    found = plan(options, say=click.echo)
+    found = estimate(options, say=click.echo)
     for line in found.lines():
         click.echo(line)
     found.check_room(options.out)

@@ -29,7 +29,6 @@ IMPORTED = [
     "teachonce.teacher_dump.cli",
     "teachonce.teacher_dump.job.dump",
     "teachonce.teacher_dump.job.sharing",
-    "teachonce.teacher_dump.job.filling",
     "teachonce.student_train.cli",
     "teachonce.student_train.output.run",
     "teachonce.downstream.cli",

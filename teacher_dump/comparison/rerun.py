@@ -28,7 +28,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.forward import Known, forward
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
 from teachonce.teacher_dump.windows.cutting import encoder
-from teachonce.teacher_dump.windows.masked_views import RANDOM, mask_spans, masked_input
+from teachonce.teacher_dump.windows.masked_views import RANDOM, Vocabulary, mask_spans, masked_input
 from teachonce.teacher_dump.windows.window import Window, length_batches
 
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
@@ -321,7 +321,7 @@ class _Sample:
             return None
         return masked_input(
             *(window.ids, window.offsets, window.special, spans),
-            *(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids),
+            Vocabulary.of(tokenizer),
             self._key(record, view),
         )[0]
 

@@ -1,6 +1,6 @@
 """The batch job: corpus -> windows -> teacher -> store, one sealed part after the other.
 
-Modules that load torch and transformers are imported by `_dump`, after everything that can be
+Modules that load torch and transformers are imported by functions, after everything that can be
 refused without them.
 """
 
@@ -9,41 +9,42 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from teachonce.checkpoints.names import ResolvedModel, resolve_model
-from teachonce.store import Features, OutsideParts, StoreWriter, TaskSpec, open_store
+from teachonce.store import Features, OutsideParts, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
+from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.background import Behind, prefetched
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError
+from teachonce.support.differences import differences, told
+from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.installed import software
 from teachonce.support.lease import Lease
 from teachonce.support.signals import Stop, stoppable
-from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.job.chosen_features import features_of, window_length
-from teachonce.teacher_dump.job.early import check_config
-from teachonce.teacher_dump.job.finished import check_begun, check_finished
-from teachonce.teacher_dump.job.growing import Growth, Plan
+from teachonce.teacher_dump.job.growing import Takeover
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.parts import count, first_of, new_parts, opened_corpus
+from teachonce.teacher_dump.job.parts import (
+    NumberedPart,
+    check_published,
+    count,
+    first_of,
+    parts_of,
+)
+from teachonce.teacher_dump.job.plan import DumpPlan, StageOne, planned
 from teachonce.teacher_dump.job.progress import Progress
-from teachonce.teacher_dump.job.telling import describe, told
 from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
 
-if TYPE_CHECKING:
-    from teachonce.teacher_dump.job.identity import StageOne
-    from teachonce.teacher_dump.teacher.teacher import Teacher
-
 PARTS_AHEAD = 1  # parts cut into tokens while the teacher runs over the one before
 BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
+EARLY = ("seed", "views", "mask_prob", "stride", "batch_tokens", "limit", "weights")
+"""Arguments that are compared before the teacher is loaded."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ def dump(
     say: Callable[[str], object] = lambda line: None,
     stage_one: StageOne | None = None,
 ) -> DumpSummary:
-    """Run the teacher once over the corpus and write the store, or continue a stopped dump. One
-    that these options have finished stays as it is.
+    """Run the teacher once over the corpus and write the store, or continue a stopped dump. A
+    store that the same options have finished is left unchanged.
 
-    `say` is told, in a line each, what a user should know before the work starts. `stage_one` is
-    kept beside the teacher. Raises UserError for bad input; nothing that existed before is then
-    changed. Raises Stopped, which says what is kept, after SIGINT or SIGTERM: between two batches
-    once the teacher runs.
+    `say` is called with each line that a user should read before the work starts. `stage_one` is
+    stored with the teacher's output. Raises UserError for bad input; nothing that existed before is
+    then changed. Raises Stopped, which reports what is written, after SIGINT or SIGTERM: between
+    two batches once the teacher runs.
     """
     if options.shard:
         raise UserError(
@@ -87,25 +88,14 @@ def dump(
     if options.ray is not None:
         raise UserError("--ray: from Python call teachonce.teacher_dump.job.on_ray.share_on_ray")
     with stoppable(lambda: kept(options.out)) as stop:
-        there = check_begun(options)
-        resolved, model, corpus = opened(options, say)
-        with Growth.of(resolved) as growth:
-            return _dump(resolved, model, corpus, say, stop, stage_one, there, growth)
-
-
-def opened(
-    options: DumpOptions, say: Callable[[str], object]
-) -> tuple[DumpOptions, ResolvedModel, Corpus]:
-    """Find teacher and corpus, decide every `auto`, and say the settings that are known by then.
-
-    Raises UserError for what cannot be found or read.
-    """
-    model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
-    check_config(options, model)
-    corpus = opened_corpus(options)
-    resolved = options.resolved()
-    say(describe(resolved, bool(options.corpus)))
-    return resolved, model, corpus
+        finished = check_begun(options)
+        with planned(options, say, stage_one) as plan:
+            plan.check_growth()
+            if finished is None:
+                return _dump(plan, say, stop)
+            counts = check_finished(options.out, finished, plan.identity, plan.features)
+            say(f"{options.out}: was finished before, by the same command; nothing to do")
+            return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
 
 
 def kept(out: Path | str) -> str:
@@ -120,128 +110,54 @@ def kept(out: Path | str) -> str:
     return f"{out}: {kept}; the same command goes on there"
 
 
-def _dump(
-    options: DumpOptions,
-    model: ResolvedModel,
-    corpus: Corpus,
-    say: Callable[[str], object],
-    stop: Stop,
-    stage_one: StageOne | None,
-    there: dict[str, Any] | None,
-    growth: Growth | None,
-) -> DumpSummary:
-    corpus.check()  # a bad line far down is told now, not after hours
-    if stage_one and stage_one.corpus not in (None, corpus.identity()):
-        raise UserError(
-            f"{', '.join(options.corpus)}: was changed after the training on both vocabularies; put"
-            f" it back, or remove {options.out}.mixed-vocab to train on the text that is there now"
-        )
-    teacher = teacher_of(options, model)
-    features = features_of(options, teacher, window_length(options.max_length, teacher))
-    if growth:
-        stage_one = growth.stage_one()
-        check_growth(growth, options, teacher, corpus, features)
-    if there:
-        now = identity_of(options, teacher, corpus, features, stage_one, growth)
-        counts = check_finished(options.out, there, now, features)
-        say(f"{options.out}: was finished before, by the same command; nothing to do")
-        return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
+def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSummary:
+    """Cut the corpus, write the parts and seal the store."""
     counters: Counter[str] = Counter()
-    plan, cut = new_parts(options, corpus, teacher, features, counters, stop, growth, say)
-    words = word_counts(options, corpus, growth)
+    taken, cut = parts_of(plan, counters, stop, say)
+    words = word_counts(plan)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = first_of(parts, options, plan)
-        say(told(options, features))
-        writer = begun(options, teacher, corpus, features, first, stage_one, words, growth=growth)
+        first = first_of(parts, plan, taken)
+        say(plan.features_line())
+        writer = begin_store(plan, first, words)
         with closing(writer):
-            if plan:
-                plan.take(writer, stop.check)
+            if taken:
+                taken.take(writer, stop.check)
             resumed = len(writer.published)
             every = itertools.chain([first] if first else [], parts)
-            counters.update(_write(writer, every, teacher, options, corpus, say, stop, words, plan))
-            corpus.check_unchanged()
+            counters.update(_write(plan, writer, every, words, taken, say, stop))
+            plan.corpus.check_unchanged()
             writer.seal()
-    return summary(options.out, corpus.empty_lines, counters, resumed, teacher.task)
+    return summary(plan, plan.corpus.empty_lines, counters, resumed)
 
 
-def teacher_of(options: DumpOptions, model: ResolvedModel) -> Teacher:
-    """Load the teacher, with what the options want to read of it."""
-    from teachonce.teacher_dump.teacher.teacher import load_teacher
-
-    return load_teacher(
-        model,
-        head="none" if options.logits == "none" and options.head == "auto" else options.head,
-        hidden=options.hidden,
-        attention=options.attention,
-        device=options.device,
-        precision=options.precision,
-        pooling=options.pooling,
-        prompt=options.prompt,
-    )
-
-
-def identity_of(
-    options: DumpOptions,
-    teacher: Teacher,
-    corpus: Corpus,
-    features: Features,
-    stage_one: StageOne | None,
-    growth: Growth | None,
-) -> dict[str, Any]:
-    """Return the identity of the store that the options ask for."""
-    from teachonce.teacher_dump.job.identity import identity
-
-    origin = growth.identity() if growth else None
-    files = teacher.files()
-    return identity(options, teacher, corpus, files, features.max_length, stage_one, origin)
-
-
-def check_growth(
-    growth: Growth, options: DumpOptions, teacher: Teacher, corpus: Corpus, features: Features
-) -> None:
-    """Raise UserError unless the store to grow from is of this teacher and these options."""
-    now = identity_of(options, teacher, corpus, features, growth.stage_one(), growth)
-    growth.check(now, teacher.files()["config.json"], features)
-
-
-def begun(
-    options: DumpOptions,
-    teacher: Teacher,
-    corpus: Corpus,
-    features: Features,
-    first: list[Window],
-    stage_one: StageOne | None,
-    words: WordCounts | None,
-    lease: Lease | None = None,
-    growth: Growth | None = None,
+def begin_store(
+    plan: DumpPlan, first: list[Window], words: WordCounts | None, lease: Lease | None = None
 ) -> StoreWriter:
     """Begin the store, or go on with an unfinished one; the first part gives the calibration,
     unless the store that it grew from does.
 
-    `lease` is that of the store, where other processes write parts of it, too.
+    `lease` is the store's, if other processes write parts of it, too.
     """
-    from teachonce.teacher_dump.job.calibration import calibration
+    from teachonce.teacher_dump.job.part_writing import calibration
 
-    head = bool(features.logits and features.logits.tier == "head")
+    logits, teacher, growth = plan.features.logits, plan.teacher, plan.growth
     return StoreWriter.create_or_resume(
-        options.out,
-        identity=identity_of(options, teacher, corpus, features, stage_one, growth),
-        features=features,
+        plan.options.out,
+        identity=plan.identity,
+        features=plan.features,
         outside=OutsideParts(
-            calibration=growth.calibration if growth else calibration(options, teacher, first),
+            calibration=growth.calibration if growth else calibration(plan, first),
             files=teacher.files(),
-            weights=teacher.weights() if options.weights else {},
-            head=teacher.head_arrays() if head else None,
-            extras=(stage_one.vocab if stage_one else None, words),
+            weights=teacher.weights() if plan.options.weights else {},
+            head=teacher.head_arrays() if logits and logits.tier == "head" else None,
+            extras=(plan.stage_one.vocab if plan.stage_one else None, words),
         ),
         software=software(),
         lease=lease,
     )
 
 
-def summary(
-    out: Path | str, empty_lines: int, counters: Counter[str], resumed: int, task: TaskSpec | None
-) -> DumpSummary:
+def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: int) -> DumpSummary:
     """Return what a finished dump reports of itself."""
     return DumpSummary(
         documents=counters["documents"],
@@ -252,75 +168,121 @@ def summary(
         tokens=counters["tokens"],
         parts=counters["parts"],
         resumed_parts=resumed,
-        vocab=_vocab(out),
+        vocab=_vocab(plan.options.out),
         halved=counters["halved"],
         widened=counters["widened"],
-        task=task.kind if task else None,
+        task=plan.features.task.kind if plan.features.task else None,
         gold=counters["gold"],
         cut=counters["cut"],
     )
 
 
-def word_counts(
-    options: DumpOptions, corpus: Corpus, growth: Growth | None = None
-) -> WordCounts | None:
-    """Take word counts from an unfinished store, or from that which it grew from, or count; None if
-    all words are masked alike."""
-    if options.mask_words == "uniform":
+def word_counts(plan: DumpPlan) -> WordCounts | None:
+    """Take word counts from an unfinished store, or from the one that it grew from, or count; None
+    if all words are masked alike."""
+    if plan.options.mask_words == "uniform":
         return None
-    kept = WordCounts.unfinished(options.out) if StoreWriter.peek(options.out) else None
-    return kept or (growth and growth.words()) or count_words(corpus)
+    out = plan.options.out
+    stored = WordCounts.unfinished(out) if StoreWriter.peek(out) else None
+    return stored or (plan.growth and plan.growth.words()) or count_words(plan.corpus)
 
 
 def _write(
+    plan: DumpPlan,
     writer: StoreWriter,
     parts: Iterable[list[Window]],
-    teacher: Teacher,
-    options: DumpOptions,
-    corpus: Corpus,
+    words: WordCounts | None,
+    taken: Takeover | None,
     say: Callable[[str], object],
     stop: Stop,
-    words: WordCounts | None,
-    plan: Plan | None,
 ) -> Counter[str]:
-    """Write the parts that are not published yet, after those that the `plan` has taken over.
+    """Write the parts that are not published yet, after those that are `taken` over.
 
     Returns the counts of all parts, published ones too, and the tally of `forward`.
     """
-    from teachonce.teacher_dump.job.part_writing import check_published, write_part
+    from teachonce.teacher_dump.job.part_writing import write_part
 
-    done = Counter(plan.kept) if plan else Counter[str]()
-    limit = plan.tokens if plan else options.limit
-    features = writer.features  # where texts are cut, or overlap, characters tell no share
-    in_pieces = bool(features.task or features.embedding or options.stride)
+    done = Counter(taken.kept) if taken else Counter[str]()
+    limit = taken.tokens if taken else plan.options.limit
+    # where texts are cut, or overlap, characters tell no share
+    in_pieces = plan.features.task or plan.features.embedding or plan.options.stride
     with (
         Behind(BATCHES_BEHIND, say) as behind,
-        Progress(None if plan else corpus, limit, in_pieces, say) as progress,
+        Progress(None if taken else plan.corpus, limit, bool(in_pieces), say) as progress,
     ):
 
         def advance(tokens: int) -> None:
             stop.check()
             progress.advance(tokens)
 
-        for number, part in enumerate(parts, done["parts"]):
+        for number, windows in enumerate(parts, done["parts"]):
             begun = time.perf_counter()
-            progress.begin(part)
+            progress.begin(windows)
             if number in writer.published:
-                check_published(writer, number, part)
-                progress.skip(part)
+                check_published(writer, number, windows)
+                progress.skip(windows)
             else:
+                part = NumberedPart(number, done["sequences"], windows)
                 with stop.held():
-                    write_part(
-                        *(writer, number, part, done["sequences"], teacher, options, done),
-                        advance,
-                        behind,
-                        words,
-                    )
-                progress.end(number, part, time.perf_counter() - begun)
+                    write_part(plan, writer, part, words, done, advance, behind)
+                progress.end(number, windows, time.perf_counter() - begun)
                 stop.check()
-            count(done, part)
+            count(done, windows)
         behind.finish()
     return done
+
+
+def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | None:
+    """Return the root attributes of a finished store at --out, which the same command made, as far
+    as its options tell; None where a store can be begun or continued, `shared` with other
+    processes.
+
+    Raises UserError where neither is so.
+    """
+    stored = (
+        StoreWriter.peek(options.out, "sealed") if shared else StoreWriter.finished(options.out)
+    )
+    if stored is None:
+        StoreWriter.check(options.out, shared)
+        return None
+    then = stored["identity"].get("arguments", {})
+    now = {name: getattr(options, name) for name in EARLY}
+    _check_same_dump(options.out, differences({name: then.get(name) for name in now}, now))
+    return stored
+
+
+def check_finished(
+    out: Path | str, stored: Mapping[str, Any], identity: Mapping[str, Any], features: Features
+) -> tuple[int, int, int, int]:
+    """Count documents, sequences, tokens and parts of a finished store.
+
+    Raises UserError where another teacher, text or option made it, or a part of it is gone.
+    """
+    found = StoreWriter.begun_otherwise(stored, identity, features.to_json())
+    _check_same_dump(out, found)
+    try:
+        with closing(open_store(out)) as store:
+            parts = len(store.manifest.parts)
+            numbers = [store.part(place).all("sequence/document") for place in range(parts)]
+            documents = 1 + int(numbers[-1][-1])
+            return documents, len(store), int(store.meta["tokens"]), parts
+    except StoreError as error:
+        raise UserError(
+            f"{out}: exists already and is finished, but damaged ({without_remedy(error)}); move"
+            " what is damaged aside with `feature-store repair` and type this again"
+        ) from error
+
+
+def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
+    each = list(found)
+    differ = [f"{key} is {old} there and {new} now" for key, old, new in each]
+    if differ:
+        grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
+        way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)" if grows else ""
+        raise UserError(
+            f"{out}: exists already and is finished, made by other arguments: {told(differ)}{way};"
+            f" {ANOTHER}"
+        )
 
 
 def _vocab(path: Path | str) -> str:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
-from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.tools.copy import take_part
 from teachonce.store.tools.documents import document_numbers, stored_digests
@@ -34,7 +33,6 @@ from teachonce.teacher_dump.windows.window import Window
 
 if TYPE_CHECKING:
     from teachonce.store.format.features import Calibration
-    from teachonce.teacher_dump.job.identity import StageOne
 
 DIGEST = "S16"
 BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
@@ -61,7 +59,7 @@ class Growth:
             yield Growth(store, options.gone)
 
     def identity(self) -> dict[str, Any]:
-        """Return what the identity of a grown store tells of the store that it grew from."""
+        """Describe, for the identity of a grown store, the store that it grew from."""
         corpus = self.store.identity.get("corpus")
         return {
             "content": self.store.manifest.content(),
@@ -99,14 +97,7 @@ class Growth:
         """Return the counts by which the store masks rare words more often; None if it has none."""
         return WordCounts.stored(self.store)
 
-    def stage_one(self) -> StageOne | None:
-        """Return the vocabulary of a mixed-vocabulary training that the store holds, if any."""
-        from teachonce.teacher_dump.job.identity import StageOne
-
-        vocab = MixedVocab.stored(self.store)
-        return StageOne(vocab, self.store.identity.get("mixed_vocab", {})) if vocab else None
-
-    def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> Plan:
+    def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> Takeover:
         """Find out which documents of a corpus, given by its windows, the store does not have, and
         which of its own the corpus does not have; equal documents are counted.
 
@@ -128,7 +119,7 @@ class Growth:
         kept["documents"] = int(stored.numbers.max()) + 1
         fresh = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
         fresh[corpus.numbers[new]] = True
-        return Plan(self.store, keep, fresh, int(corpus.tokens[new].sum()), kept)
+        return Takeover(self.store, keep, fresh, int(corpus.tokens[new].sum()), kept)
 
     def _tell(self, gone: Array, new: int, documents: int, say: Callable[[str], object]) -> None:
         path = self.store.path
@@ -161,7 +152,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Takeover:
     """What is taken over of a store, and what is new.
 
     keep: of each of its parts that is taken over, by its place, which sequences; None for all.

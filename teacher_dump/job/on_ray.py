@@ -12,11 +12,10 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teachonce.checkpoints.names import resolve_model
 from teachonce.store import StoreWriter
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, of_path
@@ -24,14 +23,11 @@ from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.ray_cluster import Home, cluster, gpus_of_worker, rooms, short
 from teachonce.support.signals import Stop, stoppable
-from teachonce.teacher_dump.job.dump import kept
-from teachonce.teacher_dump.job.early import check_config
-from teachonce.teacher_dump.job.finished import check_begun
+from teachonce.teacher_dump.job.dump import check_begun, kept
 from teachonce.teacher_dump.job.growing import Growth
 from teachonce.teacher_dump.job.options import DumpOptions, Shard
-from teachonce.teacher_dump.job.parts import opened_corpus
+from teachonce.teacher_dump.job.plan import check_inputs, settings_lines
 from teachonce.teacher_dump.job.sharing import Shared, share
-from teachonce.teacher_dump.job.telling import describe
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
 TOLD = 30.0  # seconds between lines of progress
@@ -76,13 +72,10 @@ def share_on_ray(
     ray = library("ray", "ray", "--ray")
     with stoppable(lambda: kept(options.out)) as stop:
         check_begun(options, shared=True)
-        check_config(
-            options, replace(resolve_model(options.model), trusted=options.trust_remote_code)
-        )
-        opened_corpus(options)
+        check_inputs(options)
         with Growth.of(options):
             pass  # it can be opened
-        say(describe(replace(options, corpus=options.sources()), bool(options.corpus)))
+        say(settings_lines(options, bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
         with closing(_only_driver(out)) as lease, cluster(ray, options.ray, stop):
             task = Task(options, Home.here(driven(out), lease))

@@ -1,20 +1,20 @@
-"""Writes one part of the store: runs the teacher over its windows in every view."""
+"""Writes a part of the store: runs the teacher over its windows in every view, and measures the
+calibration before the first one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from importlib.metadata import version
 
 import numpy as np
 import torch
 
-from teachonce.store import Features, PartWriter, Sequences, StoreWriter
+from teachonce.store import Features, PartWriter, StoreWriter
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.background import Calls
-from teachonce.support.errors import UserError
-from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.parts import NumberedPart, sequences_of, tokens_of
+from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.teacher.forward import Known, Logits, forward
 from teachonce.teacher_dump.teacher.heads import (
     Decoder,
@@ -23,128 +23,58 @@ from teachonce.teacher_dump.teacher.heads import (
     sampled_logits,
     top_logits,
 )
-from teachonce.teacher_dump.teacher.teacher import Teacher
-from teachonce.teacher_dump.windows.masked_views import mask_spans, masked_input
+from teachonce.teacher_dump.windows.masked_views import Vocabulary, mask_spans, masked_input
 from teachonce.teacher_dump.windows.window import Window, length_batches
 
 Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
 
-VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a corpus into sequences
+CALIBRATION_TOKENS = 1 << 14
 
 
 def write_part(
+    plan: DumpPlan,
     writer: StoreWriter,
-    number: int,
-    windows: list[Window],
-    first_sequence: int,
-    teacher: Teacher,
-    options: DumpOptions,
+    part: NumberedPart,
+    words: WordCounts | None,
     tally: Counter[str],
     progress: Callable[[int], object],
     behind: Calls,
-    words: WordCounts | None = None,
 ) -> None:
-    """Run every view of `windows` through the teacher, and write them as part `number`.
+    """Run every view of a part's windows through the teacher, and write the part.
 
-    `behind` encodes and publishes them. With `words` rare words are masked more often. Masks and
-    draws depend on (seed, view, number of the sequence in the store), never on the batch.
-    `tally` is that of `forward`; `progress` is told the tokens of every batch (0 in masked views).
+    `behind` encodes and publishes it. With `words` rare words are masked more often. Masks and
+    draws depend on (seed, view, number of the sequence in the store), never on the batch. `tally`
+    is that of `forward`; `progress` gets the tokens of every batch (0 in masked views).
     """
-    features, lengths = writer.features, np.array([len(w.ids) for w in windows])
+    teacher, features, windows = plan.teacher, plan.features, part.windows
+    lengths = np.array([len(w.ids) for w in windows])
     start = starts(lengths)
-    part = writer.part(number, lengths)
-    part.set_sequences(sequences_of(windows, features))
-    batches = length_batches([len(w.teacher_ids) for w in windows], options.batch_tokens)
+    writing = writer.part(part.number, lengths)
+    writing.set_sequences(sequences_of(windows, features))
+    inputs, vocabulary = [w.teacher_ids for w in windows], Vocabulary.of(teacher.tokenizer)
+    batches = length_batches([len(ids) for ids in inputs], plan.options.batch_tokens)
     for view in range(features.views):
-        keys = [(options.seed, view, first_sequence + i) for i in range(len(windows))]
-        inputs = (
-            _view_inputs(part, view, windows, keys, teacher, options, words)
-            if view
-            else [w.teacher_ids for w in windows]
-        )
+        keys = [(plan.options.seed, view, part.first_sequence + i) for i in range(len(windows))]
+        if view:
+            spans = [
+                mask_spans(w.text, *key, plan.options.mask_prob, words)
+                for w, key in zip(windows, keys, strict=True)
+            ]
+            writing.set_masks(view, spans)
+            inputs = [
+                masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)[0]
+                for w, span, key in zip(windows, spans, keys, strict=True)
+            ]
         if not (features.of_tokens or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
         read = _reader(teacher.decoder, features, keys, lengths)
-        for known in forward(teacher, windows, inputs, batches, first_sequence, tally, read):
+        run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
+        for known in run:
             rows = ranges(start[known.sequences], lengths[known.sequences])
-            behind.call(_put, part, view, rows, known, features)
+            behind.call(_put, writing, view, rows, known, features)
             progress(len(rows) if view == 0 else 0)
-    behind.call(writer.publish, part)
-
-
-def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
-    """Raise UserError unless the published part `number` was made of these windows.
-
-    Other versions of the libraries may cut other windows. The store would then hold some sequences
-    twice and others not at all.
-    """
-    lengths = np.array([len(w.ids) for w in windows])
-    differ = writer.differing(number, lengths, sequences_of(windows, writer.features))
-    if differ:
-        raise other_sequences(writer, number, "published before", f"{differ[0]} differs")
-
-
-def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> UserError:
-    """The error for a part that was cut before and would be cut otherwise now."""
-    versions = [
-        f"{name} {then} then and {version(name)} now"
-        for name, then in writer.software.items()
-        if name in VERSIONS and then != version(name)
-    ]
-    return UserError(
-        f"{writer.path}: part {number}, {when}, is of other sequences than the corpus gives now"
-        f" ({what}; {', '.join(versions) or 'with the same libraries'}); install the versions that"
-        " began it, or give another name"
-    )
-
-
-def sequences_of(windows: list[Window], features: Features) -> Sequences:
-    """Make the sequences of a part of windows."""
-    return Sequences(
-        texts=[w.text for w in windows],
-        document=[w.document for w in windows],
-        document_begin=[w.document_begin for w in windows],
-        hard_cut=[w.hard_cut for w in windows],
-        token_ids=np.concatenate([w.ids for w in windows]),
-        offsets=np.concatenate([w.offsets for w in windows]),
-        special=np.concatenate([w.special for w in windows]),
-        gold=_gold(windows) if features.task else None,
-    )
-
-
-def _gold(windows: list[Window]) -> Array:
-    return np.concatenate([w.numbers for w in windows if w.numbers is not None])
-
-
-def _view_inputs(
-    part: PartWriter,
-    view: int,
-    windows: list[Window],
-    keys: Keys,
-    teacher: Teacher,
-    options: DumpOptions,
-    words: WordCounts | None,
-) -> list[Array]:
-    spans = [
-        mask_spans(w.text, *key, options.mask_prob, words)
-        for w, key in zip(windows, keys, strict=True)
-    ]
-    part.set_masks(view, spans)
-    specials = teacher.tokenizer.all_special_ids
-    return [
-        masked_input(
-            w.ids,
-            w.offsets,
-            w.special,
-            s,
-            teacher.tokenizer.mask_token_id,
-            len(teacher.tokenizer),  # some models pad their vocabulary with rows never trained
-            specials,
-            key,
-        )[0]
-        for w, s, key in zip(windows, spans, keys, strict=True)
-    ]
+    behind.call(writer.publish, writing)
 
 
 def _reader(
@@ -188,3 +118,35 @@ def _put(part: PartWriter, view: int, rows: Array, known: Known, features: Featu
             "head": part.put_head,
         }
         puts[spec.tier](view, rows, *known.logits)
+
+
+def calibration(plan: DumpPlan, windows: list[Window]) -> dict[str, tuple[Array, Array]]:
+    """Return mean and deviation [D] of every channel, relative to which hidden states are encoded.
+
+    They are read from an unfinished store; if it lacks them, they are measured over windows spread
+    evenly through the first part.
+    """
+    teacher, out = plan.teacher, plan.options.out
+    if not teacher.hidden.groups:
+        return {}
+    stored = StoreWriter.calibration(out) if StoreWriter.peek(out) else None
+    if stored:
+        return stored
+    step = max(1, tokens_of(windows) // CALIBRATION_TOKENS)
+    inputs = [w.ids for w in windows]
+    chosen = np.arange(0, len(windows), step)
+    found = length_batches([len(inputs[i]) for i in chosen], plan.options.batch_tokens)
+    batches = [chosen[batch] for batch in found]
+    states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
+    for known in forward(teacher, windows, inputs, batches, 0, Counter()):
+        for name, values in known.hidden.items():
+            states[name].append(values)
+    return {name: mean_and_deviation(parts) for name, parts in states.items()}
+
+
+def mean_and_deviation(parts: list[Array]) -> tuple[Array, Array]:
+    """Measure mean and deviation [D] of states [n,D]; a channel that never changes has 1."""
+    joined = np.concatenate(parts).astype(np.float64)
+    deviation = joined.std(axis=0)
+    deviation[deviation == 0] = 1.0
+    return joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32)

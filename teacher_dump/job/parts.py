@@ -1,26 +1,27 @@
-"""Cuts a corpus into the parts of a store."""
+"""Cuts a corpus into the parts of a store, and compares them with published ones."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from importlib.metadata import version
+from typing import NamedTuple, Protocol, TypeVar
 
-from teachonce.store import Features
+import numpy as np
+
+from teachonce.store import Features, Sequences, StoreWriter
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
-from teachonce.teacher_dump.corpus.documents import Corpus, Document
-from teachonce.teacher_dump.job.growing import Growth, Plan
-from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.job.growing import Takeover
+from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.windows.label_numbers import Labels
 from teachonce.teacher_dump.windows.sequences import windows_of
 from teachonce.teacher_dump.windows.window import Window
 
-if TYPE_CHECKING:
-    from teachonce.teacher_dump.teacher.teacher import Teacher
+VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a corpus into sequences
 
 
 class Tokens(Protocol):
@@ -33,75 +34,62 @@ class Tokens(Protocol):
 Cut = TypeVar("Cut", bound=Tokens)
 
 
-def opened_corpus(options: DumpOptions) -> Corpus:
-    """Open the corpus that the options name; raises CorpusError as `Corpus.open` does."""
-    columns = options.text_column, options.label_column, options.student_column
-    return Corpus.open(options.sources(), *columns)
+class NumberedPart(NamedTuple):
+    """The windows of a part, its number, and the number of its first sequence in the store."""
+
+    number: int
+    first_sequence: int
+    windows: list[Window]
 
 
-def new_parts(
-    options: DumpOptions,
-    corpus: Corpus,
-    teacher: Teacher,
-    features: Features,
-    counters: Counter[str],
-    stop: Stop,
-    growth: Growth | None,
-    say: Callable[[str], object],
-) -> tuple[Plan | None, Iterator[list[Window]]]:
+def parts_of(
+    plan: DumpPlan, counters: Counter[str], stop: Stop, say: Callable[[str], object]
+) -> tuple[Takeover | None, Iterator[list[Window]]]:
     """Cut into parts what the teacher is to read: the corpus, or what of it is new to the store
-    that it grew from, with the plan of what is taken over."""
-    whole = cut_parts(options, corpus, teacher, features, counters, stop)
-    if growth is None:
+    to grow from, with what is taken over of that store."""
+    whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit)
+    if plan.growth is None:
         return None, whole
-    plan = growth.compare(itertools.chain.from_iterable(whole), say)
-    rest = replace(options, limit=max(1, plan.tokens))  # the last document may be cut by a limit
-    new = plan.documents(corpus)
-    return plan, cut_parts(rest, corpus, teacher, features, Counter(), stop, new)
+    taken = plan.growth.compare(itertools.chain.from_iterable(whole), say)
+    limit = max(1, taken.tokens)  # the last document may be cut by a limit
+    return taken, cut_parts(plan, Counter(), stop, taken.documents(plan.corpus), limit)
 
 
 def cut_parts(
-    options: DumpOptions,
-    corpus: Corpus,
-    teacher: Teacher,
-    features: Features,
+    plan: DumpPlan,
     counters: Counter[str],
     stop: Stop,
-    documents: Iterable[Document] | None = None,
+    documents: Iterable[Document],
+    limit: int | None,
 ) -> Iterator[list[Window]]:
-    """Cut the corpus, or those `documents` of it, into windows, with the numbers of gold labels,
-    and gather them into parts."""
-    task = features.task
+    """Cut documents of the corpus into windows, with the numbers of gold labels, and gather them
+    into parts, of at most `limit` tokens in all."""
+    options, corpus, task = plan.options, plan.corpus, plan.features.task
     windows = windows_of(
-        corpus if documents is None else documents,
-        teacher.tokenizer,
-        features,
+        documents,
+        plan.teacher.tokenizer,
+        plan.features,
         options.stride,
         counters,
         parallel=options.student_column is not None,
     )
     if task:
-        labels = Labels(task, teacher.name)
+        labels = Labels(task, plan.teacher.name)
         labels.check(corpus.met(task.kind), corpus.steps())
         windows = labels.numbered(windows)
-    return gathered(_until(stop, windows), options.part_tokens, options.limit)
+    return gathered(_until(stop, windows), options.part_tokens, limit)
 
 
 def first_of(
-    parts: Iterator[list[Window]], options: DumpOptions, plan: Plan | None = None
+    parts: Iterator[list[Window]], plan: DumpPlan, taken: Takeover | None = None
 ) -> list[Window]:
-    """Return the first part, empty where there is none and all is taken over from another store.
-
-    Raises UserError where the corpus gives no token.
-    """
+    """Return the first part, empty if there is none and everything is taken over from another
+    store. Raises UserError if the corpus gives no token."""
     first = next(parts, None)
-    if first is None and plan and plan.keep:
-        return []
-    if first is None:
-        raise UserError(
-            f"{', '.join(options.corpus)}: no token in the whole corpus; nothing to dump"
-        )
-    return first
+    if first is None and not (taken and taken.keep):
+        corpus = ", ".join(plan.options.corpus)
+        raise UserError(f"{corpus}: no token in the whole corpus; nothing to dump")
+    return first or []
 
 
 def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
@@ -135,10 +123,57 @@ def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Ite
         yield part
 
 
+def tokens_of(windows: Iterable[Tokens]) -> int:
+    """Count the tokens of windows."""
+    return sum(len(window.ids) for window in windows)
+
+
 def count(done: Counter[str], part: list[Window]) -> None:
     """Add what one more part holds to the counts of those before."""
     done["parts"] += 1
     done["documents"] = part[-1].document + 1
     done["sequences"] += len(part)
-    done["tokens"] += sum(len(w.ids) for w in part)
+    done["tokens"] += tokens_of(part)
     done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
+
+
+def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
+    """Raise UserError unless the published part `number` was made of these windows.
+
+    Other versions of the libraries may cut other windows. The store would then hold some sequences
+    twice and others not at all.
+    """
+    lengths = np.array([len(w.ids) for w in windows])
+    differ = writer.differing(number, lengths, sequences_of(windows, writer.features))
+    if differ:
+        raise other_sequences(writer, number, "published before", f"{differ[0]} differs")
+
+
+def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> UserError:
+    """The error for a part that was cut before and would be cut otherwise now."""
+    versions = [
+        f"{name} {then} then and {version(name)} now"
+        for name, then in writer.software.items()
+        if name in VERSIONS and then != version(name)
+    ]
+    return UserError(
+        f"{writer.path}: part {number}, {when}, is of other sequences than the corpus gives now"
+        f" ({what}; {', '.join(versions) or 'with the same libraries'}); install the versions that"
+        " began it, or give another name"
+    )
+
+
+def sequences_of(windows: list[Window], features: Features) -> Sequences:
+    """Make the sequences of a part of windows."""
+    return Sequences(
+        texts=[w.text for w in windows],
+        document=[w.document for w in windows],
+        document_begin=[w.document_begin for w in windows],
+        hard_cut=[w.hard_cut for w in windows],
+        token_ids=np.concatenate([w.ids for w in windows]),
+        offsets=np.concatenate([w.offsets for w in windows]),
+        special=np.concatenate([w.special for w in windows]),
+        gold=np.concatenate([w.numbers for w in windows if w.numbers is not None])
+        if features.task
+        else None,
+    )

@@ -1,23 +1,27 @@
 """One of several processes that make one store: job arrays, torchrun, or the same command typed
 again on another machine.
 
-Whoever holds the lease of the store begins it, cuts the corpus and fills the queue of parts
-(`filling`). All take parts out of it, each by a lease of its own, run the teacher and publish; who
-sees the last one published seals the store. A part depends on nothing but its windows and the
-calibration, so the store is the one that a single process makes.
+The process that holds the lease of the store begins it, and cuts the corpus in a thread, which
+fills the queue of parts. All take parts out of it, each by a lease of its own, run the teacher and
+publish; the process that sees the last part published seals the store. A part depends on nothing
+but its windows and the calibration, so the store is the one that a single process makes.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from teachonce.store import Features, StoreWriter
+from teachonce.store import StoreWriter
+from teachonce.store.containers.paths import staging_of
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.tools.seal import complete, lacking, seal
 from teachonce.store.write.part_queue import PartQueue, Waiting
@@ -26,29 +30,32 @@ from teachonce.support.errors import UserError
 from teachonce.support.installed import software
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.signals import Stop, stoppable
-from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.job.chosen_features import features_of, window_length
 from teachonce.teacher_dump.job.dump import (
     BATCHES_BEHIND,
     DumpSummary,
-    identity_of,
+    begin_store,
+    check_begun,
+    check_finished,
     kept,
-    opened,
     summary,
-    teacher_of,
+    word_counts,
 )
-from teachonce.teacher_dump.job.finished import check_begun, check_finished
-from teachonce.teacher_dump.job.growing import Growth
 from teachonce.teacher_dump.job.options import DumpOptions, Shard
+from teachonce.teacher_dump.job.parts import (
+    NumberedPart,
+    check_published,
+    count,
+    first_of,
+    other_sequences,
+    parts_of,
+    tokens_of,
+)
+from teachonce.teacher_dump.job.plan import DumpPlan, open_corpus, planned
 from teachonce.teacher_dump.job.progress import part_line
-from teachonce.teacher_dump.job.telling import told
-from teachonce.teacher_dump.windows.window import Unreadable, unpacked
+from teachonce.teacher_dump.windows.window import Unreadable, Window, is_whole, packed, unpacked
 
-if TYPE_CHECKING:
-    from teachonce.teacher_dump.job.filling import Filling
-    from teachonce.teacher_dump.teacher.teacher import Teacher
-
-POLL = 0.2  # seconds between looks at what the other processes have done
+AHEAD = 16  # parts that wait for a process that takes them
+POLL = 0.2  # seconds between looks at what the other processes have done, or at a full queue
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,9 @@ def share(
     """
     with stoppable(lambda: kept(options.out)) as stop:
         check_begun(options, shared=True)
-        resolved, model, corpus = opened(options, say)
-        with Growth.of(resolved) as growth:
-            teacher = teacher_of(resolved, model)
-            features = features_of(resolved, teacher, window_length(resolved.max_length, teacher))
-            say(told(resolved, features))
-            worker = _Worker(resolved, shard, teacher, features, corpus, say, stop, growth)
+        with planned(options, say, read_corpus=False) as plan:
+            say(plan.features_line())
+            worker = _Worker(plan, shard, say, stop)
             with closing(worker), Behind(BATCHES_BEHIND, say) as behind:
                 return worker.run(behind)
 
@@ -86,24 +90,15 @@ class _Worker:
     """This process among the others."""
 
     def __init__(
-        self,
-        options: DumpOptions,
-        shard: Shard,
-        teacher: Teacher,
-        features: Features,
-        corpus: Corpus,
-        say: Callable[[str], object],
-        stop: Stop,
-        growth: Growth | None = None,
+        self, plan: DumpPlan, shard: Shard, say: Callable[[str], object], stop: Stop
     ) -> None:
-        self.growth = growth
-        self.options, self.shard, self.teacher, self.features = options, shard, teacher, features
-        self.corpus, self.say, self.stop = corpus, say, stop
-        self.out, self.queue = options.out, PartQueue(options.out)
-        self.filling: Filling | None = None
+        self.plan, self.shard, self.say, self.stop = plan, shard, say, stop
+        self.out, self.queue = plan.options.out, PartQueue(plan.options.out)
+        self.filling: _Filling | None = None
         self.made: Counter[str] = Counter()  # parts and tokens, and the tally of `forward`
         self.counts: dict[str, int] = {}  # of the whole store, where this process has sealed it
-        self._expects: tuple[dict[str, Any], Features, dict[str, str]] | None = None
+        self._software = software()
+        self._joined = False  # whether the store was found, and is what this process would write
         self._words: WordCounts | None = None
 
     def run(self, behind: Behind) -> Shared:
@@ -135,8 +130,8 @@ class _Worker:
         attributes = StoreWriter.peek(self.out, "sealed")
         if attributes is None:
             return False
-        identity, features, _ = self._expected(attributes)
-        check_finished(self.out, attributes, identity, features)
+        identity = self._identity(attributes)
+        check_finished(self.out, attributes, identity, self.plan.features)
         return True
 
     def _store_is_begun(self) -> bool:
@@ -144,37 +139,29 @@ class _Worker:
 
         Raises UserError if it was begun with other arguments or software.
         """
-        if self._expects:
+        if self._joined:
             return True
         attributes = StoreWriter.peek(self.out)
         if attributes is None:
             return False
-        StoreWriter.check_joinable(self.out, *self._expected(attributes))
-        if self.options.mask_words != "uniform":
+        identity = self._identity(attributes)
+        StoreWriter.check_joinable(self.out, identity, self.plan.features, self._software)
+        self._joined = True
+        if self.plan.options.mask_words != "uniform":
             self._words = WordCounts.unfinished(self.out)
         return True
 
-    def _expected(
-        self, attributes: dict[str, Any]
-    ) -> tuple[dict[str, Any], Features, dict[str, str]]:
-        """Return identity, features and software of the store that this process would make.
+    def _identity(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Return the identity of the store that this process would make.
 
-        The hashes of the corpus are taken from the store: only who fills the queue reads texts, and
-        compares them.
+        The hashes of the corpus are taken from the store: only the process that fills the queue
+        reads texts, and compares them.
         """
-
-        if self._expects is None:
-            self.corpus.trust(attributes["identity"].get("corpus") or {})
-            vocab = self.growth.stage_one() if self.growth else None
-            given = self.options, self.teacher, self.corpus, self.features
-            made = identity_of(*given, vocab, self.growth)
-            self._expects = made, self.features, software()
-        return self._expects
+        self.plan.corpus.trust(attributes["identity"].get("corpus") or {})
+        return self.plan.identity
 
     def _fill(self) -> None:
         """Fill the queue, if that is needed and nobody does."""
-        from teachonce.teacher_dump.job.filling import Filling
-
         if self.filling:
             if self.filling.ended():
                 self.filling = None
@@ -188,18 +175,16 @@ class _Worker:
         if StoreWriter.peek(self.out, "sealed") or lacking(self.out) == set():
             lease.close()  # another process has been faster
             return
-        self.filling = Filling(
-            *(self.options, self.teacher, self.features, self.shard.size, lease, self.say),
-            *(self.stop, self.growth),
-        )
+        ahead = max(AHEAD, 2 * self.shard.size)
+        self.filling = _Filling(self.plan, ahead, lease, self.say, self.stop)
 
     def _make(self, part: Waiting, behind: Behind) -> None:
         """Run the teacher over a part; `behind` publishes it."""
         from teachonce.teacher_dump.job.part_writing import write_part
 
-        assert self._expects is not None
-        number, begun = part.number, time.perf_counter()
-        writer = StoreWriter.join(self.out, number, part.lease, *self._expects)
+        plan, number, begun = self.plan, part.number, time.perf_counter()
+        expected = plan.identity, plan.features, self._software
+        writer = StoreWriter.join(self.out, number, part.lease, *expected)
         try:
             first, windows = unpacked(part.data)
         except Unreadable as error:
@@ -212,13 +197,16 @@ class _Worker:
         ours = _Ours(self.queue, part, behind, self.say)
         with self.stop.held():
             write_part(
-                *(writer, number, windows, first, self.teacher, self.options, self.made),
+                plan,
+                writer,
+                NumberedPart(number, first, windows),
+                self._words,
+                self.made,
                 lambda tokens: self.stop.check(),
                 ours,
-                self._words,
             )
             ours.call(ours.published)
-        size = sum(len(w.ids) for w in windows)
+        size = tokens_of(windows)
         self.made["parts"] += 1
         self.made["tokens"] += size
         seconds = time.perf_counter() - begun
@@ -242,8 +230,7 @@ class _Worker:
             resumed = self.counts["parts"] - self.made["parts"]
             tally = Counter(self.counts)
             tally.update({name: self.made[name] for name in ("halved", "widened")})
-            task = self.teacher.task
-            done = summary(self.out, self.counts["empty_lines"], tally, resumed, task)
+            done = summary(self.plan, self.counts["empty_lines"], tally, resumed)
         return Shared(self.made["parts"], self.made["tokens"], done)
 
 
@@ -282,3 +269,104 @@ class _Ours:
         """Take the part out of the queue."""
         self._queue.drop(self._part.number)
         self._queue.release(self._part.number)
+
+
+class _Filling:
+    """The queue being filled, by the holder of the lease of the store; `lease` is closed at the
+    end.
+
+    Making it begins the store, or checks that what is there is of the same corpus and arguments. It
+    reads the whole corpus once, so that a bad line is told before hours of work, and raises
+    UserError as `dump` does.
+    """
+
+    def __init__(
+        self,
+        plan: DumpPlan,
+        ahead: int,
+        lease: Lease,
+        say: Callable[[str], object],
+        stop: Stop,
+    ) -> None:
+        self._queue, self._lease, self._say = PartQueue(plan.options.out), lease, say
+        self._ahead = ahead
+        self._counters: Counter[str] = Counter()
+        self._stop = threading.Event()
+        try:
+            # the worker's own corpus has trusted the hashes of the store
+            plan = replace(plan, corpus=open_corpus(plan.options))
+            self._corpus = plan.corpus
+            self._corpus.check()
+            plan.check_growth()
+            words = word_counts(plan)
+            self._taken, parts = parts_of(plan, self._counters, stop, say)
+            first = first_of(parts, plan, self._taken)
+            self._queued = self._queue.numbers()  # before the published: see `_offer`
+            self._writer = begin_store(plan, first, words, lease)
+            if self._taken:
+                self._taken.take(self._writer, stop.check)
+            self._queue.begin()
+        except BaseException:
+            lease.close()
+            raise
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="filling")
+        self._done: Future[None] = self._thread.submit(
+            self._work, itertools.chain([first] if first else [], parts)
+        )
+
+    def ended(self) -> bool:
+        """Whether this process fills the queue no more. Raises what has ended it before the end of
+        the corpus."""
+        if self._done.done():
+            self._done.result()
+        return self._done.done()
+
+    def close(self) -> None:
+        """Stop; another process may go on."""
+        self._stop.set()
+        self._thread.shutdown()
+
+    def _work(self, parts: Iterator[list[Window]]) -> None:
+        try:
+            self._put_all(parts)
+        except (UserError, OSError):
+            try:
+                self._lease.check()
+            except UserError as lost:
+                self._say(f"another process goes on cutting the corpus: {lost}")
+                return
+            raise
+        finally:
+            self._lease.close()
+
+    def _put_all(self, parts: Iterator[list[Window]]) -> None:
+        counts = Counter(self._taken.kept) if self._taken else Counter[str]()
+        for number, windows in enumerate(parts, counts["parts"]):
+            while len(self._queue.numbers() - self._queue.leased()) >= self._ahead:
+                if self._stop.wait(POLL):
+                    return
+            if self._stop.is_set():
+                return
+            self._lease.check()
+            self._offer(number, windows, packed(counts["sequences"], windows))
+            count(counts, windows)
+        self._corpus.check_unchanged()
+        counts.update(self._counters, empty_lines=self._corpus.empty_lines)
+        self._queue.end(counts, self._lease.token)
+
+    def _offer(self, number: int, windows: list[Window], data: bytes) -> None:
+        """Put a part into the queue, or compare it with what was put there before, in this queue or
+        by now in the store.
+
+        A part leaves the queue when it is published, or if its bytes are damaged.
+        """
+        before = self._queue.read(number) if number in self._queued else None
+        published = self._writer.published
+        if number in self._queued and before is None:
+            published = staging_of(self._writer.path).published()
+        if number in published:
+            check_published(self._writer, number, windows)
+        elif before is None or not is_whole(before):
+            self._queue.put(number, data, self._lease.token)
+        elif before != data:
+            raise other_sequences(self._writer, number, "in the queue", "its text or tokens differ")

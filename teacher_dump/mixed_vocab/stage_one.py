@@ -24,10 +24,9 @@ from teachonce.support.differences import check_same, differences
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.job.chosen_features import window_length
-from teachonce.teacher_dump.job.dump import DumpSummary, dump, kept
-from teachonce.teacher_dump.job.finished import check_begun
+from teachonce.teacher_dump.job.dump import DumpSummary, check_begun, dump, kept
 from teachonce.teacher_dump.job.parts import gathered
+from teachonce.teacher_dump.job.plan import StageOne, window_length
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (
@@ -39,7 +38,6 @@ from teachonce.training.wordpiece import (
 )
 
 if TYPE_CHECKING:
-    from teachonce.teacher_dump.job.identity import StageOne
     from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
     from teachonce.teacher_dump.teacher.teacher import Teacher
     from teachonce.training.ranks import Ranks
@@ -87,8 +85,6 @@ def _kept(options: MixedVocabOptions) -> str:
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
     """Read stage I from a store, finished or not; UserError if it was begun with other
     arguments."""
-    from teachonce.teacher_dump.job.identity import StageOne
-
     out = options.dump.out
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     if attributes is None:
@@ -111,7 +107,6 @@ def _trained(
     ranks: Ranks,
 ) -> StageOne:
     from teachonce.checkpoints.tokenizer_folder import tokenizer_files
-    from teachonce.teacher_dump.job.identity import StageOne
     from teachonce.teacher_dump.mixed_vocab.embedding_training import Course, train
     from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -121,22 +122,30 @@ def mask_spans(
     return np.column_stack((words[chosen], action)).astype(np.int32)
 
 
+class Vocabulary(NamedTuple):
+    """What masking needs of a tokenizer: its mask token, its size, and its special tokens.
+
+    `size` is not that of the model's embeddings: some models pad these with rows never trained.
+    """
+
+    mask: int
+    size: int
+    special: Iterable[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Vocabulary:
+        """Take it of a tokenizer of transformers."""
+        return cls(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids)
+
+
 def masked_input(
-    ids: Array,
-    offsets: Array,
-    special: Array,
-    spans: Array,
-    mask_id: int,
-    vocabulary_size: int,
-    special_ids: Iterable[int],
-    key: Key,
+    ids: Array, offsets: Array, special: Array, spans: Array, vocabulary: Vocabulary, key: Key
 ) -> tuple[Array, Array]:
     """Make what the teacher reads in a view: (ids [T], mask bool [T]).
 
     `mask` marks the tokens that share a character with a span and are not special; a token over two
-    spans takes the action of the first. Action 0 gives `mask_id`, 1 a random id below
-    `vocabulary_size` that is not in `special_ids`, 2 the token itself. `key` is the (seed, view,
-    sequence) that drew the spans.
+    spans takes the action of the first. Action 0 gives the mask token, 1 a random token that is not
+    special, 2 the token itself. `key` is the (seed, view, sequence) that drew the spans.
     """
     if len(spans) == 0:
         return ids.copy(), np.zeros(len(ids), bool)
@@ -144,17 +153,17 @@ def masked_input(
     mask = (span >= 0) & ~special
     action = spans[span, 2]
     result = ids.copy()
-    result[mask & (action == MASK)] = mask_id
+    result[mask & (action == MASK)] = vocabulary.mask
     drawn = mask & (action == RANDOM)
-    result[drawn] = _random_ids(len(ids), vocabulary_size, special_ids, key)[drawn]
+    result[drawn] = _random_ids(len(ids), vocabulary, key)[drawn]
     return result, mask
 
 
-def _random_ids(count: int, vocabulary_size: int, special_ids: Iterable[int], key: Key) -> Array:
-    """Draw int64 [count], uniform over the ids below `vocabulary_size` that are not special."""
-    special = np.unique(np.fromiter(special_ids, np.int64))
-    special = special[special < vocabulary_size]
-    ordinary = vocabulary_size - len(special)
+def _random_ids(count: int, vocabulary: Vocabulary, key: Key) -> Array:
+    """Draw int64 [count], uniform over the ids of a vocabulary that are not special."""
+    special = np.unique(np.fromiter(vocabulary.special, np.int64))
+    special = special[special < vocabulary.size]
+    ordinary = vocabulary.size - len(special)
     rank = (_uniform(count, key, _TOKENS) * ordinary).astype(np.int64)
     # the special ids before the rank-th ordinary id push it up
     return rank + np.searchsorted(special - np.arange(len(special)), rank, side="right")

@@ -105,9 +105,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the sequences that the teacher reads in view 0, by their text."""
     seen, plain = Counter[str](), part_writing.write_part
 
-    def counting(writer: Any, number: int, windows: Any, *rest: Any) -> None:
-        seen.update(window.text for window in windows)
-        plain(writer, number, windows, *rest)
+    def counting(plan: Any, writer: Any, part: Any, *rest: Any) -> None:
+        seen.update(window.text for window in part.windows)
+        plain(plan, writer, part, *rest)
 
     monkeypatch.setattr(part_writing, "write_part", counting)
     return seen

@@ -12,8 +12,8 @@ import pytest
 from teachonce.store import open_store
 from teachonce.store.tools.info import bytes_on_disk
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.job import planning
-from teachonce.teacher_dump.job.planning import plan
+from teachonce.teacher_dump.job import estimate as estimating
+from teachonce.teacher_dump.job.estimate import estimate
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 
 NEAR = 0.15
@@ -32,10 +32,10 @@ def test_the_dump_takes_what_was_planned(
     ext: str, kept: int, limit: int | None,
 ) -> None:  # fmt: skip
     """From all documents, from a part of them, and from the first ones alone."""
-    monkeypatch.setattr(planning, "DOCUMENTS", kept)
+    monkeypatch.setattr(estimating, "DOCUMENTS", kept)
     corpus, out = write_corpus(tmp_path / "corpus.txt", 150), tmp_path / f"store.{ext}"
     options = dump_options(model, corpus, out, views=2, part_tokens=4000, limit=limit)
-    planned = plan(options)
+    planned = estimate(options)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
     dumped(model, corpus, out, views=2, part_tokens=4000, limit=limit)
     store, disk = open_store(out), bytes_on_disk(str(out))

@@ -29,7 +29,7 @@ from teachonce.store import Features, FeatureStore, OutsideParts, StoreWriter, o
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import ranges
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.job.part_writing import sequences_of
+from teachonce.teacher_dump.job.parts import sequences_of
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window

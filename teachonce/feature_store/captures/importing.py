@@ -32,8 +32,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.installed import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Document
-from teachonce.teacher_dump.job.dump import kept
-from teachonce.teacher_dump.job.finished import check_finished
+from teachonce.teacher_dump.job.dump import check_finished, kept
 from teachonce.teacher_dump.job.options import DEFAULT_MAX_LENGTH
 from teachonce.teacher_dump.job.parts import gathered
 
@@ -284,7 +283,7 @@ def _write(
     stop: Stop,
 ) -> None:
     """Write the parts that are not published yet, and seal the store."""
-    from teachonce.teacher_dump.job.part_writing import check_published
+    from teachonce.teacher_dump.job.parts import check_published
 
     first = next(parts, None)
     if first is None:
@@ -320,7 +319,7 @@ def _calibration(
     begun = StoreWriter.peek(options.target)
     if begun and (found := StoreWriter.calibration(options.target)):
         return found
-    from teachonce.teacher_dump.job.calibration import CALIBRATION_TOKENS, mean_and_deviation
+    from teachonce.teacher_dump.job.part_writing import CALIBRATION_TOKENS, mean_and_deviation
 
     step = max(1, sum(len(each.ids) for each in part) // CALIBRATION_TOKENS)
     states: dict[str, list[Array]] = {name: [] for name in features.hidden}
@@ -334,7 +333,7 @@ def _calibration(
 def _write_part(
     writer: StoreWriter, number: int, part: Sequence[Stretch], tally: Counter[str]
 ) -> None:
-    from teachonce.teacher_dump.job.part_writing import sequences_of
+    from teachonce.teacher_dump.job.parts import sequences_of
 
     features = writer.features
     lengths = np.array([len(each.ids) for each in part])

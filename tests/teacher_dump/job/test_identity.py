@@ -88,7 +88,7 @@ def test_another_cut_of_the_same_tokens_is_refused(
             yield dataclasses.replace(window, offsets=np.where(window.offsets > 0, 1, 0))
 
     monkeypatch.setattr(sequences, "iter_windows", moved)
-    monkeypatch.setattr("teachonce.teacher_dump.job.part_writing.version", lambda name: "9.9")
+    monkeypatch.setattr("teachonce.teacher_dump.job.parts.version", lambda name: "9.9")
     with pytest.raises(UserError, match=r"token/begin differs; teachonce .* then and 9\.9 now"):
         dump(options)
 

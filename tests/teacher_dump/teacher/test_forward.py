@@ -20,6 +20,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.part_writing import write_part
+from teachonce.teacher_dump.job.parts import NumberedPart
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
 from tests.end_to_end.support import dump_options, write_corpus
 
@@ -91,11 +92,11 @@ def test_one_sequence_alone_is_too_large(
     short_of_memory(monkeypatch, SHORTAGES["cpu"], lambda: memory)
     written: list[int] = []
 
-    def write(writer: StoreWriter, number: int, *rest: Any) -> None:
+    def write(plan: Any, writer: StoreWriter, part: NumberedPart, *rest: Any) -> None:
         nonlocal memory
-        memory = 100 if number == 2 else memory
-        write_part(writer, number, *rest)
-        written.append(number)
+        memory = 100 if part.number == 2 else memory
+        write_part(plan, writer, part, *rest)
+        written.append(part.number)
 
     monkeypatch.setattr(part_writing, "write_part", write)
     line = r"sequence \d+ \(document \d+, '.{40}…'\): its 1\d\d tokens alone do not fit .*--device"

@@ -15,6 +15,7 @@ from teachonce.teacher_dump.windows.masked_views import (
     KEEP,
     MASK,
     RANDOM,
+    Vocabulary,
     mask_spans,
     masked_input,
     word_spans,
@@ -163,8 +164,8 @@ def test_teacher_reads_the_masked_words(make_tokenizer: Any, kind: str) -> None:
     spans = mask_spans(window.text, 3, 1, 0, 0.5)
     specials = set(tokenizer.all_special_ids)
     arguments = (window.ids, window.offsets, window.special, spans)
-    settings_ = (tokenizer.mask_token_id, len(tokenizer), specials, (3, 1, 0))
-    ids, mask = masked_input(*arguments, *settings_)
+    vocabulary = Vocabulary(tokenizer.mask_token_id, len(tokenizer), specials)
+    ids, mask = masked_input(*arguments, vocabulary, (3, 1, 0))
     seen = set()
     for token, ((begin, end), old, new) in enumerate(
         zip(window.offsets, window.ids, ids, strict=True)
@@ -183,9 +184,9 @@ def test_teacher_reads_the_masked_words(make_tokenizer: Any, kind: str) -> None:
         else:
             assert 0 <= new < len(tokenizer) and new not in specials
     assert seen == {MASK, RANDOM, KEEP}
-    again, _ = masked_input(*arguments, *settings_)
+    again, _ = masked_input(*arguments, vocabulary, (3, 1, 0))
     np.testing.assert_array_equal(ids, again)
-    other, _ = masked_input(*arguments, *settings_[:3], (4, 1, 0))
+    other, _ = masked_input(*arguments, vocabulary, (4, 1, 0))
     assert not np.array_equal(ids, other)
 
 
@@ -193,7 +194,7 @@ def test_no_spans_is_the_plain_text(make_tokenizer: Any) -> None:
     (window,) = cut_windows("a b c", make_tokenizer("bpe"), 16, 0)
     none = mask_spans(window.text, 0, 0, 0)
     ids, mask = masked_input(
-        window.ids, window.offsets, window.special, none, 4, 600, [0], (0, 0, 0)
+        window.ids, window.offsets, window.special, none, Vocabulary(4, 600, [0]), (0, 0, 0)
     )
     assert ids is not window.ids and ids.tolist() == window.ids.tolist()
     assert not mask.any()
@@ -205,7 +206,8 @@ def test_random_ids_are_uniform_over_what_is_not_special() -> None:
     offsets = np.column_stack((np.arange(count), np.arange(count) + 1))
     spans = np.array([[0, len(text), RANDOM]], np.int32)
     plain = np.zeros(count, np.int32)
-    ids, _ = masked_input(plain, offsets, plain > 0, spans, 9, 10, [0, 3, 9, 9, 12], (1, 2, 3))
+    vocabulary = Vocabulary(9, 10, [0, 3, 9, 9, 12])
+    ids, _ = masked_input(plain, offsets, plain > 0, spans, vocabulary, (1, 2, 3))
     counts = np.bincount(ids, minlength=10)
     assert counts[[0, 3, 9]].tolist() == [0, 0, 0]
     assert (np.abs(counts[[1, 2, 4, 5, 6, 7, 8]] / count - 1 / 7) < 0.02).all()

@@ -1,4 +1,4 @@
-"""What a dump is going to cost, before anything of it runs: told from a sample of the corpus.
+"""Estimates what a dump is going to cost, before anything of it runs, from a sample of the corpus.
 
 The sample is dumped as a part of a store in a temporary folder, so that what is measured is what
 the dump does: the teacher on this device, the codecs, the container.
@@ -18,7 +18,7 @@ from math import ceil
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from teachonce.store import Features, OutsideParts, StoreWriter
+from teachonce.store import OutsideParts, StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
@@ -27,11 +27,10 @@ from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
-from teachonce.teacher_dump.job.chosen_features import features_of, window_length
-from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, opened, teacher_of, word_counts
+from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, word_counts
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.parts import cut_parts, first_of
-from teachonce.teacher_dump.job.telling import told
+from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_of, tokens_of
+from teachonce.teacher_dump.job.plan import DumpPlan, planned
 from teachonce.teacher_dump.windows.window import Window, length_batches, storable
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ KEPT_FREE = 0.95  # of the room that is there, how much a store may take
 
 
 @dataclass(frozen=True)
-class Plan:
+class Estimate:
     """What a dump takes.
 
     exact: whether the sample was the whole corpus, so that its tokens are counted, not estimated.
@@ -69,7 +68,7 @@ class Plan:
         return sum(self.bytes_by_feature.values()) + self.teacher_bytes
 
     def lines(self) -> Iterator[str]:
-        """Tell it, a line each."""
+        """Describe it, a line each."""
         about = "" if self.exact else "about "
         words = f"{counted(self.tokens, 'token')} of {counted(self.documents, 'document')}"
         yield f"corpus    {about}{words}"
@@ -107,29 +106,73 @@ class Plan:
             )
 
 
-def plan(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> Plan:
-    """Work out what the dump would take, from a sample; nothing is written that stays.
+def estimate(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> Estimate:
+    """Estimate what the dump would take, from a sample; nothing is written that stays.
 
     The corpus is read once. Raises UserError as `dump` does for bad input.
     """
     with stoppable(lambda: f"{options.out}: nothing is written yet") as stop:
         StoreWriter.check(options.out, shared=True)
-        options, model, corpus = opened(options, say)
-        teacher = teacher_of(options, model)
-        features = features_of(options, teacher, window_length(options.max_length, teacher))
-        say(told(options, features))
-        if features.task:
-            corpus.check()  # a wrong label is told here, too
-        sample = _Sample(corpus, teacher.tokenizer, options.limit)
-        one_part = replace(options, part_tokens=BATCHES * options.batch_tokens, limit=None)
-        counters: Counter[str] = Counter()
-        parts = cut_parts(one_part, sample, teacher, features, counters, stop)
-        first = first_of(parts, options)
-        tokens = _tokens(first) + sum(map(_tokens, parts))
-        whole = round(tokens * sample.characters / sample.kept_characters)
-        if options.limit is not None:
-            whole = min(whole, options.limit)
-        return _measured(one_part, options, teacher, features, first, sample, whole, stop)
+        with planned(options, say, read_corpus=False) as plan:
+            return _estimate(plan, say, stop)
+
+
+def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estimate:
+    options, sample_size = plan.options, BATCHES * plan.options.batch_tokens
+    say(plan.features_line())
+    if plan.features.task:
+        plan.corpus.check()  # a wrong label is reported here, too
+    sample = _Sample(plan.corpus, plan.teacher.tokenizer, options.limit)
+    one_part = replace(options, part_tokens=sample_size, limit=None)
+    sampled = replace(plan, corpus=sample, options=one_part)
+    parts = cut_parts(sampled, Counter(), stop, sample, None)
+    windows = first_of(parts, plan)
+    found = tokens_of(windows) + sum(map(tokens_of, parts))
+    tokens = round(found * sample.characters / sample.kept_characters)
+    if options.limit is not None:
+        tokens = min(tokens, options.limit)
+    with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
+        out = Path(folder) / f"sample{PurePath(options.out).suffix}"
+        sampled = replace(sampled, options=replace(one_part, out=out))
+        alone, taken = _pass_seconds(sampled, windows), _dump_seconds(sampled, windows, stop)
+        number = ceil(tokens / options.part_tokens)
+        by_feature = _bytes_by_feature(sampled, out, windows, tokens, options.part_tokens)
+        teacher_bytes = _teacher_bytes(plan, stored_sizes(out))
+    size = tokens_of(windows)
+    return Estimate(
+        documents=sample.documents,
+        tokens=tokens,
+        parts=number,
+        exact=sample.exact,
+        bytes_by_feature=by_feature,
+        teacher_bytes=teacher_bytes,
+        seconds=taken / size * tokens,
+        pass_seconds=alone / size * tokens,
+        free=_free(options.out),
+        copies=2 if PurePath(options.out).suffix == ".h5" else 1,
+    )
+
+
+def _bytes_by_feature(
+    sampled: DumpPlan, out: Path, windows: list[Window], tokens: int, part_tokens: int
+) -> dict[str, float]:
+    """Estimate the bytes of all parts from the bytes of the part that the sample was written as."""
+    size, parts = tokens_of(windows), ceil(tokens / part_tokens)
+    sizes = stored_sizes(out, 0)
+    found = {"metadata": float(sizes.pop(METADATA) * parts)}
+    none = (0,) * sampled.features.views
+    counts = Counts(len(windows), size, 0, 0, none, none)  # what the arrays are like, no more
+    specs = part_arrays(sampled.features, counts)
+    for name, stored in sizes.items():
+
+        def rows(tokens: int, spec: ArraySpec = specs[name]) -> int:
+            return stored_rows(out, spec, tokens)
+
+        last = tokens - (parts - 1) * part_tokens
+        all_rows = (parts - 1) * rows(part_tokens) + rows(last)
+        feature = _feature(name)
+        found[feature] = found.get(feature, 0.0) + stored / rows(size) * all_rows
+    return found
 
 
 class _Sample(Corpus):
@@ -174,109 +217,47 @@ def _first(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Document]:
             return
 
 
-def _measured(
-    one_part: DumpOptions,
-    options: DumpOptions,
-    teacher: Teacher,
-    features: Features,
-    windows: list[Window],
-    sample: _Sample,
-    tokens: int,
-    stop: Stop,
-) -> Plan:
-    size = _tokens(windows)
-    parts = ceil(tokens / options.part_tokens)
-    with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
-        out = Path(folder) / f"sample{PurePath(options.out).suffix}"
-        one_part = replace(one_part, out=out)
-        alone = _pass_seconds(one_part, teacher, windows)
-        taken = _dump_seconds(one_part, teacher, features, windows, sample, stop)
-        sizes, outside = stored_sizes(out, 0), stored_sizes(out)
-    by_feature = {"metadata": float(sizes.pop(METADATA) * parts)}
-    specs = part_arrays(features, _counts(features, windows))
-    for name, stored in sizes.items():
-
-        def rows(tokens: int, spec: ArraySpec = specs[name]) -> int:
-            return stored_rows(out, spec, tokens)
-
-        last = tokens - (parts - 1) * options.part_tokens
-        all_rows = (parts - 1) * rows(options.part_tokens) + rows(last)
-        feature = _feature(name)
-        by_feature[feature] = by_feature.get(feature, 0.0) + stored / rows(size) * all_rows
-    return Plan(
-        documents=sample.documents,
-        tokens=tokens,
-        parts=parts,
-        exact=sample.exact,
-        bytes_by_feature=by_feature,
-        teacher_bytes=_teacher_bytes(options, teacher, outside),
-        seconds=taken / size * tokens,
-        pass_seconds=alone / size * tokens,
-        free=_free(options.out),
-        copies=2 if PurePath(options.out).suffix == ".h5" else 1,
-    )
-
-
 def _free(out: Path | str) -> int | None:
     """Return the bytes that are free where a store will lie; None in a bucket."""
     return shutil.disk_usage(out.resolve().parent).free if isinstance(out, Path) else None
 
 
-def _counts(features: Features, windows: list[Window]) -> Counts:
-    """Return counts by which `part_arrays` tells what the arrays of the sample are like."""
-    none = (0,) * features.views
-    return Counts(len(windows), _tokens(windows), 0, 0, none, none)
-
-
-def _pass_seconds(options: DumpOptions, teacher: Teacher, windows: list[Window]) -> float:
+def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
     """Seconds of the teacher over the sample, nothing kept; once before to warm up."""
     from teachonce.teacher_dump.teacher.forward import forward
 
     inputs = [w.ids for w in windows]
-    batches = length_batches([len(ids) for ids in inputs], options.batch_tokens)
+    batches = length_batches([len(ids) for ids in inputs], sampled.options.batch_tokens)
     for chosen in (batches[:1], batches):
         begun = time.perf_counter()
-        for _ in forward(teacher, windows, inputs, chosen, 0, Counter()):
+        for _ in forward(sampled.teacher, windows, inputs, chosen, 0, Counter()):
             pass
         taken = time.perf_counter() - begun
     return taken
 
 
-def _dump_seconds(
-    options: DumpOptions,
-    teacher: Teacher,
-    features: Features,
-    windows: list[Window],
-    sample: _Sample,
-    stop: Stop,
-) -> float:
+def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
     """Dump the sample, and return the seconds of its part."""
-    from teachonce.teacher_dump.job.calibration import calibration
-    from teachonce.teacher_dump.job.part_writing import write_part
+    from teachonce.teacher_dump.job.part_writing import calibration, write_part
 
-    words = word_counts(options, sample)
-    head = bool(features.logits and features.logits.tier == "head")
+    words, teacher, logits = word_counts(sampled), sampled.teacher, sampled.features.logits
     writer = StoreWriter.create_or_resume(
-        options.out,
-        identity={},
-        features=features,
+        sampled.options.out,
+        identity={},  # of a store that nobody reads: the teacher's weights need no hash
+        features=sampled.features,
         outside=OutsideParts(
-            calibration=calibration(options, teacher, windows),
+            calibration=calibration(sampled, windows),
             files=teacher.files(),
-            weights=_some(teacher) if options.weights else {},
-            head=teacher.head_arrays() if head else None,
+            weights=_some(teacher) if sampled.options.weights else {},
+            head=teacher.head_arrays() if logits and logits.tier == "head" else None,
             extras=(words,),
         ),
     )
+    part, check = NumberedPart(0, 0, windows), lambda tokens: stop.check()
     with closing(writer):
         begun = time.perf_counter()
         with Behind(BATCHES_BEHIND) as behind:
-            write_part(
-                *(writer, 0, windows, 0, teacher, options, Counter()),
-                lambda count: stop.check(),
-                behind,
-                words,
-            )
+            write_part(sampled, writer, part, words, Counter(), check, behind)
         return time.perf_counter() - begun
 
 
@@ -289,19 +270,15 @@ def _some(teacher: Teacher) -> Iterator[tuple[str, Array]]:
         yield name, array
 
 
-def _teacher_bytes(options: DumpOptions, teacher: Teacher, outside: dict[str, int]) -> float:
+def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
     """Bytes outside the parts: those of the sample, and of the weights that it left out."""
     found = float(sum(outside.values()))
-    if options.weights:
-        kept = {name: a.nbytes for name, a in _some(teacher)}
-        whole = sum(array.nbytes for _, array in teacher.weights())
-        stored = sum(outside[f"teacher/weights/{name}"] for name in kept)
-        found += stored * (whole / sum(kept.values()) - 1)
+    if plan.options.weights:
+        written = {name: array.nbytes for name, array in _some(plan.teacher)}
+        whole = sum(array.nbytes for _, array in plan.teacher.weights())
+        stored = sum(outside[f"teacher/weights/{name}"] for name in written)
+        found += stored * (whole / sum(written.values()) - 1)
     return found
-
-
-def _tokens(windows: list[Window]) -> int:
-    return sum(len(w.ids) for w in windows)
 
 
 def _feature(name: str) -> str:

@@ -1,0 +1,301 @@
+"""Plans a dump: everything that decides what a store holds, worked out once, before any work."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from teachonce.checkpoints.declared import (
+    DECLARED,
+    check_declared,
+    config_of,
+    layers_of,
+    longest_input,
+)
+from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_model
+from teachonce.store import Features
+from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.format.pairs import SEPARATOR
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
+from teachonce.teacher_dump.job.growing import Growth
+from teachonce.teacher_dump.job.options import (
+    DEFAULT_LOGITS,
+    DEFAULT_MAX_LENGTH,
+    DumpOptions,
+    check_head,
+    check_length,
+    parse_logits,
+)
+from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+
+if TYPE_CHECKING:
+    from teachonce.teacher_dump.teacher.teacher import Teacher
+
+ARGUMENTS = (
+    *("seed", "views", "mask_prob", "stride", "batch_tokens", "part_tokens"),
+    *("precision", "limit", "weights"),
+)
+"""Options that every store holds in its identity."""
+
+
+@dataclass(frozen=True)
+class StageOne:
+    """The result of a mixed-vocabulary training, its arguments as JSON, and the identity of the
+    corpus where it was trained just now."""
+
+    vocab: MixedVocab
+    arguments: dict[str, Any]
+    corpus: dict[str, Any] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return the arguments and hashes of the result, which a GPU need not give twice."""
+        return {
+            **self.arguments,
+            "tokenizer_hash": hashlib.sha256(self.vocab.tokenizer).hexdigest(),
+            "embeddings_hash": hashlib.sha256(self.vocab.embeddings.tobytes()).hexdigest(),
+        }
+
+
+@dataclass(frozen=True)
+class DumpPlan:
+    """What a dump reads, runs and writes; a dump, its estimate (`--plan`) and each of several
+    processes follow the same plan.
+
+    options: with every `auto` decided for this machine.
+    features: what the options request and the teacher has.
+    growth: the store whose parts are taken over, if there is one.
+    stage_one: the student's vocabulary that is stored with the teacher's output, if there is one.
+    """
+
+    options: DumpOptions
+    corpus: Corpus
+    teacher: Teacher
+    features: Features
+    growth: Growth | None = None
+    stage_one: StageOne | None = None
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The attribute `identity` of the store: stores that share it and their features are equal.
+
+        The first use hashes the teacher's weights, and reads files of the corpus that have no hash.
+        """
+        options, files = self.options, self.teacher.files()
+        grown = {"grown_from": self.growth.identity()} if self.growth else {}
+        return {
+            "teacher": {
+                "id": self.teacher.name,
+                "revision": self.teacher.revision,
+                "architecture": type(self.teacher.model).__name__,
+                "weights_hash": self.teacher.weights_hash(),
+                "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
+            },
+            "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
+            "corpus": self.corpus.identity() | grown,
+            "arguments": {
+                **{name: getattr(options, name) for name in ARGUMENTS},
+                "max_length": self.features.max_length,
+                "device": options.device.partition(":")[0],
+                **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
+                **({"remote_code": True} if options.trust_remote_code else {}),
+                **{k: v for k in ("pooling", "prompt") if (v := getattr(options, k)) is not None},
+            },
+            **({"mixed_vocab": self.stage_one.identity()} if self.stage_one else {}),
+        }
+
+    def check_growth(self) -> None:
+        """Raise UserError unless the store to grow from is of this teacher and these options."""
+        if self.growth:
+            self.growth.check(self.identity, self.teacher.files()["config.json"], self.features)
+
+    def features_line(self) -> str:
+        """Describe what the store is going to hold, in a line."""
+        options, features = self.options, self.features
+        logits = options.logits or DEFAULT_LOGITS
+        if task := features.task:
+            logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
+            logits = "a score of each pair" if task.scores and task.separator else logits
+        elif logits != "none" and not features.logits:
+            headless = options.head == "none"
+            reason = "--head none" if headless else "no masked-LM head in the checkpoint"
+            logits = f"none ({reason})"
+        stored = f"logits {logits}"
+        if vector := features.embedding:
+            column = options.text_column or DEFAULT_COLUMN
+            details = [
+                vector.pooling,
+                *(["length 1"] if vector.normalised else []),
+                *([f"prompt {vector.prompt!r}"] if vector.prompt else []),
+                *([f"of column {column}"] if vector.parallel else []),
+            ]
+            stored = f"embedding {vector.width} wide ({', '.join(details)})"
+        return (
+            f"features  {stored}, hidden {options.hidden}, attention {options.attention}, "
+            f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
+        )
+
+
+@contextmanager
+def planned(
+    options: DumpOptions,
+    say: Callable[[str], object],
+    stage_one: StageOne | None = None,
+    read_corpus: bool = True,
+) -> Iterator[DumpPlan]:
+    """Plan a dump; the store to grow from is open until the end of the block.
+
+    `say` is called with the settings that are known before the teacher is loaded. With
+    `read_corpus` local files are read to their end first, so that a bad line is reported before
+    hours of work. Raises UserError for what cannot be found or read, and for options that do not
+    fit the teacher.
+    """
+    model, corpus = check_inputs(options)
+    resolved = options.resolved()
+    say(settings_lines(resolved, bool(options.corpus)))
+    with Growth.of(resolved) as growth:
+        if read_corpus:
+            corpus.check()
+        if stage_one and stage_one.corpus not in (None, corpus.identity()):
+            raise UserError(
+                f"{', '.join(resolved.corpus)}: was changed after the training on both"
+                f" vocabularies; put it back, or remove {resolved.out}.mixed-vocab to train on the"
+                " text that is there now"
+            )
+        teacher = _load_teacher(resolved, model)
+        features = features_of(resolved, teacher)
+        if growth:
+            vocab = MixedVocab.stored(growth.store)
+            arguments = growth.store.identity.get("mixed_vocab", {})
+            stage_one = StageOne(vocab, arguments) if vocab else None
+        yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
+
+
+def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
+    """Find teacher and corpus, and compare the options with the teacher's config.json.
+
+    Raises UserError for layers, numbers of logits, a head and a length that the teacher does not
+    have, as far as its config.json says, and as `Corpus.open` does.
+    """
+    model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+    config = config_of(model)
+    layers = layers_of(config)
+    if layers is not None:
+        layer_groups(options.hidden, layers, "--hidden ")
+        layer_groups(options.attention, layers, "--attention ")
+    pieces = config.get("vocab_size")
+    if options.logits and isinstance(pieces, int):
+        parse_logits(options.logits, 1, pieces)
+    head = {"score": "classification"}.get(options.head, options.head)
+    if head in DECLARED:
+        check_declared(model, config, head)
+    tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
+    longest = longest_input(tokens, config.get("max_position_embeddings"), config)
+    check_length(options.max_length, longest)
+    window = options.max_length or min(longest or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+    if options.stride >= window:
+        raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
+    return model, open_corpus(options)
+
+
+def open_corpus(options: DumpOptions) -> Corpus:
+    """Find the sources of the corpus. Raises CorpusError as `Corpus.open` does."""
+    columns = options.text_column, options.label_column, options.student_column
+    return Corpus.open(options.sources(), *columns)
+
+
+def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
+    from teachonce.teacher_dump.teacher.teacher import load_teacher  # loads torch
+
+    return load_teacher(
+        model,
+        head="none" if options.logits == "none" and options.head == "auto" else options.head,
+        hidden=options.hidden,
+        attention=options.attention,
+        device=options.device,
+        precision=options.precision,
+        pooling=options.pooling,
+        prompt=options.prompt,
+    )
+
+
+def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
+    """Describe the settings that are known before the teacher is loaded, one line each."""
+    source = "" if corpus_was_given else " (no --corpus given: the default)"
+    if not corpus_was_given and options.limit is None and corpus_of(options.model):
+        source = " (no --corpus given: all of the alias's own; --limit 2m takes 2 million tokens)"
+    rows = {
+        "teacher": options.model,
+        "corpus": ", ".join(options.sources()) + source,
+        "codec": options.codec,
+        "device": (
+            f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"
+            f" {options.seed}"
+        ),
+        "out": str(options.out),
+    }
+    if options.trust_remote_code:
+        rows["warning"] = f"the Python code that comes with {options.model} runs on this machine"
+    return "\n".join(f"{name:9} {value}" for name, value in rows.items())
+
+
+def window_length(asked: int | None, teacher: Teacher) -> int:
+    """Return the tokens of the longest window. Raises UserError if the teacher reads fewer."""
+    limit = teacher.max_length()
+    check_length(asked, limit)
+    own = teacher.text_vectors.max_length if teacher.text_vectors else None
+    known = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
+    return min(known) if asked is None else asked
+
+
+def features_of(options: DumpOptions, teacher: Teacher) -> Features:
+    """Choose the features of a store: those that the options request and the teacher has.
+
+    Raises UserError where the options do not fit the teacher.
+    """
+    max_length = window_length(options.max_length, teacher)
+    if options.views > 1 and teacher.tokenizer.mask_token_id is None:
+        raise UserError(
+            f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
+        )
+    check_head(options, teacher.head or "none")
+    logits, task = None, teacher.task
+    if teacher.decoder and not task:
+        width = teacher.decoder.weight.shape[1]
+        spec = options.logits or DEFAULT_LOGITS
+        logits = parse_logits(spec, width, teacher.vocabulary, teacher.head == "causal")
+    elif not task and options.logits not in (None, "none"):
+        raise UserError(
+            f"--logits {options.logits}: no LM head was read from {teacher.name}; leave --logits"
+            " out for hidden states and attention maps only, or train a head first with `downstream"
+            " --task mlm`"
+        )
+    vector = teacher.text_vectors.spec if teacher.text_vectors else None
+    if vector and options.student_column:
+        vector = replace(vector, parallel=True)
+    stored = logits or task or vector or teacher.hidden.groups or teacher.attention.groups
+    if not (stored or options.text_only):
+        raise UserError(
+            "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
+            " nothing to dump"
+        )
+    if task and pair_of(options.text_column):
+        task = replace(task, separator=SEPARATOR)
+    return Features(
+        views=options.views,
+        max_length=max_length,
+        width=teacher.width,
+        vocabulary=teacher.vocabulary,
+        codec=options.codec,
+        hidden=tuple(teacher.hidden.groups),
+        attention=tuple(teacher.attention.groups),
+        logits=logits,
+        task=task,
+        embedding=vector,
+    )
