@@ -26,7 +26,7 @@ from teachonce.support.console import check_device, counted
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.forward import Known, forward
-from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.masked_views import RANDOM, Vocabulary, mask_spans, masked_input
 from teachonce.teacher_dump.windows.window import Window, length_batches
@@ -108,8 +108,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         attention=_spec(store.features.attention),
         device=resolved.device,
         precision=precision,
-        pooling=arguments["pooling"],
-        prompt=arguments["prompt"],
+        vectors=VectorWords(arguments["pooling"], arguments["prompt"]),
     )
     _check_sizes(store, teacher)
     _check_vectors(store, teacher)

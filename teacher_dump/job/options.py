@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
-from teachonce.store import LogitsSpec
 from teachonce.store.errors import NO_QUEUE
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.store.format.features import TASKS
@@ -34,11 +34,7 @@ DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 DEFAULT_LOGITS = "topk:64"
 AUTO = "auto"
-OF_TEXTS = (
-    "embedding",
-    "score",
-)  # heads whose output is all that is kept, unless more is asked for
-ALONE = "alone"  # scope of the options that `teacher-dump mixed-vocab` does not take
+OF_TEXTS = ("embedding", "score")  # heads that are stored alone, unless more is requested
 MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
 
 
@@ -48,27 +44,22 @@ class Shard(NamedTuple):
     place: int
     size: int
 
-    @staticmethod
-    def read(spec: str) -> Shard:
-        """Read `i/n`. Raises UserError for anything else."""
-        place, _, size = spec.partition("/")
-        if place.isdecimal() and size.isdecimal() and int(place) < int(size):
-            return Shard(int(place), int(size))
-        raise UserError(
-            f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
-        )
-
 
 def shard_of(spec: str | None) -> Shard | None:
-    """Return which of the processes this is: what `--shard` says, else what torchrun has told in
-    the environment; None for the only one."""
-    if spec is not None:
-        return Shard.read(spec)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
+    """Return which of the processes this is: what `--shard` says, else what torchrun has set in
+    the environment; None for the only one. Raises UserError for a `--shard` that is not i/n."""
+    if spec is None:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
+    place, _, number = spec.partition("/")
+    if place.isdecimal() and number.isdecimal() and int(place) < int(number):
+        return Shard(int(place), int(number))
+    raise UserError(
+        f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
+    )
 
 
-def _tier_and_size(spec: str) -> tuple[str, int]:
+def tier_and_size(spec: str) -> tuple[str, int]:
     """Read `--logits` as far as that needs no teacher: tier and size, 0 for tiers without one.
 
     Raises UserError for anything else.
@@ -134,13 +125,11 @@ class DumpOptions:
         None,
         "With --head embedding: column with the student's text, such as the translation of that in"
         " --text-column, which the teacher reads.",
-        scope={ALONE},
         told_default="the student reads what the teacher reads",
     )
     label_column: str | None = option(
         None,
         "Column with the gold label, by name or number, for a teacher that classifies texts.",
-        scope={ALONE},
     )
     head: str = option(
         AUTO,
@@ -149,19 +138,16 @@ class DumpOptions:
         " by the modules of a sentence-transformers folder or --pooling. score: one number for each"
         " pair of texts (rerankers).",
         choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "score", "none"),
-        scope={ALONE},
     )
     pooling: str | None = option(
         None,
         "With --head embedding: how a vector is made of a text's last states.",
         choices=("mean", "cls", "max", "last"),
-        scope={ALONE},
         told_default="the model's own (modules.json)",
     )
     prompt: str | None = option(
         None,
         "With --head embedding: name of the model's prompt that stands before each text.",
-        scope={ALONE},
         told_default="the model's own default, if it has one",
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
@@ -169,7 +155,7 @@ class DumpOptions:
         "What to keep of an LM head's logits: topk:K | sample:DRAWS | head | none.",
         told_default=DEFAULT_LOGITS,
         words=("topk:", "sample:", "head", "none"),
-        check=_tier_and_size,
+        check=tier_and_size,
     )
     hidden: str = option(
         AUTO,
@@ -190,16 +176,12 @@ class DumpOptions:
         1,
         "Forward passes over each sequence; view 0 is plain, the others have words masked.",
         within=at_least(1),
-        scope={ALONE},
     )
-    mask_prob: float = option(
-        0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE, scope={ALONE}
-    )
+    mask_prob: float = option(0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE)
     mask_words: str = option(
         "uniform",
         "rare: a word is masked the more often the rarer it is in the corpus (views 1, 2, ...).",
         choices=MASK_WORDS,
-        scope={ALONE},
     )
     seed: int = option(0, "Seed of masks and draws.", within=at_least(0))
     codec: str = option(
@@ -211,9 +193,7 @@ class DumpOptions:
         within=at_least(4),
         told_default=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
     )
-    stride: int = option(
-        0, "Tokens by which windows of one document overlap.", within=at_least(0), scope={ALONE}
-    )
+    stride: int = option(0, "Tokens by which windows of one document overlap.", within=at_least(0))
     batch_tokens: int = option(
         8192, "Tokens of a teacher batch, padding included: bounds memory.", within=at_least(1)
     )
@@ -230,7 +210,6 @@ class DumpOptions:
         " it has of the corpus is taken over, and the teacher reads the rest. It stays as it is.",
         read=place_of,
         told_default="no store: the teacher reads the whole corpus",
-        scope={ALONE},
     )
     gone: str | None = option(
         None,
@@ -238,7 +217,6 @@ class DumpOptions:
         " any more, as they were removed or changed.",
         choices=("forget", "keep"),
         told_default="an error that tells how many they are",
-        scope={ALONE},
     )
     part_tokens: int = PART_TOKENS
     weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
@@ -246,15 +224,13 @@ class DumpOptions:
         False,
         "Only tell what the dump would take, from a sample: bytes by feature, time, room.",
         flag="--plan",
-        scope={ALONE},
     )
     shard: str | None = option(
         None,
         "i/n: this is number i, from 0, of n processes that make one store, on this machine or"
         " others that see the same folder.",
-        check=Shard.read,
+        check=shard_of,
         told_default="one process; that of torchrun where it started this one",
-        scope={ALONE},
     )
     ray: str | None = option(
         None,
@@ -264,7 +240,6 @@ class DumpOptions:
         check=check_address,
         bare=AUTO,
         told_default="no Ray",
-        scope={ALONE},
     )
     ray_gpus: float | None = option(
         None,
@@ -272,7 +247,6 @@ class DumpOptions:
         within=NOT_NEGATIVE,
         check=check_gpus,
         told_default="1 where the cluster has any and --device is not cpu, else 0",
-        scope={ALONE},
     )
     trust_remote_code: bool = option(
         False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"
@@ -282,19 +256,15 @@ class DumpOptions:
     def __post_init__(self) -> None:
         self._fill_in()
         check_values(self)
-        _check_together(self)
+        _refuse(_contradictions(self))
 
     def _fill_in(self) -> None:
         """Decide the features that were not asked for."""
+        default = "none" if self.head in OF_TEXTS else "mean"
+        found = {name: default for name in ("hidden", "attention") if getattr(self, name) == AUTO}
         free = self.head == self.hidden == self.attention == AUTO and self.logits is None
-        alias = features_of_alias(self.model) if free and not self.text_only else None
-        if alias:
-            head, hidden = alias
-            found = {"head": head, "hidden": hidden, "attention": "none"}
-        else:
-            default = "none" if self.head in OF_TEXTS else "mean"
-            asked = {"hidden": self.hidden, "attention": self.attention}
-            found = {name: default for name, value in asked.items() if value == AUTO}
+        if free and not self.text_only and (alias := features_of_alias(self.model)):
+            found = {"head": alias[0], "hidden": alias[1], "attention": "none"}
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
@@ -311,145 +281,128 @@ class DumpOptions:
         return self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
 
 
-def _check_together(options: DumpOptions) -> None:
-    """Raise UserError for options that contradict each other, whatever the teacher is."""
-    together = options.ray is not None or shard_of(options.shard)
-    if "://" in str(options.out) and together:
-        raise UserError(f"{options.out}: {NO_QUEUE}")
+def _refuse(problems: Iterator[str]) -> None:
+    for problem in problems:
+        raise UserError(problem)
+
+
+def _contradictions(options: DumpOptions) -> Iterator[str]:
+    """Yield what is wrong with options that contradict each other, whatever the teacher is."""
+    if "://" in str(options.out) and (options.ray is not None or shard_of(options.shard)):
+        yield f"{options.out}: {NO_QUEUE}"
     if options.ray is not None and options.shard is not None:
-        raise UserError(
+        yield (
             f"--shard {options.shard} and --ray contradict each other: Ray starts the processes"
             " itself; leave one out"
         )
     if options.grow_from is None and options.gone is not None:
-        raise UserError(f"--gone {options.gone}: of documents of another store; add --grow-from")
+        yield f"--gone {options.gone}: of documents of another store; add --grow-from"
     if options.grow_from is not None:
-        _check_growth(options)
+        if str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
+            yield (
+                f"--grow-from {options.grow_from}: is --out, too, and a finished store is not"
+                " changed; give the grown store another name, and remove the old one when you like"
+            )
+        if options.plan:
+            yield "--plan and --grow-from: a plan is of a whole dump; leave one of them out"
     if options.ray is None and options.ray_gpus is not None:
-        raise UserError(f"--ray-gpus {options.ray_gpus:g}: for workers of Ray; add --ray")
+        yield f"--ray-gpus {options.ray_gpus:g}: for workers of Ray; add --ray"
     if options.mask_words == "rare" and options.views == 1:
-        raise UserError(
+        yield (
             "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"
             " (--views 2), or leave it out"
         )
+    yield from _head_contradictions(options)
+    if options.student_column is not None:
+        yield from _parallel_contradictions(options, options.student_column)
+
+
+def _head_contradictions(options: DumpOptions) -> Iterator[str]:
+    """Yield what is wrong with options for the head that is requested."""
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
     nothing = logits == options.hidden == options.attention == "none"
     if nothing and options.head not in (*TASKS, *OF_TEXTS) and not options.text_only:
-        raise UserError(
+        yield (
             f"{head}, --hidden and --attention are all none: the store would hold nothing of the"
             " teacher; ask for one of them"
         )
     if options.head in ("mlm", "causal") and options.logits == "none":
-        raise UserError(
-            f"--head {options.head} and --logits none contradict each other: leave one out"
-        )
+        yield f"--head {options.head} and --logits none contradict each other: leave one out"
     if options.head == "score":
-        _check_scored(options)
-        check_head(options, "classification")
-    elif options.head != "auto":
-        check_head(options, options.head)
+        if not pair_of(options.text_column):
+            yield (
+                "--head score: a score is of two texts; name their columns, --text-column A,B (such"
+                " as query,passage)"
+            )
+        if options.label_column is not None:
+            yield (
+                f"--label-column {options.label_column}: a score has no classes to label; leave it"
+                " out"
+            )
+        yield from _unfit_for(options, "classification")
+    elif options.head != AUTO:
+        yield from _unfit_for(options, options.head)
     for name in ("pooling", "prompt", "student_column"):
         if options.head != "embedding" and getattr(options, name) is not None:
-            raise UserError(
+            yield (
                 f"{flag_of(name)} {getattr(options, name)}: for vectors of texts; add --head"
                 " embedding, or leave it out"
             )
-    if options.student_column is not None:
-        _check_parallel(options, options.student_column)
 
 
-def _check_growth(options: DumpOptions) -> None:
-    if str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
-        raise UserError(
-            f"--grow-from {options.grow_from}: is --out, too, and a finished store is not changed;"
-            " give the grown store another name, and remove the old one when you like"
-        )
-    if options.plan:
-        raise UserError("--plan and --grow-from: a plan is of a whole dump; leave one of them out")
-
-
-def _check_parallel(options: DumpOptions, column: str) -> None:
-    """Raise UserError for what cannot be known of two texts, of which the teacher reads one."""
-    told = f"--student-column {column}: the teacher reads another text than the student"
+def _parallel_contradictions(options: DumpOptions, column: str) -> Iterator[str]:
+    """Yield what cannot be stored of two texts, of which the teacher reads one."""
+    start = f"--student-column {column}: the teacher reads another text than the student"
     if column in (options.text_column or DEFAULT_COLUMN).split(","):
-        raise UserError(f"--student-column {column}: is the teacher's, too; name another, or none")
+        yield f"--student-column {column}: is the teacher's, too; name another, or none"
     if not options.hidden == options.attention == "none":
-        raise UserError(
-            f"{told}, so of its tokens nothing can be aligned; keep vectors alone: --head"
+        yield (
+            f"{start}, so of its tokens nothing can be aligned; keep vectors alone: --head"
             " embedding, without --hidden and --attention"
         )
     if options.views > 1:
-        raise UserError(f"{told}, and a masked word of one is none of the other; use --views 1")
+        yield f"{start}, and a masked word of one is none of the other; use --views 1"
     if options.grow_from is not None:
-        raise UserError(
-            f"{told}, and the store keeps no teacher's text that could be compared with the"
+        yield (
+            f"{start}, and the store keeps no teacher's text that could be compared with the"
             " corpus; leave --grow-from out"
         )
 
 
-def _check_scored(options: DumpOptions) -> None:
-    if not pair_of(options.text_column):
-        raise UserError(
-            "--head score: a score is of two texts; name their columns, --text-column A,B (such as"
-            " query,passage)"
-        )
-    if options.label_column is not None:
-        raise UserError(
-            f"--label-column {options.label_column}: a score has no classes to label; leave it out"
-        )
-
-
-def check_length(asked: int | None, limit: int | None) -> None:
-    """Raise UserError for windows that are longer than what the teacher reads."""
-    if asked is not None and limit is not None and asked > limit:
-        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
-
-
 def check_head(options: DumpOptions, head: str) -> None:
     """Raise UserError for options that mean nothing for a head."""
+    _refuse(_unfit_for(options, head))
+
+
+def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
+    """Yield what is wrong with options that mean nothing for a head."""
+    article = "an" if head == "embedding" else "a"
     if head in TASKS and options.logits not in (None, "none"):
-        raise UserError(
+        yield (
             f"--logits {options.logits}: such tiers are for a vocabulary; of a {head} head all"
             " logits are stored: leave --logits out"
         )
     if head != "classification" and options.label_column is not None:
-        raise UserError(
+        yield (
             f"--label-column {options.label_column}: labels are kept beside a classification head,"
             f" and the teacher's is: {head}; leave it out, or fine-tune the teacher for them first"
         )
     if head != "classification" and pair_of(options.text_column):
-        raise UserError(
+        yield (
             f"--text-column {options.text_column}: pairs of texts are for a classification head,"
             f" and the teacher's is: {head}; give one column, or fine-tune the teacher for pairs"
             " first"
         )
     if head == "embedding" and options.logits not in (None, "none"):
-        raise UserError(
+        yield (
             f"--logits {options.logits}: with --head embedding no LM head is read; leave --logits"
             " out, or dump the logits into a store of their own"
         )
-    article = "an" if head == "embedding" else "a"
     if head in ("classification", "embedding") and options.stride:
-        raise UserError(
+        yield (
             f"--stride {options.stride}: for {article} {head} head a document is one sequence, cut"
             " at --max-length; leave --stride out"
         )
     if head == "causal" and options.views > 1:
-        raise UserError(
-            f"--views {options.views}: a causal head reads no masked words; use --views 1"
-        )
-
-
-def parse_logits(
-    spec: str, width: int, vocabulary: int, next_token: bool = False
-) -> LogitsSpec | None:
-    """Read `topk:K`, `sample:DRAWS`, `head` or `none`; raises UserError for anything else."""
-    tier, size = _tier_and_size(spec)
-    if tier == "none":
-        return None
-    if tier == "topk" and size >= vocabulary:
-        raise UserError(
-            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; keep fewer"
-        )
-    return LogitsSpec(tier, size or width, next_token)
+        yield f"--views {options.views}: a causal head reads no masked words; use --views 1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from teachonce.checkpoints.declared import (
     longest_input,
 )
 from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_model
-from teachonce.store import Features
+from teachonce.store import Features, LogitsSpec
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import counted
@@ -30,8 +30,7 @@ from teachonce.teacher_dump.job.options import (
     DEFAULT_MAX_LENGTH,
     DumpOptions,
     check_head,
-    check_length,
-    parse_logits,
+    tier_and_size,
 )
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 
@@ -159,7 +158,7 @@ def planned(
     model, corpus = check_inputs(options)
     resolved = options.resolved()
     say(settings_lines(resolved, bool(options.corpus)))
-    with Growth.of(resolved) as growth:
+    with Growth.of(resolved) if resolved.grow_from else nullcontext() as growth:
         if read_corpus:
             corpus.check()
         if stage_one and stage_one.corpus not in (None, corpus.identity()):
@@ -191,13 +190,13 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
         layer_groups(options.attention, layers, "--attention ")
     pieces = config.get("vocab_size")
     if options.logits and isinstance(pieces, int):
-        parse_logits(options.logits, 1, pieces)
+        _logits_of(options.logits, 1, pieces)
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head)
     tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
     longest = longest_input(tokens, config.get("max_position_embeddings"), config)
-    check_length(options.max_length, longest)
+    _check_length(options.max_length, longest)
     window = options.max_length or min(longest or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
@@ -211,7 +210,7 @@ def open_corpus(options: DumpOptions) -> Corpus:
 
 
 def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
-    from teachonce.teacher_dump.teacher.teacher import load_teacher  # loads torch
+    from teachonce.teacher_dump.teacher.teacher import VectorWords, load_teacher  # loads torch
 
     return load_teacher(
         model,
@@ -220,8 +219,7 @@ def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
         attention=options.attention,
         device=options.device,
         precision=options.precision,
-        pooling=options.pooling,
-        prompt=options.prompt,
+        vectors=VectorWords(options.pooling, options.prompt),
     )
 
 
@@ -248,10 +246,30 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
 def window_length(asked: int | None, teacher: Teacher) -> int:
     """Return the tokens of the longest window. Raises UserError if the teacher reads fewer."""
     limit = teacher.max_length()
-    check_length(asked, limit)
+    _check_length(asked, limit)
     own = teacher.text_vectors.max_length if teacher.text_vectors else None
     known = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
     return min(known) if asked is None else asked
+
+
+def _check_length(asked: int | None, limit: int | None) -> None:
+    """Raise UserError for windows that are longer than what the teacher reads."""
+    if asked is not None and limit is not None and asked > limit:
+        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
+
+
+def _logits_of(
+    spec: str, width: int, vocabulary: int, next_token: bool = False
+) -> LogitsSpec | None:
+    """Read `--logits`. Raises UserError for more logits than the teacher has tokens."""
+    tier, size = tier_and_size(spec)
+    if tier == "none":
+        return None
+    if tier == "topk" and size >= vocabulary:
+        raise UserError(
+            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; keep fewer"
+        )
+    return LogitsSpec(tier, size or width, next_token)
 
 
 def features_of(options: DumpOptions, teacher: Teacher) -> Features:
@@ -269,7 +287,7 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
     if teacher.decoder and not task:
         width = teacher.decoder.weight.shape[1]
         spec = options.logits or DEFAULT_LOGITS
-        logits = parse_logits(spec, width, teacher.vocabulary, teacher.head == "causal")
+        logits = _logits_of(spec, width, teacher.vocabulary, teacher.head == "causal")
     elif not task and options.logits not in (None, "none"):
         raise UserError(
             f"--logits {options.logits}: no LM head was read from {teacher.name}; leave --logits"

@@ -8,9 +8,13 @@ import click
 
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.grouped_help import GroupedCommand
-from teachonce.support.options import click_option, click_options, options_of, read_words, scoped
-from teachonce.teacher_dump.job.options import ALONE
-from teachonce.teacher_dump.mixed_vocab.options import RECIPES, MixedVocabOptions, StageOneDump
+from teachonce.support.options import click_option, click_options, options_of, read_words
+from teachonce.teacher_dump.mixed_vocab.options import (
+    DUMP_ALONE,
+    RECIPES,
+    MixedVocabOptions,
+    StageOneDump,
+)
 
 HELP = """Train a student's word embeddings within a masked-LM teacher, and keep them in a store.
 
@@ -42,7 +46,7 @@ GROUPS = {
 
 def _parameters() -> list[click.Parameter]:
     """The options of the dump that name its input and output, those of the training, the others."""
-    shared = [name for name in options_of(StageOneDump) if name not in scoped(StageOneDump, ALONE)]
+    shared = [name for name in options_of(StageOneDump) if name not in DUMP_ALONE]
     first = ("model", "out", "corpus", "text_column")
     return [
         *(click_option(StageOneDump, name) for name in first),

@@ -46,6 +46,7 @@ class Course:
     seed: int
     precision: str
     checkpoint_every: int
+    device: str
     begun: dict[str, Any]
     warmup: float = 0.05
     accumulate: int = 1
@@ -60,6 +61,7 @@ class Course:
             options.dump.seed,
             options.dump.precision,
             options.checkpoint_every,
+            options.dump.device,
             begun,
             options.warmup,
             options.accumulate,
@@ -71,7 +73,6 @@ def train(
     mixer: Mixer,
     course: Course,
     checkpoint: Path,
-    device: str,
     stop: Stop,
     say: Callable[[str], object] = lambda line: None,
     ranks: Ranks = ALONE,
@@ -83,10 +84,8 @@ def train(
     file belongs to another training, and if the loss is no longer finite. After a signal it writes
     a checkpoint and raises Stopped.
     """
-    model.to(device).train()
-    training = _EmbeddingTraining(
-        model, mixer, course, checkpoint, torch.device(device), say, ranks
-    )
+    model.to(course.device).train()
+    training = _EmbeddingTraining(model, mixer, course, checkpoint, say, ranks)
     # Two trainings would write one checkpoint.
     with closing(Lease(checkpoint)) if ranks.lead else nullcontext():
         training.load()
@@ -106,13 +105,12 @@ class _EmbeddingTraining(Training):
         mixer: Mixer,
         course: Course,
         checkpoint: Path,
-        device: torch.device,
         say: Callable[[str], object],
         ranks: Ranks,
     ) -> None:
         super().__init__(model, course.seed, CLIP, ranks)
         self.mixer, self.course, self.say = mixer, course, say
-        self.checkpoint, self.device = checkpoint, device
+        self.checkpoint, self.device = checkpoint, torch.device(course.device)
         self.steps = course.steps
         self.schedule = Schedule("linear", self.steps, round(course.warmup * self.steps))
         self.optimizer = optimizer_of(

@@ -17,11 +17,15 @@ from teachonce.support.options import (
     default_of,
     flag_of,
     option,
-    scoped,
 )
-from teachonce.teacher_dump.job.options import ALONE, DumpOptions, check_head
+from teachonce.teacher_dump.job.options import DumpOptions, check_head
 from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 
+DUMP_ALONE = (
+    *("student_column", "label_column", "head", "pooling", "prompt", "views", "mask_prob"),
+    *("mask_words", "stride", "grow_from", "gone", "plan", "shard", "ray", "ray_gpus"),
+)
+"""Options of a dump that stage I does not take."""
 LATER = ("warmup", "accumulate", "tie")  # came after the first stores, which do not tell them
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
 
@@ -66,7 +70,7 @@ class StageOneDump(DumpOptions):
                 " --out a local path, and copy the store with `feature-store convert`"
             )
         check_head(self, "mlm")
-        for name in sorted(scoped(DumpOptions, ALONE)):
+        for name in sorted(DUMP_ALONE):
             if getattr(self, name) != default_of(DumpOptions, name):
                 raise UserError(
                     f"{flag_of(name)} {getattr(self, name)}: mixed-vocab takes no such option;"

@@ -143,8 +143,7 @@ def _trained(
         "limit": asked.limit,
     }
     embeddings = train(
-        *(network, mixer, Course.of(options, begun), options.checkpoint(), asked.device, stop, say),
-        ranks=ranks,
+        network, mixer, Course.of(options, begun), options.checkpoint(), stop, say, ranks
     )
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
     corpus.check_unchanged()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import longest_input
@@ -32,9 +33,33 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
-from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a teacher.
+
+    kind: a key of `loading.FACTORIES`, or `embedding`; None if the checkpoint has no head, or none
+    was requested. decoder: the last step of that head. task: what it was fine-tuned for; None for
+    LM heads. text_vectors: how a text becomes a vector, for the kind `embedding`.
+    """
+
+    kind: str | None = None
+    decoder: Decoder | None = None
+    task: TaskSpec | None = None
+    text_vectors: TextVectors | None = None
+
+
+class VectorWords(NamedTuple):
+    """How `--pooling` and `--prompt` change the vectors of a sentence encoder; None: its own."""
+
+    pooling: str | None = None
+    prompt: str | None = None
+
+
+NO_WORDS = VectorWords()
 
 
 @dataclass
@@ -61,17 +86,14 @@ class Teacher:
         resolved: ResolvedModel,
         model: PreTrainedModel,
         tokenizer: Any,
-        decoder: Decoder | None,
+        head: Head,
         hidden: str,
         attention: str,
-        head: str | None = None,
-        task: TaskSpec | None = None,
-        text_vectors: TextVectors | None = None,
     ) -> None:
-        self.text_vectors = text_vectors
-        self.head, self.task = head, task
+        self.head, self.decoder = head.kind, head.decoder
+        self.task, self.text_vectors = head.task, head.text_vectors
         self.name, self.revision = resolved.name, resolved.revision
-        self.model, self.tokenizer, self.decoder = model, tokenizer, decoder
+        self.model, self.tokenizer = model, tokenizer
         self.config = model.config
         self.base: Any = model.base_model
         self.layers = int(self.config.num_hidden_layers)
@@ -88,7 +110,7 @@ class Teacher:
         asks = "output_attentions" in inspect.signature(self.base.forward).parameters
         self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
         caches = "use_cache" in inspect.signature(self.base.forward).parameters
-        if head == "causal" or (head == EMBEDDING and caches):
+        if head.kind == "causal" or (head.kind == EMBEDDING and caches):
             self._arguments["use_cache"] = False  # no next token needs the keys and values
 
     @property
@@ -209,6 +231,88 @@ class Teacher:
         }
 
 
+def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
+    """Find the transformer layers of an encoder: its outermost module list of `count` members.
+
+    Raises UserError if there is none.
+    """
+    for module in base.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UserError(
+        f"{type(base).__name__} has no list of its {count} layers (layers that share weights,"
+        " perhaps): choose a BERT-like encoder"
+    )
+
+
+class Accumulator:
+    """Running means of tensors over named groups of layers."""
+
+    def __init__(self, groups: Mapping[str, list[int]]) -> None:
+        self.groups = groups
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def add(self, layer: int, value: torch.Tensor) -> None:
+        for name, members in self.groups.items():
+            if layer in members:
+                if name not in self.sums:
+                    self.sums[name] = torch.zeros_like(value, dtype=torch.float32)
+                self.sums[name].add_(value, alpha=1 / len(members))
+
+    def take(self) -> dict[str, torch.Tensor]:
+        sums, self.sums = self.sums, {}
+        return sums
+
+
+@contextmanager
+def tapped(
+    base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
+) -> Iterator[None]:
+    """While this context is open, give states [B,L,D] and attention maps [B,L,L] of every forward
+    pass of `base` to the accumulators.
+
+    State i is the input of layer i + 1, and the last state is the output of the encoder. Final
+    norms and convolutions between layers are therefore part of the states, as in transformers' own
+    `hidden_states`. Attention maps are probabilities, averaged over heads.
+    """
+    handles = []
+    modules = find_layers(base, layers)
+    for i, layer in enumerate(modules):
+        handles.append(layer.register_forward_pre_hook(_read_state(hidden, i), with_kwargs=True))
+        if attention.groups:
+            handles += _tap_attention(layer, attention, i + 1)
+
+    def read_last(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        hidden.add(layers, output[0])
+
+    handles.append(base.register_forward_hook(read_last))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _read_state(hidden: Accumulator, number: int) -> Callable[..., None]:
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden.add(number, args[0] if args else kwargs["hidden_states"])
+
+    return hook
+
+
+def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> list[Any]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
+            raise UserError(f"layer {number} gives no attention maps: use --attention none")
+        attention.add(number, maps.mean(dim=1, dtype=torch.float32))
+
+    named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]
+    # A wrapper of an attention module returns the same maps: only the innermost one counts.
+    innermost = [m for m in named if not any(n in named for n in m.modules() if n is not m)]
+    return [module.register_forward_hook(hook) for module in innermost]
+
+
 def load_teacher(
     model: str | ResolvedModel,
     *,
@@ -217,13 +321,12 @@ def load_teacher(
     attention: str = "mean",
     device: str = "cpu",
     precision: str = "fp32",
-    pooling: str | None = None,
-    prompt: str | None = None,
+    vectors: VectorWords = NO_WORDS,
 ) -> Teacher:
     """Load a checkpoint (folder, model id or alias).
 
     `head` is one of `networks.FACTORIES`, `none`, `embedding`, or `auto` for the head that is in
-    the checkpoint. `pooling` and `prompt` are those of `text_vectors`, for the head `embedding`.
+    the checkpoint. `vectors` change those of the head `embedding`.
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
     none, or lacks the head asked for: transformers would fill it with random numbers.
     """
@@ -255,6 +358,6 @@ def load_teacher(
     network = network.eval().to(device)
     how = None
     if found == EMBEDDING:
-        how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), pooling, prompt)
+        how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
         how.head.to(device)
-    return Teacher(resolved, network, tokenizer, decoder, hidden, attention, found, task, how)
+    return Teacher(resolved, network, tokenizer, Head(found, decoder, task, how), hidden, attention)

@@ -14,7 +14,7 @@ import torch
 from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.store import EmbeddingSpec, open_store
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import (
     PROMPTS,
@@ -70,7 +70,7 @@ def test_a_folder_is_read_as_it_is(
             tmp_path / "a.zarr",
             head="embedding",
             logits=None,
-            prompt=prompt,
+            vectors=VectorWords(prompt=prompt),
             codec="exact",
         )  # fmt: skip
     )
@@ -114,7 +114,7 @@ def test_decoders_pool_their_last_token(
             tmp_path / "a.h5",
             head="embedding",
             logits=None,
-            prompt="query",
+            vectors=VectorWords(prompt="query"),
             codec="exact",
             hidden="layer:4",
         )  # fmt: skip
@@ -129,11 +129,15 @@ def test_a_plain_checkpoint_takes_a_pooling(tiny_teacher: TinyTeacher, tmp_path:
     base = tiny_teacher("roberta")
     for word, mode in {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}.items():
         folder = modules(pooling(mode), base=base, folder=tmp_path / word)
-        teacher = load_teacher(str(base), head="embedding", pooling=word, attention="none")
+        teacher = load_teacher(
+            str(base), head="embedding", vectors=VectorWords(pooling=word), attention="none"
+        )
         assert teacher.text_vectors and teacher.text_vectors.spec == EmbeddingSpec(32, mode)
         vectors = _vectors(teacher, list(ENGLISH[:5]))
         assert np.allclose(vectors, library(folder, list(ENGLISH[:5])), atol=2e-5)
-    replaced = load_teacher(str(folder), head="embedding", pooling="mean", attention="none")
+    replaced = load_teacher(
+        str(folder), head="embedding", vectors=VectorWords(pooling="mean"), attention="none"
+    )
     assert replaced.text_vectors and replaced.text_vectors.spec.pooling == "mean"
 
 

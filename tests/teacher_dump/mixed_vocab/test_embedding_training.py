@@ -30,6 +30,7 @@ def course(steps: int, **changes: Any) -> Course:
         "seed": 1,
         "precision": "fp32",
         "checkpoint_every": 1000,
+        "device": "cpu",
         "begun": {"steps": steps},
     }
     return Course(**(settings | changes))
@@ -54,7 +55,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
         with stoppable() as stop:
             path = tmp_path / name
             asked = course(30, optimizer=optimizer, lr=rate, **changes)
-            return train(model, mixer, asked, path, "cpu", stop, say), said
+            return train(model, mixer, asked, path, stop, say), said
 
     whole, said = once("whole")
     first, last = (float(line.split("loss ")[1].split()[0]) for line in (said[0], said[-1]))
@@ -101,7 +102,7 @@ def test_a_step_of_several_batches_and_its_warm_up(
 
         with stoppable() as stop:
             asked = course(4, accumulate=3, warmup=0.5)
-            return train(model, mixer, asked, tmp_path / name, "cpu", stop, say)
+            return train(model, mixer, asked, tmp_path / name, stop, say)
 
     whole = trained("whole")
     assert [rate for rate, _, _ in taken] == pytest.approx([1.5e-3, 3e-3, 3e-3, 1.5e-3])
