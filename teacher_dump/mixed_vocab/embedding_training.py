@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,61 +31,26 @@ CLIP = 1.0
 BETAS = (0.9, 0.999)
 
 
-@dataclass(frozen=True)
-class Course:
-    """Length, rate and other settings of a training.
-
-    `begun` identifies the training: a checkpoint of another one is refused.
-    """
-
-    steps: int
-    lr: float
-    optimizer: str
-    seed: int
-    precision: str
-    checkpoint_every: int
-    device: str
-    begun: dict[str, Any]
-    warmup: float = 0.05
-    accumulate: int = 1
-
-    @staticmethod
-    def of(options: MixedVocabOptions, begun: dict[str, Any]) -> Course:
-        """The course that options ask for."""
-        return Course(
-            options.steps,
-            options.lr,
-            options.optimizer,
-            options.dump.seed,
-            options.dump.precision,
-            options.checkpoint_every,
-            options.dump.device,
-            begun,
-            options.warmup,
-            options.accumulate,
-        )
-
-
 def train(
     model: MixedTeacher,
     mixer: Mixer,
-    course: Course,
-    checkpoint: Path,
+    options: MixedVocabOptions,
+    started: dict[str, Any],
     stop: Stop,
     say: Callable[[str], object] = lambda line: None,
     ranks: Ranks = ALONE,
 ) -> Floats:
     """Train in place and return the student's embeddings, float32 [Vs, d].
 
-    Each of several `ranks` computes its share of a step's batches, and the first of them writes. It
-    goes on from `checkpoint` if that file exists, along the same curve. Raises UserError if the
-    file belongs to another training, and if the loss is no longer finite. After a signal it writes
-    a checkpoint and raises Stopped.
+    Each of several `ranks` computes its share of a step's batches, and the first of them writes. If
+    the checkpoint of the options exists, the training continues from it, along the same curve.
+    `started` identifies the training. Raises UserError if the checkpoint is of another one, and if
+    the loss is no longer finite. After a signal it writes a checkpoint and raises Stopped.
     """
-    model.to(course.device).train()
-    training = _EmbeddingTraining(model, mixer, course, checkpoint, say, ranks)
+    model.to(options.dump.device).train()
+    training = _EmbeddingTraining(model, mixer, options, started, say, ranks)
     # Two trainings would write one checkpoint.
-    with closing(Lease(checkpoint)) if ranks.lead else nullcontext():
+    with closing(Lease(options.checkpoint())) if ranks.lead else nullcontext():
         training.load()
         training.run(stop, "mixed vocabulary")
     embeddings: Floats = model.student.weight.detach().float().cpu().numpy().copy()
@@ -103,34 +66,34 @@ class _EmbeddingTraining(Training):
         self,
         model: MixedTeacher,
         mixer: Mixer,
-        course: Course,
-        checkpoint: Path,
+        options: MixedVocabOptions,
+        started: dict[str, Any],
         say: Callable[[str], object],
         ranks: Ranks,
     ) -> None:
-        super().__init__(model, course.seed, CLIP, ranks)
-        self.mixer, self.course, self.say = mixer, course, say
-        self.checkpoint, self.device = checkpoint, torch.device(course.device)
-        self.steps = course.steps
-        self.schedule = Schedule("linear", self.steps, round(course.warmup * self.steps))
+        super().__init__(model, options.dump.seed, CLIP, ranks)
+        self.mixer, self.options, self.started, self.say = mixer, options, started, say
+        self.checkpoint, self.device = options.checkpoint(), torch.device(options.dump.device)
+        self.steps = options.steps
+        self.schedule = Schedule("linear", self.steps, round(options.warmup * self.steps))
         self.optimizer = optimizer_of(
-            model, course.optimizer, lr=course.lr, weight_decay=WEIGHT_DECAY, betas=BETAS
+            model, options.optimizer, lr=options.lr, weight_decay=WEIGHT_DECAY, betas=BETAS
         )
         self.sums, self.since = Losses(), time.perf_counter()
 
     def updates(self) -> Iterator[Losses]:
         self.since = time.perf_counter()
-        count, ranks = self.course.accumulate, self.ranks
+        count, ranks = self.options.accumulate, self.ranks
         batches = self.mixer.batches(ranks.first_from(self.step * count), ranks.size)
         while self.step < self.steps:
-            rate = self.course.lr * self.schedule.factor(self.step)
+            rate = self.options.lr * self.schedule.factor(self.step)
             own = [number for number in range(count) if ranks.owns(self.step * count + number)]
             some = ((number, next(batches).to(self.device)) for number in own)
             yield self.update(rate, some, self._losses, count)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean loss of a batch, and the sums and counts of the printed lines."""
-        narrow = self.course.precision == "bf16"
+        narrow = self.options.dump.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
             sums = torch.stack(self.model(batch))
         own = batch.labels_own.sum()
@@ -145,7 +108,7 @@ class _EmbeddingTraining(Training):
 
     def after(self, losses: Losses, progress: Any) -> None:
         for name, value in losses.items():
-            value *= self.course.accumulate  # a sum over the step's batches, as the counts are
+            value *= self.options.accumulate  # a sum over the step's batches, as the counts are
             self.sums[name] = self.sums.get(name, 0.0) + value
         if self.step % max(1, self.steps // LINES) == 0 or self.step == self.steps:
             progress.clear()
@@ -165,11 +128,11 @@ class _EmbeddingTraining(Training):
         )
 
     def is_due(self) -> bool:
-        return self.step % self.course.checkpoint_every == 0 or self.step == self.steps
+        return self.step % self.options.checkpoint_every == 0 or self.step == self.steps
 
     def save(self) -> None:
         try:
-            write_checkpoint(self.checkpoint, {**self.state(), "begun": self.course.begun})
+            write_checkpoint(self.checkpoint, {**self.state(), "begun": self.started})
         except OSError as error:
             raise UserError(
                 f"{self.checkpoint}: cannot be written: {files.reason(error)}"
@@ -191,7 +154,7 @@ class _EmbeddingTraining(Training):
         with fitting(self.checkpoint):
             differ = [
                 f"{key} was {old} and is {new}"
-                for key, old, new in differences({**state["begun"]}, self.course.begun)
+                for key, old, new in differences({**state["begun"]}, self.started)
             ]
         if differ:
             raise UserError(

@@ -83,7 +83,7 @@ def _kept(options: MixedVocabOptions) -> str:
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
-    """Read stage I from a store, finished or not; UserError if it was begun with other
+    """Read stage I from a store, finished or not; UserError if it was started with other
     arguments."""
     out = options.dump.out
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
@@ -107,7 +107,7 @@ def _trained(
     ranks: Ranks,
 ) -> StageOne:
     from teachonce.checkpoints.tokenizer_folder import tokenizer_files
-    from teachonce.teacher_dump.mixed_vocab.embedding_training import Course, train
+    from teachonce.teacher_dump.mixed_vocab.embedding_training import train
     from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
 
     asked = options.dump
@@ -134,7 +134,7 @@ def _trained(
         asked.batch_tokens,
         asked.seed,
     )
-    begun = {
+    started = {
         **options.arguments(),
         "teacher": teacher.weights_hash(),
         "tokenizer": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
@@ -142,12 +142,10 @@ def _trained(
         "max_length": longest,
         "limit": asked.limit,
     }
-    embeddings = train(
-        network, mixer, Course.of(options, begun), options.checkpoint(), stop, say, ranks
-    )
+    embeddings = train(network, mixer, options, started, stop, say, ranks)
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
     corpus.check_unchanged()
-    return StageOne(vocab, options.arguments(), begun["corpus"])
+    return StageOne(vocab, options.arguments(), started["corpus"])
 
 
 def _masked_teacher(model: ResolvedModel) -> Teacher:

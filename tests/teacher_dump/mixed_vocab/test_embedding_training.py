@@ -13,8 +13,9 @@ import pytest
 
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped, stoppable
-from teachonce.teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, Course, train
+from teachonce.teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, train
 from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from teachonce.training.loop import Training
 from teachonce.training.optimizer import optimizer_of
@@ -22,25 +23,17 @@ from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
 from tests.training.lamb import check_steps
 
 
-def course(steps: int, **changes: Any) -> Course:
-    settings: dict[str, Any] = {
-        "steps": steps,
-        "lr": 3e-3,
-        "optimizer": "adamw",
-        "seed": 1,
-        "precision": "fp32",
-        "checkpoint_every": 1000,
-        "device": "cpu",
-        "begun": {"steps": steps},
-    }
-    return Course(**(settings | changes))
+def options(out: Path, steps: int, **changes: Any) -> MixedVocabOptions:
+    dump = StageOneDump("teacher", out, seed=1, device="cpu", precision="fp32")
+    settings: dict[str, Any] = {"width": WIDTH, "steps": steps, "lr": 3e-3}
+    return MixedVocabOptions(dump, **(settings | {"checkpoint_every": 1000} | changes))
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 3e-3), ("lamb", 3e-2)])
 def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
     tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, optimizer: str, rate: float
 ) -> None:
-    def once(name: str, until: int = 0, **changes: Any) -> tuple[Any, list[str]]:
+    def once(name: str, until: int = 0, started: int = 30, **changes: Any) -> tuple[Any, list[str]]:
         teacher = load_teacher(
             str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none"
         )
@@ -53,9 +46,8 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
                 os.kill(os.getpid(), signal.SIGINT)
 
         with stoppable() as stop:
-            path = tmp_path / name
-            asked = course(30, optimizer=optimizer, lr=rate, **changes)
-            return train(model, mixer, asked, path, stop, say), said
+            asked = options(tmp_path / name, 30, optimizer=optimizer, lr=rate, **changes)
+            return train(model, mixer, asked, {"steps": started}, stop, say), said
 
     whole, said = once("whole")
     first, last = (float(line.split("loss ")[1].split()[0]) for line in (said[0], said[-1]))
@@ -68,8 +60,8 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
     unchanged, said = once("cut")  # killed as the store was to be written: nothing is trained
     assert said == ["resume    after step 30 of 30"] and np.array_equal(whole, unchanged)
     with pytest.raises(UserError, match="with other arguments: steps was '30' and is '31'"):
-        once("cut", begun={"steps": 31})
-    (tmp_path / "torn").write_bytes(b"PK")
+        once("cut", started=31)
+    options(tmp_path / "torn", 30).checkpoint().write_bytes(b"PK")
     with pytest.raises(UserError, match="cannot be read.*remove it to begin anew"):
         once("torn")
 
@@ -101,8 +93,8 @@ def test_a_step_of_several_batches_and_its_warm_up(
                 os.kill(os.getpid(), signal.SIGINT)
 
         with stoppable() as stop:
-            asked = course(4, accumulate=3, warmup=0.5)
-            return train(model, mixer, asked, tmp_path / name, stop, say)
+            asked = options(tmp_path / name, 4, accumulate=3, warmup=0.5)
+            return train(model, mixer, asked, {}, stop, say)
 
     whole = trained("whole")
     assert [rate for rate, _, _ in taken] == pytest.approx([1.5e-3, 3e-3, 3e-3, 1.5e-3])
@@ -118,5 +110,5 @@ def test_steps_of_lamb_are_those_of_the_paper(
 ) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=1)
-    made = optimizer_of(model, "lamb", lr=course(3).lr, weight_decay=WEIGHT_DECAY, betas=BETAS)
+    made = optimizer_of(model, "lamb", lr=3e-3, weight_decay=WEIGHT_DECAY, betas=BETAS)
     check_steps(made, model, BETAS, WEIGHT_DECAY)
