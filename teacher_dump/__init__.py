@@ -1,4 +1,4 @@
-"""Run a teacher over a corpus and keep what it knew: corpus, windows, forward passes, store.
+"""Run a teacher over a corpus and store its output: corpus, windows, forward passes, store.
 
 A name is imported when it is first used; `__init__.pyi` lists the names.
 """

@@ -1,4 +1,4 @@
-"""The command `teacher-dump`: runs the teacher once and keeps what it knew."""
+"""The command `teacher-dump`: runs the teacher once and stores its output."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main(**given: Any) -> None:
         return
     from teachonce.teacher_dump.job.dump import dump  # loads torch only for work, not for --help
 
-    _tell(options, dump(options, say=click.echo))
+    _report(options, dump(options, say=click.echo))
 
 
 def _plan(options: DumpOptions) -> None:
@@ -80,7 +80,7 @@ def _plan(options: DumpOptions) -> None:
 
 
 def _share(options: DumpOptions, shard: Shard) -> None:
-    """Make parts of a store together with other processes, and tell which."""
+    """Make parts of a store together with other processes, and report which."""
     from teachonce.teacher_dump.job.sharing import share
 
     done = share(options, shard, say=click.echo if leads() else lambda line: None)
@@ -89,22 +89,22 @@ def _share(options: DumpOptions, shard: Shard) -> None:
         f" {counted(done.parts, 'part')} with {counted(done.tokens, 'token')}"
     )
     if done.store:
-        _tell(options, done.store)
+        _report(options, done.store)
 
 
 def _share_on_ray(options: DumpOptions) -> None:
-    """Let the workers of a Ray cluster make a store, and tell what it holds."""
+    """Let the workers of a Ray cluster make a store, and report what it holds."""
     from teachonce.teacher_dump.job.on_ray import share_on_ray
 
     done, before = share_on_ray(options, say=click.echo)
     if done.store:
-        _tell(options, replace(done.store, resumed_parts=before))
+        _report(options, replace(done.store, resumed_parts=before))
     else:
         click.echo(f"{options.out}: is finished")
 
 
-def _tell(options: DumpOptions, done: DumpSummary) -> None:
-    """Tell what a finished store holds, and what to do next."""
+def _report(options: DumpOptions, done: DumpSummary) -> None:
+    """Report what a finished store holds, and what to do next."""
     if done.finished_before:
         click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
         return

@@ -1,6 +1,6 @@
 """Runs a sample of a store through its teacher again, and compares it with what is stored.
 
-Errors beyond what the codec promises tell of other weights, dropout, another layer or other text.
+Errors beyond what the codec promises come from other weights, dropout, another layer or other text.
 """
 
 from __future__ import annotations

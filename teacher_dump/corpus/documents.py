@@ -70,7 +70,7 @@ class Corpus:
         label_column: str | None = None,
         student_column: str | None = None,
     ) -> Corpus:
-        """Find the sources and read the first text of each, so that most mistakes are told at once.
+        """Find the sources and read the first text of each, so that most mistakes show at once.
 
         Tables hold the text in `text_column` (see `choose_column` where it is None), or the texts
         of pairs in two columns `A,B`, and the gold label in `label_column` if that is given. With
@@ -91,12 +91,12 @@ class Corpus:
         }
         plain = [source.name for source in found if not source.tabular]
         if given and len(plain) == len(found):
-            told = next(iter(given.values()))
-            raise CorpusError(f"{told}: {', '.join(plain)} has no columns; leave it out")
+            option = next(iter(given.values()))
+            raise CorpusError(f"{option}: {', '.join(plain)} has no columns; leave it out")
         if columns.second is not None and plain:
-            told = given["student_column" if columns.parallel else "text_column"]
+            option = given["student_column" if columns.parallel else "text_column"]
             raise CorpusError(
-                f"{told}: {plain[0]} has no columns, so no pairs of texts; leave it out, or write"
+                f"{option}: {plain[0]} has no columns, so no pairs of texts; leave it out, or write"
                 " it as a table"
             )
         for source in found:
@@ -124,7 +124,7 @@ class Corpus:
             )
 
     def check(self) -> None:
-        """Read local sources to their end, so that a bad line is told before hours of work.
+        """Read local sources to their end, so that a bad line is reported before hours of work.
 
         Raises CorpusError.
         """
@@ -184,11 +184,11 @@ class Corpus:
     def trust(self, identity: Mapping[str, Any]) -> None:
         """Take the hashes of files of the same names and sizes from an identity.
 
-        For those who read no text, so that many processes need not all read the corpus to tell that
-        they mean the same.
+        For processes that read no text: not each has to read the corpus to know that it is the
+        same.
         """
-        for source, told in zip(self.sources, identity.get("sources", ()), strict=False):
-            source.trust(told)
+        for source, stored in zip(self.sources, identity.get("sources", ()), strict=False):
+            source.trust(stored)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

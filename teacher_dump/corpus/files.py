@@ -38,9 +38,9 @@ from teachonce.teacher_dump.corpus.text_files import (
 )
 
 PEEK_LINES = 1000
-"""Number of lines by which a token/tag file is told from a table."""
+"""Number of lines by which a token/tag file is distinguished from a table."""
 SAMPLE_ROWS = 100
-"""Number of rows by which a column of text is told from a column of numbers."""
+"""Number of rows by which a column of text is distinguished from a column of numbers."""
 BLOCK = 1 << 20
 """Bytes that are read at once for a hash."""
 KEPT_NAMES = 1 << 17  # more than any teacher has labels
@@ -48,12 +48,12 @@ SizeAndHash = tuple[int, str]  # of bytes: their number and SHA-256
 
 
 def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[LabelledText]:
-    """Read the texts of a file by its suffix. `seen` is told the bytes that are read."""
+    """Read the texts of a file by its suffix. `seen` gets the bytes that are read."""
     return READERS[path.suffix.lower()](path, columns, seen)
 
 
 def has_columns(path: Path, columns: Columns) -> bool:
-    """Whether the texts of a file stand in a column, not on lines or as words with tags."""
+    """Whether the texts of a file are in a column, not on lines or as words with tags."""
     suffix = path.suffix.lower()
     return suffix != ".txt" and not (suffix == ".tsv" and _is_tagged(path, columns))
 
@@ -192,8 +192,8 @@ def _read_parquet(path: Path, columns: Columns, seen: Seen) -> Iterator[Labelled
 
 @contextmanager
 def _seen_whole(path: Path, seen: Seen) -> Iterator[None]:
-    """Tell the bytes of a file that a library reads here and there, and more where they are others
-    after the reading: what was read is then none of both."""
+    """Pass on the bytes of a file that a library reads in any order; and more if they differ after
+    the reading, because what was read is then neither version."""
     if seen is ignore:
         yield
         return

@@ -91,7 +91,7 @@ def pair_of(text_column: str | None) -> tuple[str, str] | None:
 class Gold:
     """Gold labels, given by people: one label of a whole text, or tags of its words.
 
-    A tag is (first character, character behind the last, name); tags stand in the order of words.
+    A tag is (first character, character behind the last, name); tags are in the order of words.
     """
 
     label: str | None = None
@@ -109,7 +109,7 @@ class Gold:
 class LabelledText:
     """One text of a file.
 
-    line: where it stands (in .parquet the number of its row).
+    line: its number in the file (in .parquet the number of its row).
     tag_lines: the line of each of its tags.
     """
 
@@ -225,7 +225,7 @@ def text_of(value: Any, column: str, where: object) -> str:
 
 
 def is_iob(labels: Iterable[str]) -> bool:
-    """Tell whether the labels of a tagger are IOB: some begin an entity, and all are O, B-X or I-X.
+    """Whether the labels of a tagger are IOB: some begin an entity, and all are O, B-X or I-X.
 
     Parts of speech are not, nor are tags that never say where an entity begins.
     """

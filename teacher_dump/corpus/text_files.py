@@ -111,7 +111,7 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A .tsv or .csv file: the names of its columns and where they stand, and the rows below."""
+    """A .tsv or .csv file: the names of its columns and their place, and the rows below."""
 
     header: list[str]
     where: str

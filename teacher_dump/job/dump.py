@@ -99,7 +99,7 @@ def dump(
 
 
 def kept(out: Path | str) -> str:
-    """Tell in a line what a stopped dump has written, and how to go on."""
+    """Describe in a line what a stopped dump has written, and how to continue it."""
     if StoreWriter.peek(out) is None:
         state = "is finished"
         if not staging_of(out).exists():
@@ -204,7 +204,7 @@ def _write(
 
     done = Counter(taken.kept) if taken else Counter[str]()
     limit = taken.tokens if taken else plan.options.limit
-    # where texts are cut, or overlap, characters tell no share
+    # where texts are cut, or overlap, characters give no share
     in_pieces = plan.features.task or plan.features.embedding or plan.options.stride
     with (
         Behind(BATCHES_BEHIND, say) as behind,
@@ -216,7 +216,7 @@ def _write(
             progress.advance(tokens)
 
         for number, windows in enumerate(parts, done["parts"]):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             progress.begin(windows)
             if number in writer.published:
                 check_published(writer, number, windows)
@@ -225,7 +225,7 @@ def _write(
                 part = NumberedPart(number, done["sequences"], windows)
                 with stop.held():
                     write_part(plan, writer, part, words, done, advance, behind)
-                progress.end(number, windows, time.perf_counter() - begun)
+                progress.end(number, windows, time.perf_counter() - start)
                 stop.check()
             count(done, windows)
         behind.finish()
@@ -234,7 +234,7 @@ def _write(
 
 def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | None:
     """Return the root attributes of a finished store at --out, which the same command made, as far
-    as its options tell; None where a store can be begun or continued, `shared` with other
+    as its options say; None where a store can be created or continued, `shared` with other
     processes.
 
     Raises UserError where neither is so.

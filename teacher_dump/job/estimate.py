@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
 
 DOCUMENTS, LONGEST = 2000, 50_000  # of the sample, and the characters that are read of one
-EACH = 8  # of the documents of which one tells how many tokens there are in a character
+EACH = 8  # documents: of one of them the tokens are counted, for tokens per character
 BATCHES = 4  # of the teacher over the sample
 WEIGHTS = 1 << 26  # bytes of weights that are written to see how far they compress
 KEPT_FREE = 0.95  # of the room that is there, how much a store may take
@@ -229,10 +229,10 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
     inputs = [w.ids for w in windows]
     batches = length_batches([len(ids) for ids in inputs], sampled.options.batch_tokens)
     for chosen in (batches[:1], batches):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in forward(sampled.teacher, windows, inputs, chosen, 0, Counter()):
             pass
-        taken = time.perf_counter() - begun
+        taken = time.perf_counter() - start
     return taken
 
 
@@ -255,10 +255,10 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
     )
     part, check = NumberedPart(0, 0, windows), lambda tokens: stop.check()
     with closing(writer):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with Behind(BATCHES_BEHIND) as behind:
             write_part(sampled, writer, part, words, Counter(), check, behind)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
 
 def _some(teacher: Teacher) -> Iterator[tuple[str, Array]]:

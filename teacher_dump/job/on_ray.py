@@ -30,14 +30,14 @@ from teachonce.teacher_dump.job.plan import check_inputs, settings_lines
 from teachonce.teacher_dump.job.sharing import Shared, share
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
-TOLD = 30.0  # seconds between lines of progress
+REPORT = 30.0  # seconds between lines of progress
 SEALED = 120.0  # seconds that the worker that sealed the store may take to report
 DEATHS = 10  # of workers in a row, and two for each place, without a new part: a reason to give up
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told: the dump, and where the driver is at home."""
+    """What a worker needs: the options of the dump, and the home of the driver."""
 
     options: DumpOptions
     home: Home
@@ -49,7 +49,7 @@ def driven(out: Path) -> Path:
 
 
 def worker(task: Task, shard: Shard) -> Shared | str:
-    """Make parts until the store is finished; or return the line that tells what is wrong here."""
+    """Make parts until the store is finished; or return a line with what is wrong on its node."""
     try:
         task.home.enter()
         return share(task.options, shard)
@@ -109,7 +109,7 @@ class _Driver:
         )(worker)
         self._running: list[Any] = []
         self._begun = self._deaths = self._parts = 0
-        self._told, self._line = -math.inf, ""
+        self._reported, self._line = -math.inf, ""
 
     def run(self) -> Shared:
         """Return what the worker reports that has sealed the store."""
@@ -143,11 +143,11 @@ class _Driver:
 
     def _tell(self, line: str) -> None:
         """Say what has changed, or how far it is."""
-        late = time.monotonic() - self._told > TOLD
+        late = time.monotonic() - self._reported > REPORT
         if line != self._line or late:
             parts = _published(Path(self._task.options.out))
             self._say(f"ray: {line}; {counted(parts, 'part')} published")
-            self._told, self._line = time.monotonic(), line
+            self._reported, self._line = time.monotonic(), line
 
     def _ended(self) -> list[Shared]:
         """Return what workers report that have ended, for the store is finished."""

@@ -21,8 +21,8 @@ class Progress:
     """Counts tokens, and estimates how many there will be: from the share of the corpus that the
     parts so far hold, of its characters, or where texts are cut or overlap of its documents.
 
-    Of a dataset of the hub nobody knows the size: then nothing but `limit` tells the end, as it
-    does where `corpus` is None.
+    The size of a dataset of the hub is unknown: then only `limit` gives the end, as when `corpus`
+    is None.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Progress:
             self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
         self._limit, self._by_documents, self._say = limit, by_documents, say
         self._seen = self._tokens = self._here = self._done = 0
-        self._begun = self._told = time.perf_counter()
+        self._started = self._reported = time.perf_counter()
         self.bar: Any = tqdm(
             unit="tok", unit_scale=True, desc="dump", disable=None, total=self._limit
         )
@@ -58,43 +58,43 @@ class Progress:
         self.bar.total = self.total()
 
     def total(self) -> int | None:
-        """Estimate the tokens of the whole dump; None where nothing tells."""
+        """Estimate the tokens of the whole dump; None if it is unknown."""
         if not self._whole or not self._seen:
             return self._limit
         found = round(self._tokens * max(1.0, self._whole / self._seen))
         return found if self._limit is None else min(found, self._limit)
 
     def skip(self, part: Sequence[Window]) -> None:
-        """Tell of a part that was published before."""
+        """Count a part that was published before."""
         tokens = sum(len(window.ids) for window in part)
         self._done += tokens
         self.bar.update(tokens)
 
     def advance(self, tokens: int) -> None:
-        """Tell of tokens that the teacher has read just now; where there is no terminal, only if
-        no line was said for a while."""
+        """Count tokens that the teacher has just read; without a terminal, print a line if the last
+        one is old."""
         self._here += tokens
         self._done += tokens
         self.bar.update(tokens)
         now = time.perf_counter()
-        if self.bar.disable and now - self._told >= EVERY:
-            self._told = now
-            speed = self._here / (now - self._begun)
+        if self.bar.disable and now - self._reported >= EVERY:
+            self._reported = now
+            speed = self._here / (now - self._started)
             self._say(
                 f"dump      {self._done:,} tokens so far, {speed:,.0f} tokens/s{self._left()}"
             )
 
     def end(self, number: int, part: Sequence[Window], seconds: float) -> None:
-        """Tell of a part that is written, where there is no terminal."""
+        """Print a line for a part that is written, where there is no terminal."""
         if not self.bar.disable:
             return
         tokens = sum(len(window.ids) for window in part)
         line = part_line(number, len(part), tokens, seconds, self._tokens)
-        self._told = time.perf_counter()
+        self._reported = time.perf_counter()
         self._say(line + self._left())
 
     def _left(self) -> str:
-        total, spent = self.total(), time.perf_counter() - self._begun
+        total, spent = self.total(), time.perf_counter() - self._started
         if total is None or not self._here:
             return ""
         left = max(0, total - self._done) * spent / self._here

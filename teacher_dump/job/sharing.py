@@ -119,7 +119,7 @@ class _Worker:
         return self._report()
 
     def close(self) -> None:
-        """Leave what is begun to the others."""
+        """Leave unfinished work to the other processes."""
         if self.filling:
             self.filling.close()
         self.queue.close()
@@ -182,7 +182,7 @@ class _Worker:
         """Run the teacher over a part; `behind` publishes it."""
         from teachonce.teacher_dump.job.part_writing import write_part
 
-        plan, number, begun = self.plan, part.number, time.perf_counter()
+        plan, number, start = self.plan, part.number, time.perf_counter()
         expected = plan.identity, plan.features, self._software
         writer = StoreWriter.join(self.out, number, part.lease, *expected)
         try:
@@ -209,7 +209,7 @@ class _Worker:
         size = tokens_of(windows)
         self.made["parts"] += 1
         self.made["tokens"] += size
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         self.say(part_line(number, len(windows), size, seconds, self.made["tokens"]))
 
     def _seal(self) -> bool:
@@ -276,7 +276,7 @@ class _Filling:
     end.
 
     Making it begins the store, or checks that what is there is of the same corpus and arguments. It
-    reads the whole corpus once, so that a bad line is told before hours of work, and raises
+    reads the whole corpus once, so that a bad line is reported before hours of work, and raises
     UserError as `dump` does.
     """
 

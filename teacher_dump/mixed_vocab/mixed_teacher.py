@@ -27,7 +27,7 @@ class MixedTeacher(nn.Module):
     `same` int64 [teacher's pieces] ties pieces that both vocabularies have: it holds the student's
     id of each of the teacher's, or -1. The projected embedding of a tied piece takes the place of
     the teacher's own, where it is read and, if the teacher's output embeddings are its words, where
-    it is predicted (Zhao et al. 2021, section 6). The source does not tell how the embeddings start
+    it is predicted (Zhao et al. 2021, section 6). The source does not say how the embeddings start
     then: here from the best approximation of the teacher's, their main directions.
 
     Raises UserError for a student wider than the teacher's words, and for a head whose input has

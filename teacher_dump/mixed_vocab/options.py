@@ -26,7 +26,7 @@ DUMP_ALONE = (
     *("mask_words", "stride", "grow_from", "gone", "plan", "shard", "ray", "ray_gpus"),
 )
 """Options of a dump that stage I does not take."""
-LATER = ("warmup", "accumulate", "tie")  # came after the first stores, which do not tell them
+LATER = ("warmup", "accumulate", "tie")  # newer than the first stores, which lack them
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
 
 
@@ -160,7 +160,7 @@ class MixedVocabOptions:
             raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
 
     def arguments(self) -> dict[str, Any]:
-        """Return as JSON what decides the embeddings, beside teacher and text."""
+        """Return as JSON what decides the embeddings, in addition to teacher and text."""
         own = {key: value for key, value in asdict(self).items() if key != "dump"}
         del own["checkpoint_every"]
         for key in LATER:
@@ -170,6 +170,6 @@ class MixedVocabOptions:
         return {**own, **shared}
 
     def checkpoint(self) -> Path:
-        """Return the path, beside the store, of the checkpoint of a stopped training."""
+        """Return the path, next to the store, of the checkpoint of a stopped training."""
         out = Path(self.dump.out)
         return out.with_name(f"{out.name}.mixed-vocab")

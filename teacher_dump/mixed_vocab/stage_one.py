@@ -1,7 +1,7 @@
 """Mixed-vocabulary training (Zhao et al. 2021, stage I).
 
-A teacher goes on training with a student's vocabulary beside its own, and the student's embeddings
-go into a store, from which stage II trains the student with no teacher. Modules that
+A teacher goes on training with a student's vocabulary in addition to its own, and the student's
+embeddings go into a store, from which stage II trains the student with no teacher. Modules that
 load torch and transformers are imported after everything that can be refused without them.
 """
 
@@ -121,8 +121,8 @@ def _trained(
         return (window.text for window in itertools.chain.from_iterable(parts))
 
     tokenizer = student_tokenizer(options.vocab, texts(), teacher)
-    if told := fewer_pieces(options.vocab, len(tokenizer)):
-        say(f"text      {told}")
+    if line := fewer_pieces(options.vocab, len(tokenizer)):
+        say(f"text      {line}")
     network = _network(options, teacher, tokenizer, say)
     files = tokenizer_files(tokenizer, longest)
     mixer = Mixer(
@@ -160,8 +160,7 @@ def _masked_teacher(model: ResolvedModel) -> Teacher:
 def _network(
     options: MixedVocabOptions, teacher: Teacher, tokenizer: Any, say: Callable[[str], object]
 ) -> MixedTeacher:
-    """Put embeddings of the student's pieces beside those of the teacher, and tell what is trained,
-    and how."""
+    """Add embeddings of the student's pieces to the teacher's, and print how they are trained."""
     from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 
     asked = options.dump
@@ -185,7 +184,7 @@ def _network(
 def shared_pieces(teacher: Any, student: Any) -> Array:
     """Find the student's id of each of the teacher's pieces: int64 [V], -1 for those it lacks.
 
-    Raises UserError where equal pieces would not stand for equal text.
+    Raises UserError where equal pieces would not be equal text.
     """
     models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (teacher, student)]
     here, there = (

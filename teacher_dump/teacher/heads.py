@@ -197,9 +197,9 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
     )
     logits = torch.cat([some for _, some in decoder.logits(values)])
     # Rounding decides which of two nearly equal logits comes first: ids are not compared.
-    told = (best, logits.gather(1, ids.long()))
+    both = (best, logits.gather(1, ids.long()))
     once = (ids.sort(dim=1).values.diff(dim=1) > 0).all()
-    right = all(torch.allclose(one, wanted[1], rtol=1e-4, atol=2e-3) for one in told)
+    right = all(torch.allclose(one, wanted[1], rtol=1e-4, atol=2e-3) for one in both)
     return bool(once) and right and torch.allclose(left, wanted[2], rtol=0.02, atol=1e-12)
 
 

@@ -12,7 +12,7 @@ def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
     """Read `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list as (kind, number) each; [] for
     `none`. The number of a mean is its first layer. An error begins with `where`.
 
-    Raises UserError for an unknown word and for `none` beside others.
+    Raises UserError for an unknown word and for `none` with others.
     """
     words = [part.strip() for part in spec.split(",")]
     found = []
@@ -38,7 +38,7 @@ def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]
     the embeddings. `mean` averages layers 1..L, `mean:0` the embeddings as well, `groups:N` cuts
     layers 1..L into N equal consecutive groups.
 
-    Raises UserError for an unknown word, `none` beside others, a layer that does not exist or
+    Raises UserError for an unknown word, `none` with others, a layer that does not exist or
     groups that do not divide the layers.
     """
     groups: dict[str, list[int]] = {}

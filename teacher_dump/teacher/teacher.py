@@ -115,7 +115,7 @@ class Teacher:
 
     @property
     def reads_types(self) -> bool:
-        """Whether the model is told which of two texts a token is of: by its embeddings of types,
+        """Whether the model reads which of two texts a token is of: by its embeddings of types,
         as its tokenizer gives them."""
         types = getattr(self.config, "type_vocab_size", None) or 0
         return types > 1 and "token_type_ids" in self.tokenizer.model_input_names
@@ -175,7 +175,7 @@ class Teacher:
         return f"{line}; leave that document out, or take another checkpoint"
 
     def max_length(self) -> int | None:
-        """Return the longest input in tokens, special ones included; None if nothing tells it."""
+        """Return the longest input in tokens, special ones included; None if it is unknown."""
         positions = getattr(self.config, "max_position_embeddings", None)
         return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 

@@ -236,7 +236,7 @@ class Cutter:
             self._begin = begin
             self._surplus, self._ceiling = self._surplus + surplus, end - 1
         elif begin < self._end:
-            # no new text fits beside the overlap: leave the overlap out
+            # no new text fits with the overlap: leave the overlap out
             self._begin, self._surplus, self._ceiling = self._end, 0, len(self.text)
         else:
             raise UserError(
@@ -245,7 +245,7 @@ class Cutter:
             )
 
     def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:
-        """Find the window from `begin`, or from `last` if no new text fits beside the overlap."""
+        """Find the window from `begin`, or from `last` if no new text fits with the overlap."""
         # a tokenizer may put a mark of its own before a text that has no blank to begin with
         budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
         first, high = self._limit(begin, budget)

@@ -20,7 +20,7 @@ class Labels:
     """Finds the labels of a teacher by name or number.
 
     A whole number in the corpus is the number of a label. If some labels have whole numbers for
-    names, it is a name instead. -1 stands for no label.
+    names, it is a name instead. -1 is no label.
     """
 
     def __init__(self, task: TaskSpec, teacher: str) -> None:

@@ -63,7 +63,7 @@ def windows_of(
 def windows_as_in(store: FeatureStore, documents: Iterable[Document]) -> Iterator[Window]:
     """Yield the windows that a store would have of documents, by the tokenizer that it keeps.
 
-    Raises UserError for a merged store of which nothing tells how its documents were cut.
+    Raises UserError for a merged store that does not hold how its documents were cut.
     """
     arguments = store.identity.get("arguments")
     stride = arguments.get("stride") if isinstance(arguments, dict) else None
@@ -194,7 +194,7 @@ def iter_parallel(
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
     """Yield a window of at most `max_length` tokens for the second text of each document, with the
-    tokens of the first, at most as many, as `Window.read`; `prompt` stands before both.
+    tokens of the first, at most as many, as `Window.read`; `prompt` is put before both.
 
     `counters` is filled as by `iter_windows`, where `cut` and `no_tokens` count texts. Raises
     UserError as `iter_windows` does, and at an empty text.

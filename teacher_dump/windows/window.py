@@ -28,7 +28,7 @@ class Window:
     is inside a word. `offsets` are half-open spans of characters of `text`; special tokens have
     (0, 0). `gold` holds the document's gold label or tags. `numbers` int32 holds them as numbers of
     the teacher's labels: the label [1] or the tags of the tokens [T], -1 where there is none.
-    `types` tells of a pair of texts which one each token is of, as the tokenizer tells it. `read`
+    `types` is the text of a pair that each token is of, as the tokenizer numbers them. `read`
     are the ids that the teacher reads, where these are of another text.
     """
 
@@ -145,7 +145,7 @@ def unpacked(data: bytes) -> tuple[int, list[Window]]:
 
 
 def is_whole(data: bytes) -> bool:
-    """Tell whether `unpacked` can read these bytes."""
+    """Return whether `unpacked` can read these bytes."""
     try:
         unpacked(data)
     except Unreadable:
