@@ -70,7 +70,7 @@ def test_a_folder_is_read_as_it_is(
             tmp_path / "a.zarr",
             head="embedding",
             logits=None,
-            vectors=VectorWords(prompt=prompt),
+            prompt=prompt,
             codec="exact",
         )  # fmt: skip
     )
@@ -114,7 +114,7 @@ def test_decoders_pool_their_last_token(
             tmp_path / "a.h5",
             head="embedding",
             logits=None,
-            vectors=VectorWords(prompt="query"),
+            prompt="query",
             codec="exact",
             hidden="layer:4",
         )  # fmt: skip
@@ -233,7 +233,9 @@ def test_folders_that_cannot_be_read(tiny_teacher: TinyTeacher, tmp_path: Path, 
     folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
     spoil(folder)
     with pytest.raises(UserError, match=told) as error:
-        load_teacher(str(folder), head="embedding", attention="none", **options)
+        load_teacher(
+            str(folder), head="embedding", attention="none", vectors=VectorWords(**options)
+        )
     assert "\n" not in str(error.value)
 
 
