@@ -18,7 +18,7 @@ BLOSC_COPIED = 2  # flag: the data follow the header as they are
 
 
 class Damage(Exception):
-    """Tells what is wrong with stored bytes; the caller adds where they lie."""
+    """Says what is wrong with stored bytes; the caller adds where they are."""
 
 
 def decoded_size(frame: Bytes) -> int:

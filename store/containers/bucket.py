@@ -1,7 +1,7 @@
 """The objects of a bucket, by obstore: S3, Google Cloud Storage and Azure by the same few requests.
 
-A request asks once; `Line` asks again. A conditional write takes effect only while the object is
-what it was, or is not there; where a server does not know conditions, `put_if` tells.
+A request is sent once; `Line` repeats it. A conditional write takes effect only while the object is
+what it was, or is not there; `put_if` reports a server that does not know conditions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from teachonce.support.extras import library
 
 Result = TypeVar("Result")
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
-SUFFIXES = ("s3", "s3a", "gs")  # which tell the last bytes of an object without its size
+SUFFIXES = ("s3", "s3a", "gs")  # which send the last bytes of an object without its size
 EXTRA = "s3"
 AT_ONCE = 16  # uploads, and questions about many objects
 MULTIPART = 2**32  # bytes; S3 takes no larger object in one request, and one request is not torn
@@ -139,7 +139,7 @@ class Bucket:
         return self.ask(name, request)
 
     def has_all(self, names: Iterable[str]) -> list[bool]:
-        """Whether there are objects of these names, asked for at once."""
+        """Whether there are objects of these names; the requests are sent at once."""
 
         async def one(name: str) -> bool:
             try:
@@ -242,7 +242,7 @@ class Bucket:
         return self.ask(group, request, None)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; they may be gone."""
+        """Remove objects; they may be missing."""
 
         async def one(name: str) -> None:
             try:

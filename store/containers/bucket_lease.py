@@ -1,4 +1,4 @@
-"""The lease of a store in a bucket: an object beside it that its writer writes again and again.
+"""The lease of a store in a bucket: an object next to it that its writer rewrites regularly.
 
 It says what the lease of a store on a disk says (`support/lease.py`). Each writing is conditional:
 it takes effect only while the object is the one that this process has seen. Time is that of the
@@ -30,7 +30,7 @@ from teachonce.support.lease import (
 )
 
 NONCE = 16  # bytes behind what a lease says
-_own: dict[str, BucketLease] = {}  # of this process, which may begin a store anew
+_own: dict[str, BucketLease] = {}  # of this process, which may create a store again
 
 
 class BucketLease:
@@ -54,7 +54,7 @@ class BucketLease:
         _own[url] = self
 
     def _sign(self) -> bytes:
-        """What the lease says now; never twice the same, so that its tag tells two apart."""
+        """The content of the lease; never twice the same, so that two have different tags."""
         return signed(self.token) + secrets.token_hex(NONCE // 2).encode()
 
     def _take(self) -> None:
@@ -78,13 +78,13 @@ class BucketLease:
         raise UserError(f"{self.url}: {self._name} beside it comes and goes; start again")
 
     def _ignored(self) -> bool:
-        """Whether the server takes conditional writes for plain ones: it makes the lease anew."""
+        """Whether the server ignores conditions: then it writes the lease again."""
         again = self._bucket.put_if(self._name, self._sign(), None)
         return again is not None
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
-            with suppress(Exception):  # `check` tells what became of the lease
+            with suppress(Exception):  # `check` reports what became of the lease
                 self._renew()
 
     def _renew(self) -> None:
@@ -121,11 +121,11 @@ def _beside(url: str) -> tuple[Bucket, str]:
 
 def check_free(url: str) -> None:
     """Raise Taken if a living process other than this one writes the store, Unreachable if nothing
-    can be written beside it."""
+    can be written next to it."""
     bucket, name = _beside(url)
     found = None if url in _own else bucket.tagged(name)
     if found is None:
-        _now(bucket, name)  # whether one may write is told before the work
+        _now(bucket, name)  # fails before the work if nothing can be written
     else:
         _check_dead(url, bucket, found)
 

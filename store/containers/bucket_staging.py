@@ -3,7 +3,7 @@
 What is written is made in a folder of this machine, as for a store on a disk, and then uploaded. A
 thing is there when its own zarr.json is, which comes last: that of a part publishes the part, that
 of the root begins the store, and the root with the manifest's checksum seals it. An upload that was
-torn is nothing, and who next has the lease of the store removes its objects.
+torn does not count, and the next process that has the lease of the store removes its objects.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BucketStaging:
         return there
 
     def check_place(self) -> None:
-        """Raise UserError unless a store can be begun here."""
+        """Raise UserError unless a store can be created here."""
         found = self._bucket.folders()
         if found and not {ROOT, BEGUN} & set(found):
             raise UserError(
@@ -70,7 +70,7 @@ class BucketStaging:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the objects of torn uploads; of a store that was never begun all objects."""
+        """Remove the objects of torn uploads; of a store without a root all objects."""
         if not self.exists():
             if BEGUN in self._bucket.folders():
                 left = self._bucket.under()
@@ -133,7 +133,7 @@ class BucketStaging:
         files.discard(work.parent, work.name)
 
     def _replace_root(self, attributes: dict[str, Any]) -> None:
-        """Write the root anew, if it is what it was since it was read."""
+        """Replace the root, unless another process has changed it since it was read."""
         now = self._bucket.tagged(ROOT)
         if now is None:
             raise self._gone()
@@ -143,7 +143,7 @@ class BucketStaging:
         try:
             if self._bucket.put_if(ROOT, data, tag) is None:
                 raise self._taken()
-        except NotImplementedError:  # the lease alone keeps others out
+        except NotImplementedError:  # then only the lease prevents a second writer
             self._bucket.write(ROOT, data)
 
     def _gone(self) -> StoreError:
@@ -179,7 +179,7 @@ class BucketStaging:
         work = self._work("manifest")
         attributes = ZarrSink(work).finish(make)
         for name in LAST:
-            self._bucket.delete(self._bucket.under(name))  # of one who was killed as he sealed
+            self._bucket.delete(self._bucket.under(name))  # left by a kill while sealing
         self._upload(work)
         files.discard(work.parent, work.name)
         self._replace_root(attributes)

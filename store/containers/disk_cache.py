@@ -2,7 +2,7 @@
 
 An entry is a file: the bytes of a range, the size of the whole object, and a checksum. Its
 modification time is when it was last used. Whoever writes or removes entries holds a lock on the
-file `lock` meanwhile, so a temporary file that somebody else finds is one that a kill has left. The
+file `lock` meanwhile, so a temporary file that another process finds was left by a kill. The
 file `lock` holds the bytes that are taken. They are counted before they are written and until they
 are removed, so that all writers together stay within the bound whenever one is killed; what a kill
 leaves counted too high the next count corrects.

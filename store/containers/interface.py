@@ -74,7 +74,7 @@ class RowSlices:
 class Flaw(NamedTuple):
     """What only the file format shows: a line for a person, and the path of the group or array.
 
-    A stranger is a file or object that the format does not know; nobody reads it. What a stranger
+    A stranger is a file or object that the format does not define; it is never read. What it
     explains, wherever it is, is no damage of its own: a file whose last bytes hash all others.
     """
 
@@ -91,10 +91,10 @@ class Source(Protocol):
     options: dict[str, Any] | None  # of the file system behind a URL
     remote: bool  # what is read comes over a network, which may alter it on the way
     grain: int  # bytes of an array that are decoded at once, about: a smaller gap is read, too
-    cache: DiskCache | None  # where what is read is kept
+    cache: DiskCache | None  # on a local disk, of what is read
 
     def keep_on(self, cache: DiskCache, checksum: str) -> None:
-        """Keep what is read of a sealed store, which its checksum names, on a local disk; nothing
+        """Cache what is read of a sealed store, which its checksum names, on a local disk; nothing
         where the store itself lies there."""
 
     def attributes(self, group: str = "") -> dict[str, Any]:
@@ -104,8 +104,8 @@ class Source(Protocol):
         """Names directly under a group, sorted; empty if there is no such group."""
 
     def announce(self, names: Iterable[str]) -> None:
-        """Tell that small arrays of one dimension are read soon, so that they are asked for at
-        once; nothing where that would gain nothing."""
+        """Announce that small arrays of one dimension are read soon, so that they are requested at
+        once; does nothing for a local store."""
 
     def array(self, name: str) -> Slices:
         """Open an array by its path; its data is read later. StoreError if there is none."""
@@ -120,10 +120,10 @@ class Source(Protocol):
         """Numbers of the first chunks of an array (along the rows) that cannot be decoded."""
 
     def fingerprint(self, name: str) -> str | None:
-        """Checksum of an array's own metadata, where the format keeps it in a file."""
+        """Checksum of an array's own metadata, if the format has them in a file."""
 
     def forget(self, name: str) -> None:
-        """Let go of what is kept of an array that was found damaged: a later read fetches it
+        """Drop what is cached of an array that was found damaged: a later read fetches it
         again."""
 
     def unlawful(self, name: str) -> str | None:

@@ -38,12 +38,12 @@ def prefetch(path: str, begin: int, size: int) -> None:
 
 
 class FileMap:
-    """The bytes of a file, mapped read-only unless they are `shared` by those who write them.
+    """The bytes of a file, mapped read-only unless they are `shared` with their writers.
     Raises OSError.
 
     `mmap.mmap` keeps a file descriptor open for each map before Python 3.13, and a process has few.
     Here the file is closed at once, and the map ends with the last array that uses it. A forked
-    process can go on reading it. Nobody may shorten the file meanwhile, or the system ends the
+    process can go on reading it. The file must not be shortened meanwhile, or the system ends the
     process; finished parts never change.
     """
 

@@ -19,7 +19,7 @@ LocalStaging = ZarrStaging | Hdf5Staging
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
-    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, which is not asked yet.
+    """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, without a request yet.
     Raises StoreError."""
     if "://" in str(path):
         return ZarrSource(str(path).rstrip("/"), storage_options)
@@ -38,7 +38,7 @@ def _local(path: Path) -> Source:
                 f"{path}: not a feature store (a folder without zarr.json); {NO_STORE}"
             )
         return ZarrSource(str(path))
-    if not path.is_file():  # to open a pipe is to wait for who writes it
+    if not path.is_file():  # opening a pipe waits for its writer
         what = "neither a folder nor an ordinary file"
         raise StoreError(f"{path}: not a feature store ({what}); {NO_STORE}")
     with path.open("rb") as file:

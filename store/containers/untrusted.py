@@ -1,4 +1,4 @@
-"""Checks of stores from strangers: no link out of the store, no array that exhausts the memory."""
+"""Checks of untrusted stores: no link out of the store, no array that exhausts the memory."""
 
 from __future__ import annotations
 

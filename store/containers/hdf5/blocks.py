@@ -72,7 +72,7 @@ class Blocks:
         fields.expect("the size of a length", 1, 8)
         fields.expect("the mark of a writer that did not end", 1, 0)
         fields.expect("the base address", 8, 0)
-        fields.address()  # of an extension, which tells nothing that a store needs
+        fields.address()  # of an extension, which a store does not need
         end = fields.number(8)
         if end > self._end:
             raise Damage(f"the file has {self._end} bytes, expected {end}")

@@ -29,7 +29,7 @@ class NewFile(io.RawIOBase):
     """A file for HDF5 to write that never refuses a write.
 
     HDF5 cannot give up a file: what it failed to write, it tries again whenever something is
-    closed, until it crashes. So the first error is kept for `check`, and all later writes are
+    closed, until it crashes. So the first error is stored for `check`, and all later writes are
     dropped.
     """
 

@@ -1,4 +1,4 @@
-"""Where HDF5 keeps the links of large groups and large attributes: fractal heaps, in the order of
+"""Where HDF5 stores the links of large groups and large attributes: fractal heaps, in the order of
 B-trees of version 2."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def fixed_array(
 ) -> Array:
     """Read a fixed array, HDF5's index of the chunks of an array that cannot grow.
 
-    An entry of more than 8 bytes tells the stored size and the skipped filters of a chunk.
+    An entry of more than 8 bytes has the stored size and the skipped filters of a chunk.
     """
     filtered = entry > 8
     kinds = [("address", 8), ("size", entry - 8 - SKIPPED), ("skipped", SKIPPED)]

@@ -70,9 +70,9 @@ def read_object(blocks: Blocks, address: int) -> Object:
 
 def _header(blocks: Blocks, address: int) -> tuple[bytes, Fields, tuple[int, int]]:
     """How blocks that continue the header of an object begin, its first messages, and the bytes of
-    the kind of a message and of what stands between its size and its body.
+    the kind of a message and of what is between its size and its body.
 
-    Headers of version 1 are what HDF5 adds to a file that it opens again, unless it is told better.
+    Headers of version 1 are what HDF5 adds to a file that it opens again by default.
     """
     if blocks.read(address, 4, HEADER) != b"OHDR":
         fields = Fields(blocks.read(address, 16, HEADER), HEADER)

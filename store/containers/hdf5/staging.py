@@ -1,4 +1,4 @@
-"""Write an HDF5 store: begin it, publish its parts as files beside it, seal all into one file."""
+"""Write an HDF5 store: create it, publish its parts as files next to it, seal all into one file."""
 
 from __future__ import annotations
 

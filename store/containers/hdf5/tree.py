@@ -118,7 +118,7 @@ def _stranger(path: str) -> str:
 
 
 class Hdf5Source:
-    """Reads an HDF5 store. Parts of an unfinished store lie beside it, in `<path>.parts/`."""
+    """Reads an HDF5 store. Parts of an unfinished store are next to it, in `<path>.parts/`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class Hdf5Source:
         return file
 
     def _unfinished(self) -> bool:
-        """Whether parts lie in files beside this one; files beside a sealed store do not belong to
+        """Whether parts are files next to this one; files next to a sealed store do not belong to
         it."""
         try:
             return self._handle(Path(self.path)).is_writing
@@ -209,7 +209,7 @@ class Hdf5Source:
         """Do nothing: the file is on a disk."""
 
     def forget(self, name: str) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: nothing is cached."""
 
     def unlawful(self, name: str) -> str | None:
         dataset = self._slices(name).dataset
@@ -238,7 +238,7 @@ class Hdf5Source:
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
-        """Tell whether any byte of the file was altered, as far as no stranger explains it: whoever
+        """Report if any byte of the file was altered, unless a stranger explains it: whoever
         added one need not have damaged anything."""
         whole = Path(self.path)
         end = max(0, whole.stat().st_size - DIGEST_BYTES)

@@ -1,5 +1,5 @@
 """The files of a Zarr store: of a local folder, or behind a URL. Names are relative to the store;
-FileNotFoundError stands for what is not there."""
+FileNotFoundError means that a file is missing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Remote(Files, Protocol):
 
 
 def remote_files(url: str, options: dict[str, Any] | None = None) -> Remote:
-    """The files behind a URL, which is not asked yet: of a bucket by obstore, else by fsspec.
+    """The files behind a URL: in a bucket by obstore, else by fsspec. Nothing is requested yet.
     Raises ImportError, ValueError for a URL that fsspec cannot open."""
     return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
 

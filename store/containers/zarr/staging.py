@@ -108,15 +108,15 @@ class ZarrStaging(OnDisk):
         sink.close()
 
     def keep(self, number: int) -> None:
-        """Give a part that was written a name beside that of the part that it is to replace."""
+        """Name a written part next to the part that it will replace."""
         files.rename(self._temporary(number), self._kept(number))
 
     def _kept(self, number: int) -> Path:
         return self.path / "parts" / f"{number}{KEPT}"
 
     def replace(self, numbers: Iterable[int], gone: Collection[int]) -> None:
-        """Put parts that are kept beside their predecessors in place of these, and take those that
-        are gone away. After a kill another call goes on."""
+        """Replace parts by those that `keep` has named, and remove the parts that are `gone`. After
+        a kill another call continues."""
         for number in numbers:
             kept, old = self._kept(number), self.path / "parts" / str(number)
             if (kept.exists() or number in gone) and old.exists():
@@ -125,7 +125,7 @@ class ZarrStaging(OnDisk):
                 files.rename(kept, old)
 
     def drop_kept(self) -> None:
-        """Remove what `keep` has left of a work that did not come as far as `replace`."""
+        """Remove the parts that `keep` has named if `replace` was never called."""
         files.discard(self.path / "parts", "", KEPT)
 
     def published(self) -> set[int]:

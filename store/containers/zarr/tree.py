@@ -186,13 +186,13 @@ class ZarrSource:
         return files
 
     def keep_on(self, cache: DiskCache, checksum: str) -> None:
-        """Keep what is read of a sealed store over a network on a local disk."""
+        """Cache what is read of a sealed store over a network on a local disk."""
         self.cache = cache
         if self.far is not None:
             self.far.keep_on(cache, checksum)
 
     def forget(self, name: str) -> None:
-        """Let go of what is kept of an array that was found damaged, so that it is fetched
+        """Drop what is cached of an array that was found damaged, so that it is fetched
         again."""
         if self.far is not None:
             for file in (f"{name}/zarr.json", *(f"{name}/c{'/0' * n}" for n in (1, 2, 3))):
