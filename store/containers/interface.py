@@ -12,6 +12,7 @@ import numpy as np
 
 from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.containers.untrusted import MAX_TOLD
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.layout import ArraySpec
 from teachonce.support.arrays import Array
@@ -69,6 +70,19 @@ class RowSlices:
             raise StoreError(
                 f"{self.where}: rows {begin}..{end} cannot be decoded ({error}); {VERIFY}"
             ) from error
+
+
+def damaged_chunks(array: Slices, rows: int) -> list[int]:
+    """Numbers of the first chunks of `rows` rows that cannot be decoded, at most MAX_TOLD."""
+    bad = []
+    for number, begin in enumerate(range(0, array.shape[0], rows)):
+        try:
+            array.read(begin, min(begin + rows, array.shape[0]))
+        except StoreError:
+            bad.append(number)
+            if len(bad) == MAX_TOLD:
+                break
+    return bad
 
 
 class Flaw(NamedTuple):

@@ -16,8 +16,8 @@ from teachonce.store.containers.hdf5.blocks import Blocks
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
-from teachonce.store.containers.interface import Flaw, Slices
-from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, Folder
+from teachonce.store.containers.interface import Flaw, Slices, damaged_chunks
+from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import groups_above, part_number
 
@@ -248,16 +248,8 @@ class Hdf5Source:
                 yield Flaw(FILE_ALTERED, "", explained_by_strangers=True)
 
     def damaged_chunks(self, name: str) -> list[int]:
-        array, bad = self._slices(name), []
-        rows = array.dataset.chunk[0]
-        for number, begin in enumerate(range(0, array.shape[0], rows)):
-            try:
-                array.read(begin, begin + rows)
-            except StoreError:
-                bad.append(number)
-                if len(bad) == MAX_TOLD:
-                    break
-        return bad
+        array = self._slices(name)
+        return damaged_chunks(array, array.dataset.chunk[0])
 
     def arrays(self, top: str = "") -> list[str]:
         """Paths of all arrays under a group, in the order of the file. Raises StoreError."""

@@ -19,9 +19,9 @@ from zarr.storage import LocalStore
 
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.far import Far, Range
-from teachonce.store.containers.interface import Flaw, Make, Slices
+from teachonce.store.containers.interface import Flaw, Make, Slices, damaged_chunks
 from teachonce.store.containers.network import ABSENT, fetches, surely
-from teachonce.store.containers.untrusted import MAX_JSON, MAX_TOLD, check_size
+from teachonce.store.containers.untrusted import MAX_JSON, check_size
 from teachonce.store.containers.zarr.far_shards import RUN, FarSlices
 from teachonce.store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
 from teachonce.store.containers.zarr.metadata import unlawful
@@ -388,15 +388,7 @@ class ZarrSource:
 
     def damaged_chunks(self, name: str) -> list[int]:
         array = self.array(name)  # StoreError for what must not even be opened
-        rows, bad = chunk_rows(self._node(name)), []
-        for number, begin in enumerate(range(0, array.shape[0], rows)):
-            try:
-                array.read(begin, min(begin + rows, array.shape[0]))
-            except StoreError:
-                bad.append(number)
-                if len(bad) == MAX_TOLD:
-                    break
-        return bad
+        return damaged_chunks(array, chunk_rows(self._node(name)))
 
     def close(self) -> None:
         if self.far is not None:
