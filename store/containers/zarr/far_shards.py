@@ -46,9 +46,9 @@ class FarShard(Shard):
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], layout, end))
         self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
         self._decoded, self._read = Counter[Range](), Counter[Range]()  # bytes of each run
-        for chunk, run in enumerate(self._runs):
-            rows = min(layout.rows, max(0, layout.shape[0] - chunk * layout.rows))
-            self._decoded[run] += rows * layout.row_bytes
+        for run, (_, size) in zip(self._runs, self.places, strict=True):
+            # The last chunk counts as full, so that small arrays, which are read often, stay.
+            self._decoded[run] += layout.rows * layout.row_bytes if size else 0
         self._lock = Lock()
 
     def _piece(self, wanted: Range) -> Piece:
