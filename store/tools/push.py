@@ -90,8 +90,8 @@ def _send_folder(
             f"{len(known):,} files: the hub advises at most {MANY:,} in a repository; converted to"
             " .h5 a store is one"
         )
-    strangers = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
-    apart = [glob.escape(each) for each in sorted({ROOT, *strangers})]
+    unknown = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
+    apart = [glob.escape(each) for each in sorted({ROOT, *unknown})]
     say(f"sending   {len(known):,} files to {target.id}")
     target.call(
         "upload_folder",

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -239,7 +240,7 @@ class Unsealing:
 
     def _replace(self, staging: Hdf5Staging, aside: Aside) -> None:
         """Write the file of an unfinished store and put it in place of the old one."""
-        new = staging.path.with_name(f".{staging.path.name}.new-repair")
+        new = staging.path.with_name(f".{staging.path.name}.new-repair-{_random()}")
         begun = Hdf5Sink(new)
         begun.attributes("parts", {})
         for name in self._in_order(staging):
@@ -264,7 +265,8 @@ class Unsealing:
     def _write_part(self, staging: Hdf5Staging, part: Part) -> None:
         """Publish a part anew, array by array: HDF5 would copy whatever lies in its groups, and a
         file that was made for it crashes it."""
-        here, new = f"parts/{part.number}", staging.parts / f"{NEW}{part.number}.h5"
+        here = f"parts/{part.number}"
+        new = staging.parts / f"{NEW}{_random()}-{part.number}.h5"
         sink = Hdf5Sink(new, prefix=here)
         for name, spec in part_arrays(self.store.features, part.counts).items():
             array = self.store.source.array(f"{here}/{name}")
@@ -274,13 +276,19 @@ class Unsealing:
         files.rename(new, staging.parts / f"{part.number}.h5")
 
 
+def _random() -> str:
+    """Return what nobody can guess of a temporary name: in an untrusted folder, a link of that name
+    would lead a write outside."""
+    return secrets.token_hex(8)
+
+
 def _write_group(path: Path, group: str, attributes: dict[str, Any], aside: Aside) -> None:
     """Write the metadata of a group, unless they are there already."""
     target = path / group / "zarr.json"
     data = json.dumps(GROUP | {"attributes": attributes}, indent=1)
     if target.is_file() and not target.is_symlink() and target.read_bytes() == data.encode():
         return
-    new = path / f"{NEW}group"
+    new = path / f"{NEW}{_random()}"
     new.write_text(data, "utf-8")
     files.sync(new)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,17 @@ def test_zarr(tmp_path: Path, copy: Copy, place: str) -> None:
     assert contents(tmp_path / "outside/any") == before
 
 
+def test_no_temporary_name_can_be_guessed(tmp_path: Path, copy: Copy) -> None:
+    path = copy("zarr")
+    (tmp_path / "victim").write_text("mine")
+    for name in (".tmp-repair-group", ".tmp-unfinished-zarr.json"):
+        (path / name).symlink_to(tmp_path / "victim")
+    shutil.rmtree(path / "calibration")
+    (path / "parts" / "zarr.json").unlink(missing_ok=True)
+    repair(path)
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
 def test_parts_elsewhere_are_not_listed(
     tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
