@@ -54,6 +54,12 @@ from {}%s import main
 shutil.rmtree(sys.argv[sys.argv.index("--out") + 1], ignore_errors=True)
 main(sys.argv[1:], standalone_mode=False)
 """
+NETWORK = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 HELP = "import sys; sys.argv = ['command', '--help']; from {}%s import main; main()"
 
 
@@ -100,7 +106,7 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
 
 def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) -> str:
     """The table of a dump, and of a training from its store, by their commands."""
-    teacher = random_teacher(folder / "teacher", model, head=True, num_hidden_layers=2)
+    teacher = random_teacher(folder / "teacher", model, head=True, **NETWORK)
     store = str(folder / "store.zarr")
     dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
     train = ("--store", store, "--vocab", "2k", "--student", "128x2x2", "--steps", "100")
@@ -148,7 +154,7 @@ def main(model: str, corpus: str, before: Path, tokens: int, repeats: int, resul
         f" before: {commit or 'no commit'}. Synthetic stores, codec default, the 16 best logits,"
         " hidden states normalised, log-probabilities and maps decoded; the best of three epochs"
         " of a process, medians of processes in turn. The commands dump 40,000 tokens with a random"
-        " teacher of 2 layers, and train a student of 128x2x2 for 100 steps. Times are of the"
+        " teacher of 256x2x4, and train a student of 128x2x2 for 100 steps. Times are of the"
         " processor.",
         "\n\n".join(tables),
         results,
