@@ -14,7 +14,7 @@ from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
-from teachonce.student_export.formats.interface import Run
+from teachonce.student_export.formats import Run
 from teachonce.student_export.student import Student
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_export.checking import BATCH, Check, check_of, drawn
-from teachonce.student_export.formats.interface import Format
+from teachonce.student_export.formats import Format
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.measuring import Figures, figures_of
 from teachonce.student_export.options import ExportOptions

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from teachonce.downstream.process_memory import status_bytes
-from teachonce.student_export.formats.interface import Run
+from teachonce.student_export.formats import Run
 from teachonce.support.arrays import Array
 
 REPEATS = 5

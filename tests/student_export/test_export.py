@@ -206,6 +206,20 @@ def test_other_kinds_agree_at_any_size(
     assert eighth.stat().st_size < 0.75 * path.stat().st_size
 
 
+def test_word_vectors_are_cut_as_the_folder_says(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = static(make_tokenizer, tmp_path / "static")
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 4}))
+    student = load_student(folder)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    assert expected.shape[1] == 4
+    assert np.allclose(student.run(student.encode(TEXTS)), expected, atol=1e-6)
+
+
 def test_a_loss_is_refused_and_its_layers_are_named(
     make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:

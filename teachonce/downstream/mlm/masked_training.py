@@ -1,4 +1,7 @@
-"""Continues or begins the masked-LM training of a checkpoint with the transformers Trainer."""
+"""Trains a masked LM with the transformers Trainer: a checkpoint, or a model from scratch.
+
+A model from scratch has a WordPiece vocabulary of the text and random weights.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArguments, set_seed
 
 from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.downstream.mlm.from_scratch import (
-    random_encoder,
-    start_from_frequencies,
-    train_tokenizer,
-)
 from teachonce.downstream.mlm.masked_trainer import (
     BatchMasking,
     MaskedBatches,
@@ -31,6 +30,8 @@ from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from teachonce.downstream.options import KIND, OPTION, PREFIX
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.settings import MlmSettings
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.student_tokenizer import train_wordpiece
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -39,7 +40,7 @@ from teachonce.support.differences import changed
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
 from teachonce.training.ranks import ALONE, Ranks
-from teachonce.training.wordpiece import fewer_pieces
+from teachonce.training.wordpiece import fewer_pieces, vocabulary_size
 
 BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 EVAL_SEED = 0
@@ -286,9 +287,7 @@ def finished(settings: MlmSettings) -> dict[str, Any] | None:
     if not settings.resume or not (settings.out / METRICS).exists():
         return None
     _check_begun(settings)
-    figures = dict(json.loads((settings.out / METRICS).read_text()))
-    # `train_mlm` refuses to resume what an older version, without blocks, has finished
-    return figures if "blocks" in figures else None
+    return dict(json.loads((settings.out / METRICS).read_text()))
 
 
 def check_new(out: Path) -> None:
@@ -326,3 +325,39 @@ def _check_begun(settings: MlmSettings) -> None:
             f"{out}: cannot resume with other settings: {changes}; give those of then, or another"
             " --out"
         )
+
+
+def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
+    """Train a cased WordPiece tokenizer of `size` (30k, 512) pieces, or of all that the lines have
+    to give, that knows every character.
+
+    Raises UserError where `size` is no number of pieces, or the characters alone need more.
+    """
+    pieces = vocabulary_size(size)
+    if pieces is None:
+        raise UserError(f"--vocab {size}: expected a number of pieces, e.g. 30k or 512")
+    tokenizer = train_wordpiece(lines, pieces, None)
+    tokenizer.model_max_length = max_length
+    return tokenizer
+
+
+def random_encoder(size: str, tokenizer: Any, max_length: int) -> Any:
+    """Make a masked LM of a student's kind and size with random weights.
+
+    The kind is ModernBERT where `size` names none: with its rotary positions and normalisation
+    before each block a model finds a token's neighbours within hundreds of steps; a BERT of that
+    size, given thousands, still guessed from the bag of words.
+    """
+    return make_student(size, tokenizer, max_length, OPTION, KIND)
+
+
+def start_from_frequencies(model: Any, rows: Array) -> None:
+    """Set the decoder's bias to the log of each token's share of the blocks [n, S].
+
+    Every token is counted once more than it occurs. This best guess without a context is what the
+    first hundreds of steps would learn.
+    """
+    bias = model.get_output_embeddings().bias
+    counts = np.bincount(rows.ravel(), minlength=len(bias)) + 1.0
+    with torch.no_grad():
+        bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teachonce.student_export.formats.interface import Run
+from teachonce.student_export.formats import Run
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, out_of_memory
 from teachonce.support.extras import library

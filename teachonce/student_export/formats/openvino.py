@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_export.formats import onnx
-from teachonce.student_export.formats.interface import Run
+from teachonce.student_export.formats import Run, onnx
 from teachonce.support.arrays import Array
 from teachonce.support.extras import library
 

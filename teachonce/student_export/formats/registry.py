@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from teachonce.student_export.formats import onnx, openvino, torchscript
-from teachonce.student_export.formats.interface import Format
+from teachonce.student_export.formats import Format, onnx, openvino, torchscript
 
 FORMATS = {
     "onnx": Format(onnx.NAMES, onnx.write_float, onnx.open_run, onnx.layers, onnx.quantised),

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_export.formats.interface import Run
+from teachonce.student_export.formats import Run
 from teachonce.support.arrays import Array
 
 NAMES = {"": "torchscript/model.pt"}

@@ -13,13 +13,14 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from teachonce.checkpoints.names import resolve_model
-from teachonce.downstream.mlm.from_scratch import (
+from teachonce.downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
+from teachonce.downstream.mlm.masked_training import (
+    load_with_head,
     random_encoder,
     start_from_frequencies,
+    train_mlm,
     train_tokenizer,
 )
-from teachonce.downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
-from teachonce.downstream.mlm.masked_training import load_with_head, train_mlm
 from teachonce.downstream.mlm.scoring import score_as_is
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from teachonce.downstream.settings import MlmSettings
