@@ -9,16 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 NAMES = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
-PACKAGES = (
-    "align",
-    "checkpoints",
-    "downstream",
-    "store",
-    "student_train",
-    "support",
-    "teacher_dump",
-    "training",
-)
 
 
 def software() -> dict[str, str]:
@@ -29,6 +19,6 @@ def software() -> dict[str, str]:
 def installed() -> dict[str, str]:
     """Return `software`, the kind of machine, and a hash of the code."""
     code, above = hashlib.sha256(), Path(__file__).parents[1]
-    for file in sorted(file for name in PACKAGES for file in (above / name).rglob("*.py")):
+    for file in sorted(file for package in above.iterdir() for file in package.rglob("*.py")):
         code.update(f"{file.relative_to(above)}\n".encode() + file.read_bytes())
     return {**software(), "machine": platform.machine(), "code": code.hexdigest()[:12]}
