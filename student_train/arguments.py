@@ -3,26 +3,26 @@ and the store's teacher and features decide what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
-from teachonce.store import FeatureStore, open_store
-from teachonce.student_train.data.gold_labels import has_gold
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
-from teachonce.student_train.settings.loss_weights import (
+from teachonce.student_train.plan.checks import checked_plan
+from teachonce.student_train.plan.train_plan import Stores
+from teachonce.student_train.settings.options import TrainOptions, ruled_out
+from teachonce.student_train.settings.recipe import find_recipe
+from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
+from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
     VECTOR_LOSS,
     VECTOR_TEXTS,
 )
-from teachonce.student_train.settings.options import TrainOptions, ruled_out
-from teachonce.student_train.settings.recipe import find_recipe
-from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from teachonce.student_train.settings.words import AS_TEACHER
-from teachonce.student_train.train.checks import check
 from teachonce.support.errors import UserError
 from teachonce.support.options import read_words
 
@@ -30,19 +30,22 @@ HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT
 MIXED_VOCAB = "mixed-vocab"  # start and vocabulary that teacher-dump mixed-vocab makes
 
 
-def options_from(arguments: Mapping[str, Any]) -> TrainOptions:
-    """Make resolved TrainOptions as `checked_from` does. Raises UserError where the machine lacks
-    what they ask for."""
-    return checked_from(arguments).resolved()
+def stores_of(arguments: Mapping[str, Any]) -> Stores:
+    """Return the stores that a command line gave, to be opened once."""
+    partial = arguments.get("allow_partial") or False
+    return Stores(arguments["store"], partial, arguments.get("cache") or "")
 
 
-def checked_from(arguments: Mapping[str, Any]) -> TrainOptions:
+def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> TrainOptions:
     """Make TrainOptions of what a command line gave, by the names of the options.
 
     What was given wins over a recipe, in all stages of the recipe. Without `loss` the options get
-    the losses that the store can serve. Raises UserError for what cannot work whatever the store
+    the losses that the stores can serve. Raises UserError for what cannot work whatever the store
     holds. This takes no torch.
     """
+    if stores is None:
+        with closing(stores_of(arguments)) as stores:
+            return checked_from(arguments, stores)
     given = {name: value for name, value in arguments.items() if value not in (None, ())}
     given["store"], *others = given["store"]
     name = given.pop("recipe", None)
@@ -53,22 +56,23 @@ def checked_from(arguments: Mapping[str, Any]) -> TrainOptions:
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
-        given["student"] = _as_wide_as_teacher(given)
-    _fill_in_for_vectors(given)
+        given["student"] = _as_wide_as_teacher(given["student"], stores.opened[0])
+    if not given.get("stages") and of_vectors(given):
+        fill_in_batch(given, stores.opened[0])
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
-        given["loss"] = of_stages[-1] if every else _default_losses(given)
+        given["loss"] = of_stages[-1] if every else _default_losses(given, stores.opened)
     return TrainOptions(**given)
 
 
 def check_early(options: TrainOptions) -> None:
-    """Raise UserError for what the stores on this machine tell to be wrong; this takes no torch."""
+    """Raise UserError for what the stores on this machine show to be wrong; this takes no torch."""
     paths = (options.store, *options.others)
-    if any("://" in path for path in paths):  # asked once, when the training begins
+    if any("://" in path for path in paths):  # checked once, when the training starts
         return
-    with _opened(paths, options.allow_partial) as stores:
-        check(replace(options, cache="none"), *stores)  # the device's memory is torch's to tell
+    with closing(Stores(paths, options.allow_partial)) as stores:
+        checked_plan(options, *stores.opened)
 
 
 def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
@@ -82,42 +86,35 @@ def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
     return {**plain, "stages": tuple(stages), "needs": needs, **given}
 
 
-def _as_wide_as_teacher(given: dict[str, Any]) -> str:
-    with closing(_store(given)) as store:
-        config = store.teacher_settings("config.json")
-        heads = next((config[name] for name in HEADS if name in config), 0)
-        if not isinstance(heads, int) or heads < 1:
-            raise UserError(
-                f"--student {given['student']}: the teacher of {store.path} has no attention heads;"
-                " give HxLxA"
-            )
-        # a student of its kind, whose layers can be cut out of it
-        own = str(config.get("model_type"))
-        kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
-        return f"{kind}{store.features.width}x{given['student'].removeprefix(AS_TEACHER)}x{heads}"
+def _as_wide_as_teacher(student: str, store: FeatureStore) -> str:
+    config = store.teacher_settings("config.json")
+    heads = next((config[name] for name in HEADS if name in config), 0)
+    if not isinstance(heads, int) or heads < 1:
+        raise UserError(
+            f"--student {student}: the teacher of {store.path} has no attention heads; give HxLxA"
+        )
+    # a student of its kind, whose layers can be cut out of it
+    own = str(config.get("model_type"))
+    kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
+    return f"{kind}{store.features.width}x{student.removeprefix(AS_TEACHER)}x{heads}"
 
 
-def _fill_in_for_vectors(given: dict[str, Any]) -> None:
-    """Set what students of vectors are best trained with and was not given: a batch of texts, each
-    of which is compared with all others."""
-    if given.get("stages") or not any(x.of_text for x in named(given.get("loss", VECTOR_LOSS))):
-        return
-    with closing(_store(given)) as store:
-        fill_in_batch(given, store)
+def of_vectors(given: Mapping[str, Any]) -> bool:
+    """Tell whether losses of vectors were given, or may become the default."""
+    return any(loss.of_text for loss in named(given.get("loss", VECTOR_LOSS)))
 
 
 def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
-    """Set a batch of texts for losses of vectors where no size was given."""
-    of_text = any(loss.of_text for loss in named(given.get("loss", VECTOR_LOSS)))
-    if of_text and store.features.embedding and not {"batch_texts", "batch_tokens"} & given.keys():
+    """Set a batch of texts, each of which is compared with all others, for losses of vectors where
+    no size was given."""
+    sized = {"batch_texts", "batch_tokens"} & given.keys()
+    if of_vectors(given) and store.features.embedding and not sized:
         given["batch_texts"] = VECTOR_TEXTS
 
 
-def _default_losses(given: dict[str, Any]) -> dict[str, float]:
-    paths = (given["store"], *given["others"])
-    with _opened(paths, given.get("allow_partial", False)) as stores:
-        states = not _is_static(given) and all(store.features.hidden for store in stores)
-        return losses_served(stores[0], states)
+def _default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
+    states = not _is_static(given) and all(store.features.hidden for store in stores)
+    return losses_served(stores[0], states)
 
 
 def _is_static(given: Mapping[str, Any]) -> bool:
@@ -138,16 +135,3 @@ def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
     if features.logits and not features.logits.next_token and not features.hidden:
         loss["kl"] = 1.0
     return loss
-
-
-def _store(given: dict[str, Any]) -> FeatureStore:
-    return open_store(given["store"], allow_partial=given.get("allow_partial", False))
-
-
-@contextmanager
-def _opened(paths: Iterable[str], allow_partial: bool) -> Iterator[list[FeatureStore]]:
-    with ExitStack() as opened:
-        yield [
-            opened.enter_context(closing(open_store(path, allow_partial=allow_partial)))
-            for path in paths
-        ]

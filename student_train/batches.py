@@ -16,12 +16,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.arguments import fill_in_batch, losses_served
 from teachonce.student_train.data.batch import StudentBatch
-from teachonce.student_train.data.blocks import chosen_blocks, split_blocks
 from teachonce.student_train.data.stream import READY, Epochs
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.run import check_tokenizers, fit_tokenizer, make_collator
+from teachonce.student_train.plan.checks import check_batches
+from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.checks import check_batches
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, held_out
 from teachonce.support.background import prefetched
@@ -32,7 +32,7 @@ from teachonce.training.wordpiece import check_student_tokenizer
 
 SETTINGS = (
     *("loss", "align", "pool", "temperature", "targets", "matryoshka", "projection", "outputs"),
-    *("batch_tokens", "batch_texts", "sampling", "seed", "view", "held_out", "data", "min_length"),
+    *("batch_tokens", "batch_texts", "seed", "view", "held_out", "data", "min_length"),
     *("max_length", "mask_prob", "mask_words", "max_masks", "student"),
 )
 
@@ -75,12 +75,13 @@ class StudentBatches(IterableDataset[StudentBatch]):
         self.device = torch.device(device)
         self.rank, self.world_size = _place(rank, world_size)
         self.options = _options(self.store, vocab, str(device), settings)
-        blocks, self._held_out = split_blocks(self.store, self.options.held_out)
-        check_batches(self.options, self.store, self._held_out)
-        self._blocks = chosen_blocks(self.store, blocks, self.options)
+        plan = plan_of(self.options, self.store)
+        check_batches(plan)
+        (self._plan,), (source,) = plan.stages[0].batches, plan.sources
+        self._blocks, self._held_out = source.blocks(self._plan), source.held_out
         self.tokenizer = _tokenizer(vocab, self.store)
-        fit_tokenizer(self.tokenizer, self.options, self.store)
-        self.collator = make_collator(self.options, self.store, self.tokenizer)
+        fit_tokenizer(self.tokenizer, plan)
+        self.collator = make_collator(plan, self.store, self.tokenizer)
         self._epochs = self._epochs_of(self.store)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see it change
 
@@ -118,7 +119,6 @@ class StudentBatches(IterableDataset[StudentBatch]):
             self._blocks,
             seed=options.seed,
             view=options.view,
-            sampling=options.sampling,
             check=True,
             **options.batching,
         )
@@ -138,13 +138,13 @@ class StudentBatches(IterableDataset[StudentBatch]):
         """Yield the batches of the share `held_out` of the store, which no epoch has, in its order,
         under masks that never change."""
         if len(self._held_out):
-            for batch in held_out(self.store, self.collator, self._held_out, self.options):
+            for batch in held_out(self.store, self.collator, self._held_out, self._plan):
                 yield batch.to(self.device)
 
     def validate(self, distiller: Distiller) -> dict[str, float]:
         """Measure a student on the batches that are held out: figures by name, as `student-train`
         tells them, such as `valid_loss`."""
-        return evaluate(distiller, self.store, self.collator, self._held_out, self.options)
+        return evaluate(distiller, self.store, self.collator, self._held_out, self._plan)
 
     def __repr__(self) -> str:
         losses = ",".join(f"{name}={weight:g}" for name, weight in self.options.loss.items())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from teachonce.student_train.settings.option_fields import NEW
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.completion import Text
 from teachonce.support.console import CONTEXT, command_errors
@@ -16,7 +16,7 @@ from teachonce.support.environment import leads
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands
 from teachonce.support.hub import Repository, open_repository, push_options
-from teachonce.support.options import click_option, options_of, scoped
+from teachonce.support.options import click_option, options_of
 from teachonce.support.signals import stoppable
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
@@ -37,7 +37,6 @@ GROUPS = {
             "mask_words",
             "max_masks",
             "matryoshka",
-            "sampling",
             "held_out",
             "allow_partial",
         ),
@@ -55,6 +54,13 @@ GROUPS = {
     "Output": ("log", "checkpoint_every", "resume", "push_to_hub", "private", "as_json"),
 }
 """Headings of --help, and the options under each."""
+SHOWN = {
+    *("store", "others", "student", "vocab", "init", "loss", "align", "pool", "projection"),
+    *("epochs", "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr"),
+    *("schedule", "seed", "stages", "precision"),
+}
+"""Options that have a place in the description of a training; others follow where they are
+chosen."""
 
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
@@ -127,31 +133,34 @@ def main(
         if arguments["store"]:
             raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
         return
-    from teachonce.student_train.arguments import (  # torch loads only for work
-        check_early,
-        checked_from,
-    )
+    # torch loads only for work
+    from teachonce.student_train.arguments import checked_from, stores_of
     from teachonce.student_train.output.report import check_way
+    from teachonce.student_train.plan.checks import checked_plan
 
     if private and push_to_hub is None:
         raise UserError("--private: is of a repository on the hub; give --push-to-hub, too")
     default = click.core.ParameterSource.DEFAULT
-    options = checked_from(
-        {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
-    )
-    check_early(options)
-    if leads() and options.out is not None:
-        check_way(options.out, resume)
-    options = options.resolved()
-    target = None
-    if leads() and push_to_hub is not None:  # before hours of work
-        target = open_repository(push_to_hub, "model", private)
-    with stoppable(lambda: kept(options.out_folder())):
-        if leads():
-            click.echo(describe(options))
-        from teachonce.student_train.output.run import run
+    given = {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
+    with closing(stores_of(given)) as stores:
+        options = checked_from(given, stores)
+        options.out_folder()  # a store behind a URL needs --out, before it is opened
+        plan = checked_plan(options, *stores.opened)
+        if leads() and options.out is not None:
+            check_way(options.out, resume)
+        plan = plan.resolved()
+        options = plan.options
+        target = None
+        if leads() and push_to_hub is not None:  # before hours of work
+            target = open_repository(push_to_hub, "model", private)
+        with stoppable(lambda: kept(options.out_folder())):
+            if leads():
+                click.echo(describe(options))
+            from teachonce.student_train.output.run import check_tokenizers, run_plan
 
-        report = run(options, resume=resume, say=click.echo)
+            for store in stores.opened:
+                check_tokenizers(store)
+            report = run_plan(plan, resume=resume, say=click.echo)
     if leads():
         _tell(report, options)
     if target is not None:
@@ -208,8 +217,8 @@ def describe(options: TrainOptions) -> str:
     """Describe the settings of a training, which are resolved, as they are printed at its start."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
-    new = scoped(TrainOptions, NEW)
-    later = [f", {name} {value}" for name, value in options.describing().items() if name in new]
+    others = {name: value for name, value in options.chosen().items() if name not in SHOWN}
+    more = "".join(f", {name} {value}" for name, value in others.items())
     ((unit, size),) = options.batching.items()
     each = ""
     if options.stages:
@@ -224,7 +233,7 @@ def describe(options: TrainOptions) -> str:
         "training": (
             f"{length} of {size} x {options.accumulate} {unit.removeprefix('batch_')}{each},"
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
-            f" seed {options.seed}" + "".join(later)
+            f" seed {options.seed}{more}"
         ),
         **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
         "device": f"{options.device}, {options.precision}"

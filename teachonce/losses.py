@@ -5,5 +5,6 @@ which pairs are present; its docstring says formula, shapes, normaliser and sour
 """
 
 from teachonce.student_train.losses import logits, maps, states, task, vectors
+from teachonce.student_train.losses.registry import Loss
 
-__all__ = ["logits", "maps", "states", "task", "vectors"]
+__all__ = ["Loss", "logits", "maps", "states", "task", "vectors"]

@@ -23,13 +23,13 @@ from benchmarks.common.results import SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.output.report import changed_settings
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.loss_weights import parse_losses
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import parse_losses
 from teachonce.student_train.train.student_training import train
 from teachonce.support.console import command_errors
+from teachonce.support.differences import changed
 from teachonce.support.errors import UserError
 
 SCORES = "scores.json"
@@ -82,7 +82,7 @@ def finished(
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
-        if told := changed_settings(scores_of(folder)["settings"], settings):
+        if told := changed(scores_of(folder)["settings"], settings):
             raise UserError(f"{folder}: trained with other settings ({told}); give another --work")
         return folder
     student, collator, _ = prepare(options, store)

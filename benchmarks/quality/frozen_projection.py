@@ -82,9 +82,10 @@ def both_states(folder: Path, store: FeatureStore) -> tuple[Floats, Floats]:
     ).resolved()
     _, collator, _ = prepare(options, store)
     student = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    distiller = Distiller(student, options, store.features.hidden, store.features.width)
+    distiller = Distiller.of(student, options, store)
     own, teacher = list[Floats](), list[Floats]()
-    for batch in held_out(store, collator, split_blocks(store, HELD_OUT)[1], options):
+    plan = options.batch_plan(distiller.terms)
+    for batch in held_out(store, collator, split_blocks(store, HELD_OUT)[1], plan):
         found = batch.to(torch.device("cpu"))
         (wanted,) = found.aligned.values()
         ((feature, states),) = wanted.states.items()

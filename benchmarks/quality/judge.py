@@ -14,6 +14,7 @@ from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.output.run import make_collator
+from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate
@@ -64,9 +65,9 @@ def judge(
             view=view,
             batch_tokens=EVAL_TOKENS,
         )
-        distiller = Distiller(student, judging, (), store.features.width).eval()
-        collator = make_collator(judging, store, tokenizer)
-        found = evaluate(distiller, store, collator, held_out, judging)
+        distiller = Distiller.of(student, judging, store).eval()
+        collator = make_collator(plan_of(judging, store), store, tokenizer)
+        found = evaluate(distiller, store, collator, held_out, judging.batch_plan(distiller.terms))
         if view == 0:
             scores["mlm"] = found["valid_mlm"]
             scores["nats_per_character"] = found["valid_mlm_per_character"]

@@ -144,8 +144,8 @@ def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     epoch."""
     from teachonce.student_train.arguments import checked_from
     from teachonce.student_train.cli import main as student_train
+    from teachonce.student_train.plan.train_plan import stages_of
     from teachonce.student_train.settings.shapes import parse_student
-    from teachonce.student_train.settings.stages import stages_of
 
     said = given(student_train, ["--store", "none", *words])
     said["student"] = _shape(_said(said, "student", "tiny"), teacher)

@@ -27,9 +27,9 @@ from benchmarks.common.small_store import on_small_store
 from teachonce.store import open_store
 from teachonce.student_train.data.stream import loaded
 from teachonce.student_train.output.run import prepare
-from teachonce.student_train.settings.loss_weights import parse_losses
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train import lesson
+from teachonce.student_train.settings.terms import parse_losses
+from teachonce.student_train.train import store_training
 from teachonce.student_train.train.student_training import train
 from teachonce.support.console import command_errors
 
@@ -56,7 +56,7 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
         times.append(time.perf_counter())
         tokens.append(found["tokens"])
 
-    with mock.patch.object(lesson, "loaded", watched):
+    with mock.patch.object(store_training, "loaded", watched):
         train(store, student, collator, options, on_step=watch)
     seconds = times[-1] - times[warm - 1]
     return {

@@ -20,8 +20,8 @@ import click
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
-from teachonce.student_train.settings.loss_weights import parse_losses
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import parse_losses
 from teachonce.support.console import command_errors
 
 

@@ -1,5 +1,4 @@
-"""The words that name the folder of a cache, `disk:DIR,SIZE` and `shared:DIR`, read before anything
-is loaded."""
+"""The word that names the folder of a cache, `disk:DIR,SIZE`, read before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from teachonce.support.errors import UserError
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"
-SHARED = "shared:"
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.ASCII)
 
 
@@ -40,12 +38,3 @@ def parse_size(word: str, where: str) -> int:
         if size := int(float(number) * (1024 if binary else 1000) ** power):
             return size
     raise UserError(f"{where}: {word!r} is no size; expected such as 100GB, 500M or 1.5TiB")
-
-
-def shared_folder(word: str) -> Path | None:
-    """Read the folder of `shared:DIR`; None for another word. Raises UserError if it has none."""
-    if not word.startswith(SHARED):
-        return None
-    if word == SHARED:
-        raise UserError(f"--cache {word}: expected {SHARED}DIR, such as {SHARED}/dev/shm/sweep")
-    return Path(word.removeprefix(SHARED)).expanduser()

@@ -38,8 +38,7 @@ def prefetch(path: str, begin: int, size: int) -> None:
 
 
 class FileMap:
-    """The bytes of a file, mapped read-only unless they are `shared` with their writers.
-    Raises OSError.
+    """The bytes of a file, mapped read-only. Raises OSError.
 
     `mmap.mmap` keeps a file descriptor open for each map before Python 3.13, and a process has few.
     Here the file is closed at once, and the map ends with the last array that uses it. A forked
@@ -47,15 +46,14 @@ class FileMap:
     process; finished parts never change.
     """
 
-    def __init__(self, path: Path, shared: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.data: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._address: int = 0
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if shared else 0)
-        with path.open("r+b" if shared else "rb") as file:
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if not size:
                 return
-            address = _libc().mmap(None, size, access, mmap.MAP_SHARED, file.fileno(), 0)
+            address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
         if address is None or address == FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
@@ -64,7 +62,7 @@ class FileMap:
         # Not at exit: a thread may still be reading then.
         weakref.finalize(held, _libc().munmap, address, size).atexit = False
         self.data = np.frombuffer(memoryview(held), np.uint8)
-        self.data.flags.writeable = shared
+        self.data.flags.writeable = False
 
     def prefetch(self, begin: int, size: int) -> None:
         """Let the disk begin to read some bytes."""

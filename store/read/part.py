@@ -61,7 +61,7 @@ class PartReader:
         if name not in self._open:
             array = surely(self._source.remote, lambda: self._opened(name))
             if self._keeping is not None:
-                array = self._keeping.of(array, name, self.part.arrays[name].sha256)
+                array = self._keeping.of(array, name)
             self._open[name] = array
         return self._open[name]
 

@@ -150,11 +150,10 @@ class FeatureStore(Sequence[Record]):
         """The part at a place (not its number), opened; a few are kept open."""
         return self._index.part(place)
 
-    def keep(self, keeps: Callable[[str], bool] | None, shared: Path | None = None) -> None:
+    def keep(self, keeps: Callable[[str], bool] | None) -> None:
         """Choose the arrays of parts, by their paths there, that stay in memory from their first
-        use on; None: no array, as when the store is opened. `shared`: in files of this folder, for
-        all processes that name it."""
-        self._index.keep(Keeping(keeps, shared) if keeps else None)
+        use on; None: no array, as when the store is opened."""
+        self._index.keep(Keeping(keeps) if keeps else None)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
         """The part of a sequence, and its position there."""

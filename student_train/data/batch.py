@@ -1,4 +1,6 @@
-"""The batch of a training step: tokens as the student reads them, and the teacher's targets."""
+"""The batch of a training step: tokens as the student reads them, runs of tokens, and the teacher's
+targets. States and maps stay as the store encodes them until the device that trains decodes and
+pools them, so a quarter of float32's bytes or less is copied there."""
 
 from __future__ import annotations
 
@@ -8,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from teachonce.student_train.data.encoded import Encoded
-from teachonce.student_train.data.pooling import MapPooling, Runs
+from teachonce.store import Batch
+from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.support.arrays import Array
+from teachonce.support.arrays import Array, begins, ranges
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,199 @@ class Inputs:
         ids, present = self.ids.split(texts), self.present.split(texts)
         kinds = [None] * len(ids) if self.types is None else self.types.split(texts)
         return [Inputs(*part) for part in zip(ids, present, kinds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Holds G runs of flat tokens. Run g has the tokens `member[begin[g]:begin[g + 1]]`."""
+
+    member: Tensor  # int64 [J]
+    begin: Tensor  # int64 [G]
+
+    @classmethod
+    def of(cls, runs: Array) -> Runs:
+        """Make runs of half-open runs [G,2]."""
+        lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
+        member = ranges(runs[:, 0].astype(np.int64), lengths)
+        return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
+
+    def chosen(self, where: Tensor) -> Runs:
+        """Keep the runs at which bool [G] is true."""
+        ends = torch.cat([self.begin[1:], self.begin.new_tensor([len(self.member)])])
+        lengths = ends - self.begin
+        kept = lengths[where]
+        return Runs(self.member[torch.repeat_interleave(where, lengths)], kept.cumsum(0) - kept)
+
+    def pool(self, values: Tensor, how: str) -> Tensor:
+        """Take the sum or mean [G,D] of flat token values [N,D] over each run.
+
+        Of the ways that torch has, `embedding_bag` is the fastest, forward and backward.
+        """
+        return functional.embedding_bag(self.member, values, self.begin, mode=how)
+
+    def pool_members(self, values: Tensor, how: str) -> Tensor:
+        """Take the sum or mean [G,D] over each run of values [J,D] of the members alone, in their
+        order."""
+        return pool_members(values, self.begin, how)
+
+
+def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
+    """Take the sum or mean [G,D] of values [J,D] over G runs, which follow one another from `begin`
+    [G]."""
+    members = torch.arange(len(values), device=values.device)
+    return functional.embedding_bag(members, values, begin, mode=how)
+
+
+@dataclass(frozen=True)
+class MapPooling:
+    """Turns attention between tokens into attention between runs: mean over the asking tokens, sum
+    over the attended ones.
+
+    Then a row over all runs still holds at most the probability of the row over all tokens.
+    """
+
+    asking: Tensor  # float32 [B,G,L]
+    attended: Tensor  # float32 [B,G,L]
+    present: Tensor  # bool [B,G]
+
+    @classmethod
+    def of(cls, runs: Array, start: Array) -> MapPooling:
+        """Make the pooling of half-open runs [G,2] of flat tokens whose sequences begin at `start`
+        [B+1]."""
+        sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
+        counts = np.bincount(sequence, minlength=len(start) - 1)
+        place = ranges(np.zeros_like(counts), counts)
+        longest = int(np.diff(start).max())
+        attended = np.zeros(
+            (len(start) - 1, max(1, int(counts.max(initial=0))), longest), np.float32
+        )
+        lengths = runs[:, 1] - runs[:, 0]
+        column = ranges(runs[:, 0] - start[sequence], lengths)
+        attended[np.repeat(sequence, lengths), np.repeat(place, lengths), column] = 1
+        total = attended.sum(axis=2, keepdims=True)
+        asking = attended / np.maximum(total, 1)
+        return cls(*map(torch.from_numpy, (asking, attended, total[:, :, 0] > 0)))
+
+    def pool(self, maps: Tensor) -> Tensor:
+        """Turn maps [B,L,L] between tokens into maps [B,G,G] between runs."""
+        return self.asking.to(maps.dtype) @ maps @ self.attended.to(maps.dtype).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class TeacherStates:
+    """Holds stored states of J tokens, to be averaged over G runs of them. Where `rows` is None,
+    the J tokens are all of `stored`.
+
+    Arrays, calibration and codec are those of a `HiddenBatch`.
+    """
+
+    stored: dict[str, Tensor]
+    mean: Tensor
+    deviation: Tensor
+    codec: HiddenCodec
+    rows: Tensor | None  # int64 [J] of the stored arrays
+    begin: Tensor  # int64 [G]: where runs begin among the J
+
+    def normalised(self) -> Tensor:
+        """Decode and pool (state - mean) / deviation: float32 [G,D]."""
+        states = self.codec.decode_normalised(self._rows(), self.mean, self.deviation, torch)
+        return self._pooled(states)
+
+    def states(self) -> Tensor:
+        """Decode and pool raw states: float32 [G,D]."""
+        return self._pooled(self.codec.decode(self._rows(), self.mean, self.deviation, torch))
+
+    def _rows(self) -> dict[str, Tensor]:
+        if self.rows is None:
+            return self.stored
+        return {name: array[self.rows] for name, array in self.stored.items()}
+
+    def _pooled(self, states: Tensor) -> Tensor:
+        return pool_members(states, self.begin, "mean")
+
+
+@dataclass(frozen=True)
+class TeacherMaps:
+    """Holds stored maps between the tokens of B texts, to be pooled over their runs."""
+
+    values: dict[str, Tensor]  # flat, by name; a text's map is L^2 entries, row-major
+    codec: Elementwise
+    begin: Tensor  # int64 [B] where they begin
+    lengths: Tensor  # int64 [B]
+    longest: int
+    pooling: MapPooling
+
+    def pooled(self) -> dict[str, Tensor]:
+        """Decode and pool attention between runs: float32 [B,G,G] by name."""
+        place = torch.arange(self.longest, device=self.lengths.device)
+        inside = place < self.lengths[:, None]
+        square = inside[:, :, None] & inside[:, None, :]
+        row = self.begin[:, None] + place * self.lengths[:, None]
+        entries = torch.where(square, row[:, :, None] + place, 0)
+        return {
+            name: self.pooling.pool(self.codec.from_codes(codes[entries], torch).where(square, 0.0))
+            for name, codes in self.values.items()
+        }
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Holds the targets of a `Distillation` that the device decodes, by the names of features."""
+
+    normalised: dict[str, TeacherStates]
+    states: dict[str, TeacherStates]
+    sentences: dict[str, TeacherStates]
+    raw_sentences: dict[str, TeacherStates]
+    maps: TeacherMaps | None
+
+    def decoded(self) -> dict[str, Any]:
+        """Decode everything: the values of `Distillation`'s fields by their names."""
+        return {
+            "normalised": {name: it.normalised() for name, it in self.normalised.items()},
+            "states": {name: it.states() for name, it in self.states.items()},
+            "sentences": {name: it.normalised() for name, it in self.sentences.items()},
+            "raw_sentences": {name: it.states() for name, it in self.raw_sentences.items()},
+            "maps": {} if self.maps is None else self.maps.pooled(),
+        }
+
+
+class Streamed:
+    """Takes states and maps from the batch, as copies: the batch's arrays are used again."""
+
+    resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
+
+    def states(
+        self, batch: Batch, view: int, rows: Array, begin: Tensor
+    ) -> dict[str, TeacherStates]:
+        """Return states by name of the batch's tokens `rows` [J], for runs that begin at `begin`
+        [G] among them."""
+        return {
+            name: TeacherStates(
+                {
+                    key: torch.from_numpy(np.take(array, rows, axis=0))
+                    for key, array in stored.stored.items()
+                },
+                torch.from_numpy(stored.mean),
+                torch.from_numpy(stored.deviation),
+                stored.codec,
+                None,
+                begin,
+            )
+            for name, stored in batch.hidden.items()
+        }
+
+    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
+        """Return entries by name, where among them the maps of the B texts begin, and their
+        codec."""
+        stored = {name: batch.stored[maps_path(view, name)] for name in batch.attention}
+        begin = begins(np.diff(batch.start) ** 2)
+        entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
+        return entries, begin, batch.level.attention
+
+
+def maps_path(view: int, name: str) -> str:
+    """Return the path of the maps `name` of a view in a part."""
+    return f"view{view}/attention/{name}/values"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""Which blocks of a store, and which of its views, a training reads; without torch, so that what is
-wrong with them is told before torch is loaded."""
+"""Which sequences of a store have gold labels, and which blocks and views a training reads.
+
+This needs no torch, so that mistakes are reported before torch is loaded."""
 
 from __future__ import annotations
 
 import math
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from teachonce.store import Features, FeatureStore
-from teachonce.student_train.data.gold_labels import labelled
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -48,26 +48,27 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
     return blocks[~held], blocks[held]
 
 
-def chosen_blocks(store: FeatureStore, blocks: Array, options: TrainOptions) -> Array:
-    """Cut blocks [n,2] to the runs of sequences that `--data` and `--min-length` let through, of
-    one share (see `TrainOptions.shares`).
+def chosen_blocks(
+    store: FeatureStore, blocks: Array, data: str = "all", min_length: int = 0
+) -> Array:
+    """Cut blocks [n,2] to the runs of sequences that `--data` and `--min-length` let through.
 
     Raises UserError where none is left.
     """
-    if options.data == "all" and not options.min_length:
+    if data == "all" and not min_length:
         return blocks
     runs = [np.empty((0, 2), np.int64)]
     for begin, end in blocks.tolist():
-        chosen = store.lengths(begin, end) >= options.min_length
-        if options.data != "all":
-            chosen &= labelled(store)[begin:end] == (options.data == "labelled")
+        chosen = store.lengths(begin, end) >= min_length
+        if data != "all":
+            chosen &= labelled(store)[begin:end] == (data == "labelled")
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
         runs.append(edges.reshape(-1, 2) + begin)
     found = np.concatenate(runs)
     if not len(found):
         told = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
-        which = told.get(options.data, "")
-        long = f" of at least {options.min_length} tokens" if options.min_length else ""
+        which = told.get(data, "")
+        long = f" of at least {min_length} tokens" if min_length else ""
         raise UserError(
             f"{store.path}: has no sequence{which}{long} to train on; dump a corpus with such text"
             " as well, or choose --data and --min-length accordingly"
@@ -101,3 +102,37 @@ def told_of_masks(features: Features, asked: int | None, epochs: float) -> str:
         f"masked {masked}: {count} epochs read {different} masks of each text; for new masks each"
         f" epoch dump with --views {count + 1}"
     )
+
+
+_KNOWN: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
+
+
+def labelled(store: FeatureStore) -> Array:
+    """Tell which of all sequences have a gold label, or a tag: bool [n]. An open store is read
+    once."""
+    if store not in _KNOWN:
+        _KNOWN[store] = np.concatenate(
+            [
+                np.zeros(0, bool),
+                *(_of_part(store, place) for place in range(len(store.manifest.parts))),
+            ]
+        )
+    return _KNOWN[store]
+
+
+def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
+    """Tell whether any sequence of the blocks [n,2], or of the store, has a gold label or a tag."""
+    known = labelled(store)
+    if blocks is None:
+        return bool(known.any())
+    return any(known[begin:end].any() for begin, end in blocks.tolist())
+
+
+def _of_part(store: FeatureStore, place: int) -> Array:
+    task, part = store.features.task, store.part(place)
+    if task is None:
+        return np.zeros(part.part.counts.sequences, bool)
+    gold = part.all(task.gold) >= 0
+    if task.kind == "classification":
+        return gold
+    return np.add.reduceat(np.append(gold, False), part.token_start[:-1]) > 0

@@ -4,7 +4,6 @@ device. The module also checks that memory suffices for a copy."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,53 +14,16 @@ import torch
 from torch import Tensor
 
 from teachonce.store import Batch, FeatureStore
-from teachonce.store.containers.cache_word import shared_folder
 from teachonce.store.format.codecs.codec import Elementwise
 from teachonce.store.format.layout import ArraySpec, part_arrays
-from teachonce.store.read.cached_arrays import bytes_of, shared_file
-from teachonce.student_train.data.encoded import TeacherStates
+from teachonce.student_train.data.batch import Streamed, TeacherStates, maps_path
 from teachonce.student_train.settings.words import stays_in_memory
-from teachonce.support.arrays import Array, begins, starts
+from teachonce.support.arrays import Array, starts
 from teachonce.support.errors import UserError
 
 ON_DEVICE = ("hidden", "attention")  # groups of a view; --cache device keeps others in RAM
 GROUPS_OF = {"task": ("classes", "tags")}  # groups of other kinds have the kind's name
-MEMORY_DISK = Path("/dev/shm")  # a disk that is memory
 SHARE = 0.8  # of the free memory, for a cache; a training takes some, too
-
-
-class Streamed:
-    """Takes states and maps from the batch, as copies: the batch's arrays are used again."""
-
-    resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
-
-    def states(
-        self, batch: Batch, view: int, rows: Array, begin: Tensor
-    ) -> dict[str, TeacherStates]:
-        """Return states by name of the batch's tokens `rows` [J], for runs that begin at `begin`
-        [G] among them."""
-        return {
-            name: TeacherStates(
-                {
-                    key: torch.from_numpy(np.take(array, rows, axis=0))
-                    for key, array in stored.stored.items()
-                },
-                torch.from_numpy(stored.mean),
-                torch.from_numpy(stored.deviation),
-                stored.codec,
-                None,
-                begin,
-            )
-            for name, stored in batch.hidden.items()
-        }
-
-    def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
-        """Return entries by name, where among them the maps of the B texts begin, and their
-        codec."""
-        stored = {name: batch.stored[_maps(view, name)] for name in batch.attention}
-        begin = begins(np.diff(batch.start) ** 2)
-        entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
-        return entries, begin, batch.level.attention
 
 
 class Resident:
@@ -99,7 +61,7 @@ class Resident:
     def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
         """Return what `Streamed.maps` does."""
         features = self._store.features
-        entries = {name: self._table(_maps(view, name)) for name in features.attention}
+        entries = {name: self._table(maps_path(view, name)) for name in features.attention}
         return entries, self._square_start[batch.index], features.level.attention
 
     def _table(self, path: str) -> Tensor:
@@ -125,17 +87,13 @@ class Resident:
         return table
 
 
-def _maps(view: int, name: str) -> str:
-    return f"view{view}/attention/{name}/values"
-
-
 def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed | Resident:
     """Choose the source of a training's states and maps by the word of `--cache`."""
     apart = ON_DEVICE if cache == "device" else ()
     if isinstance(store, FeatureStore):  # other sources of batches keep nothing
         # Also to keep nothing: an earlier training may have kept arrays.
         keeps = (lambda path: _group(path) not in apart) if stays_in_memory(cache) else None
-        store.keep(keeps, shared_folder(cache))
+        store.keep(keeps)
     return Resident(store, device) if cache == "device" else Streamed()
 
 
@@ -153,12 +111,9 @@ def check_cache(
     are read, each with the kinds of features and the views."""
     if not stays_in_memory(cache):
         return
-    if folder := shared_folder(cache):
-        _check_room(cache, folder, needs)
-        return
     on_device = in_ram = 0
     for store, kinds, views in needs:
-        for path, _, spec in _read(store, kinds, views):
+        for path, spec in _read(store, kinds, views):
             if cache == "device" and _group(path) in ON_DEVICE:
                 on_device += spec.nbytes
             else:
@@ -181,33 +136,14 @@ def _check_fits(cache: str, needed: int, free: int, where: str) -> None:
         )
 
 
-def _check_room(
-    cache: str, folder: Path, needs: Iterable[tuple[FeatureStore, set[str], set[int]]]
-) -> None:
-    """Check that the folder has room for what is not there yet."""
-    missing = {
-        path: bytes_of(spec.shape, spec.dtype)
-        for store, kinds, views in needs
-        for _, sha256, spec in _read(store, kinds, views)
-        if not (path := shared_file(folder, sha256, spec.shape, spec.dtype)).exists()
-    }
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free = shutil.disk_usage(there).free
-    if there.is_relative_to(MEMORY_DISK):
-        free = min(free, free_memory())
-    _check_fits(cache, sum(missing.values()), free, str(folder))
-
-
-def _read(
-    store: FeatureStore, kinds: set[str], views: set[int]
-) -> Iterable[tuple[str, str, ArraySpec]]:
-    """Yield path, checksum and spec of each array that a training reads."""
+def _read(store: FeatureStore, kinds: set[str], views: set[int]) -> Iterable[tuple[str, ArraySpec]]:
+    """Yield path and spec of each array that a training reads."""
     groups = {"mask", *(group for kind in kinds for group in GROUPS_OF.get(kind, (kind,)))}
     read = tuple(f"view{view}/{group}/" for view in views for group in groups)
     for part in store.manifest.parts:
         for path, spec in part_arrays(store.features, part.counts).items():
             if not path.startswith("view") or path.startswith(read):
-                yield path, part.arrays[path].sha256, spec
+                yield path, spec
 
 
 def free_memory_of(device: torch.device) -> int:

@@ -4,7 +4,7 @@ picks the teacher's targets."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,46 +12,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import (
-    Alignment,
-    AlignmentError,
-    Tokens,
-)
+from teachonce.align import Alignment, AlignmentError, Tokens
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import VERIFY, StoreError
-from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
-from teachonce.student_train.data.cache import Resident, Streamed
-from teachonce.student_train.data.encoded import Encoded, TeacherMaps, TeacherStates
+from teachonce.student_train.data.batch import (
+    Distillation,
+    Encoded,
+    Inputs,
+    MapPooling,
+    Runs,
+    Streamed,
+    StudentBatch,
+    TeacherMaps,
+    TeacherStates,
+)
+from teachonce.student_train.data.cache import Resident
 from teachonce.student_train.data.masking import IGNORED, MaskedTokens, Masker
-from teachonce.student_train.data.pooling import MapPooling, Runs
 from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from teachonce.student_train.data.token_cache import token_table, tokenize
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.student_train.losses.registry import Loss, features_of, losses_for
+from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Says what the losses of one alignment read: groups of a store's features in `wanted`, and of
-    these `Loss.teacher`."""
+class _Aligned:
+    """What the terms of one alignment read: groups of a store's `features`, and of these
+    `Loss.teacher`."""
 
     strategy: Strategy
-    wanted: list[str]
+    features: list[str]
     teacher: set[str]
 
     @classmethod
-    def by(cls, name: str, losses: Iterable[Loss]) -> _Asked:
-        losses = list(losses)
+    def by(cls, name: str, terms: Sequence[Term]) -> _Aligned:
+        losses = [term.loss for term in terms if term.alignment == name]
         return cls(ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
 
 
 class Collator:
-    """Turns store batches into student batches for one vocabulary, and the alignments, losses and
-    masks of `options`. A batch is aligned once in each way that a loss asks for.
+    """Turns store batches into student batches for one vocabulary. The terms of `plan` decide which
+    alignments and targets a batch has; it is aligned once in each way that a term requires.
 
     `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
     its text is tokenised once for all batches (`token_table`), without it each batch anew.
@@ -62,7 +66,7 @@ class Collator:
         self,
         student_tokenizer: Any,
         teacher_tokenizer_json: str,
-        options: TrainOptions,
+        plan: BatchPlan,
         *,
         max_length: int,
         head: tuple[Array, Array] | None = None,
@@ -82,12 +86,12 @@ class Collator:
         self.task = store.features.task if store else None
         self.separator = self.task.separator if self.task else None
         self.source: Streamed | Resident = Streamed()
-        self._serve(options)
+        self._serve(plan)
 
-    def serving(self, options: TrainOptions) -> Collator:
-        """Return a collator for a stage with other losses and masks."""
+    def serving(self, plan: BatchPlan) -> Collator:
+        """Return a collator for batches with other losses and masks."""
         other = copy.copy(self)
-        other._serve(options)
+        other._serve(plan)
         return other
 
     def reading(self, source: Streamed | Resident) -> Collator:
@@ -96,31 +100,27 @@ class Collator:
         other.source = source
         return other
 
-    def _serve(self, options: TrainOptions) -> None:
-        losses = losses_for(self.task is not None, options.loss)
+    def _serve(self, plan: BatchPlan) -> None:
+        losses = [term.loss for term in plan.terms]
         of_text = any(loss.of_text for loss in losses)
         plain = self.task or (of_text and not any(loss.of_masked for loss in losses))
         self.masker = Masker(
             self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if plain else options.mask_prob,  # as a whole a text is learnt without masks
+            0.0 if plain else plan.mask_prob,  # as a whole a text is learnt without masks
             self.table.counts(len(self.student_tokenizer))
-            if options.mask_words == "rare" and self.table
+            if plan.rare_masks and self.table
             else None,
-            options.max_masks,
+            plan.max_masks,
         )
         self.wanted = features_of(losses)
-        taught = [loss for loss in losses if loss.teacher != "nothing" and not loss.of_text]
-        names = dict.fromkeys(options.alignment_of(loss.name) for loss in taught)
-        self.asked = {
-            name: _Asked.by(name, (x for x in taught if options.alignment_of(x.name) == name))
-            for name in names
-        }
-        for asked in self.asked.values():
-            if "logits" in asked.wanted:
-                self._read_logits(asked.strategy.predicted)
-        self.learnt = options.targets
+        names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
+        self.alignments = {name: _Aligned.by(name, plan.terms) for name in names}
+        for each in self.alignments.values():
+            if "logits" in each.features:
+                self._read_logits(each.strategy.predicted)
+        self.targets = plan.targets
 
     def _read_logits(self, predicted: str) -> None:
         if predicted not in self.readers:
@@ -177,28 +177,28 @@ class Collator:
             teacher = replace(teacher, types=types if told else np.zeros_like(types))
         sides = Sides(batch.texts, teacher, native, self.vocabulary, self.max_length)
         return {
-            name: self._distillation(batch, sides, asked, read, view, key)
-            for name, asked in self.asked.items()
+            name: self._distillation(batch, sides, each, read, view, key)
+            for name, each in self.alignments.items()
         }
 
     def _distillation(
         self,
         batch: Batch,
         sides: Sides,
-        asked: _Asked,
+        wanted: _Aligned,
         read: MaskedTokens,
         view: int,
         key: tuple[int, ...],
     ) -> Distillation:
-        student, alignment = asked.strategy.align(sides)
+        student, alignment = wanted.strategy.align(sides)
         inputs = None
-        if asked.strategy.second_input:
+        if wanted.strategy.second_input:
             # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = Inputs.of(read.ids, student.start, self.padding, self._types(student))
         logit_runs, logits, shared = (
-            self._logits(batch, asked, alignment, read.labels)
-            if "logits" in asked.wanted
+            self._logits(batch, wanted, alignment, read.labels)
+            if "logits" in wanted.features
             else (None, None, None)
         )
         return Distillation(
@@ -209,18 +209,18 @@ class Collator:
             shared=shared,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)
-                if "attention" in asked.wanted
+                if "attention" in wanted.features
                 else None
             ),
-            task=self._task(batch, alignment) if "task" in asked.wanted else None,
-            encoded=self._encoded(batch, asked, view, alignment.teacher),
+            task=self._task(batch, alignment) if "task" in wanted.features else None,
+            encoded=self._encoded(batch, wanted, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, asked: _Asked, view: int, runs: Array) -> Encoded:
+    def _encoded(self, batch: Batch, wanted: _Aligned, view: int, runs: Array) -> Encoded:
         """Take the teacher's states and maps, to be decoded on the device, for half-open runs [G,2]
         of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
-        read = asked.teacher
+        read = wanted.teacher
         if {"normalised", "raw"} & read:
             tokens = Runs.of(runs)
             pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
@@ -228,7 +228,7 @@ class Collator:
             first = batch.start[:-1]
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
-        if "attention" in asked.wanted:
+        if "attention" in wanted.features:
             values, begin, codec = self.source.maps(batch, view)
             maps = TeacherMaps(
                 values,
@@ -265,24 +265,24 @@ class Collator:
         )
 
     def _logits(
-        self, batch: Batch, asked: _Asked, alignment: Alignment, labels: Array
+        self, batch: Batch, wanted: _Aligned, alignment: Alignment, labels: Array
     ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
         """Take targets of the runs with a single teacher token: only they have a distribution."""
-        predicted, targets, shared = asked.strategy.predicted, None, None
+        predicted, targets, shared = wanted.strategy.predicted, None, None
         student = alignment.student
         if predicted == "first":  # which the first token of a run predicts
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
-        if self.learnt == "masked":
+        if self.targets == "masked":
             chosen &= labels[student[:, 0]] != IGNORED
-        elif self.learnt == "unmasked":
+        elif self.targets == "unmasked":
             masked = starts(labels != IGNORED)  # how many there are before each token
             chosen &= masked[student[:, 0]] == masked[student[:, 1]]
         rows, reader = alignment.teacher[chosen, 0], self.readers[predicted]
         assert batch.logits is not None
-        if asked.teacher & {"distribution", "logits"}:
+        if wanted.teacher & {"distribution", "logits"}:
             targets, some = reader.of(batch.logits, rows)
-        if "shared" in asked.teacher:
+        if "shared" in wanted.teacher:
             shared, some = reader.shared_of(batch.logits, rows)
         return Runs.of(student[chosen][some]), targets, shared
 

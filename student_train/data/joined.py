@@ -11,8 +11,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from teachonce.student_train.data.batch import Distillation, StudentBatch
-from teachonce.student_train.data.pooling import Runs
+from teachonce.student_train.data.batch import Distillation, Runs, StudentBatch
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 

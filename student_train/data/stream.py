@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from teachonce.store import Batch, FeatureStore
+from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.similar import similar_batches
-from teachonce.support.arrays import Array, ranges
+from teachonce.support.arrays import Array
 from teachonce.support.background import prefetched
 from teachonce.support.environment import variable
 
@@ -28,8 +27,8 @@ CPU = torch.device("cpu")
 class Epochs:
     """The batches of each epoch of a store: a pure function of the arguments and the epoch.
 
-    `batching` bounds a batch: batch_tokens or batch_texts, as of `FeatureStore.stream`. `sampling`
-    is that of the options, `check` goes to `FeatureStore.stream`.
+    `batching` bounds a batch: batch_tokens or batch_texts, as of `FeatureStore.stream`, which takes
+    `check`, too.
     """
 
     def __init__(
@@ -40,41 +39,33 @@ class Epochs:
         *,
         seed: int,
         view: int | None,
-        sampling: str = "shuffled",
         check: bool = False,
         **batching: Any,
     ) -> None:
         self._store, self._collator, self._blocks = store, collator, blocks
         self._seed, self._view, self._check, self._batching = seed, view, check, batching
-        similar = sampling == "similar"
-        self._similar = _Similar(store, blocks, seed, **batching) if similar else None
 
     def count(self, epoch: int) -> int:
         """Count the batches of an epoch; this reads lengths alone."""
-        if self._similar:
-            return self._similar.count
         return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
 
     def batches(self, epoch: int, first: int = 0, every: int = 1) -> Iterator[StudentBatch]:
         """Yield batches of an epoch, from number `first` on, one of `every`. States and maps are
         encoded until `StudentBatch.to`."""
         view = view_of(epoch, self._store.features, self._view)
-        numbers = count(first, every)
-        for number, batch in zip(numbers, self._raw(epoch, view, first, every), strict=False):
-            yield self._collator(batch, view, (self._seed, epoch, number))
-
-    def _raw(self, epoch: int, view: int, first: int, every: int) -> Iterator[Batch]:
-        read: dict[str, Any] = {"view": view, "features": self._collator.features()}
-        if self._similar:
-            return self._store.gather(self._similar.of(epoch)[first::every], **read)
-        order: dict[str, Any] = {
+        stored = self._store.stream(
+            self._seed,
+            epoch,
             **self._batching,
-            "blocks": self._blocks,
-            "skip": first,
-            "every": every,
-            "check": self._check,
-        }
-        return self._store.stream(self._seed, epoch, **order, **read)
+            view=view,
+            features=self._collator.features(),
+            blocks=self._blocks,
+            skip=first,
+            every=every,
+            check=self._check,
+        )
+        for number, batch in zip(count(first, every), stored, strict=False):
+            yield self._collator(batch, view, (self._seed, epoch, number))
 
 
 def student_batches(
@@ -101,20 +92,6 @@ def student_batches(
                 yield made if device is None else made.to(device)
             first += -(-(there - first) // every) * every
         epoch, first = epoch + 1, first - there
-
-
-class _Similar:
-    """The batches of similar texts of each epoch. What is read of the store stays in memory."""
-
-    def __init__(self, store: FeatureStore, blocks: Array, seed: int, batch_texts: int) -> None:
-        self._vectors, self._seed, self._size = store.embeddings(), seed, batch_texts
-        self._members = ranges(blocks[:, 0], blocks[:, 1] - blocks[:, 0])
-        self.count = -(-len(self._members) // batch_texts)
-        store.keep(lambda name: True)
-
-    def of(self, epoch: int) -> list[Array]:
-        """List the batches of an epoch: numbers of sequences."""
-        return similar_batches(self._vectors, self._members, self._size, self._seed, epoch)
 
 
 def loaded(

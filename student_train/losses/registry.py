@@ -7,9 +7,13 @@ the last bits of a student: insert a new entry beside its relatives, and move no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
+
+from teachonce.support.errors import UserError
+from teachonce.support.plugins import load_outside
 
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
     from torch import Tensor
@@ -63,9 +67,9 @@ class Loss:
     """Says all that other code asks of one loss.
 
     name: as `--loss` calls it. A loss of a task and one of a vocabulary may share a name.
-    formula: module and function of this package. The function takes the student's side, the
+    formula: a function, or module and function of this package. It takes the student's side, the
         teacher's side, of maps also which pairs of runs are present, and the temperature if
-        `tempered`. It gives a scalar with its own normaliser.
+        `tempered`. It returns a scalar with its own normaliser.
     teacher, student: what it compares.
     unit: the unit of its value, as a model card tells it.
     projection: when the student's states pass through a linear map to the teacher's width: never,
@@ -73,7 +77,7 @@ class Loss:
     """
 
     name: str
-    formula: str
+    formula: str | Callable[..., Tensor]
     teacher: Teacher
     student: Student
     unit: str
@@ -118,9 +122,41 @@ class Loss:
     @property
     def measure(self) -> Callable[..., Tensor]:
         """Import the formula: a function."""
+        if callable(self.formula):
+            return self.formula
         module, _, function = self.formula.partition(".")
         found: Callable[..., Tensor] = getattr(import_module(f"{__package__}.{module}"), function)
         return found
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of a student's loss.
+
+    loss: the entry of the registry.
+    weight: the factor of its value.
+    alignment: the name of the alignment that pairs what it compares; "" if it needs none.
+    pool: how the outputs of a run of that alignment become one: `sum` or `mean`.
+    temperature: of a tempered loss; None of others.
+    widths: the first numbers of a text's vector that it compares as well (`--matryoshka`).
+    """
+
+    loss: Loss
+    weight: float
+    alignment: str = ""
+    pool: str = "mean"
+    temperature: float | None = None
+    widths: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the name that `--loss` gives."""
+        return self.loss.name
+
+    @cached_property
+    def measure(self) -> Callable[..., Tensor]:
+        """Import the formula once."""
+        return self.loss.measure
 
 
 HALVES = "half squared distances"
@@ -161,22 +197,44 @@ LOSSES = (
 )
 
 
+GROUP = "teachonce.losses"
+_OUTSIDE: dict[str, Loss] = {}
+"""Losses of other packages that `find` has loaded, by name."""
+
+
+def find(name: str) -> list[Loss]:
+    """Find the losses of a name: of this package, of the entry points `teachonce.losses`, or a
+    `Loss` that `module:attribute` names. Return [] if there is none.
+
+    Raises UserError for code that cannot be imported, or that is no `Loss`.
+    """
+    if not (found := named([name])) and (loss := load_outside(name, GROUP, "--loss")) is not None:
+        if not isinstance(loss, Loss):
+            raise UserError(f"--loss {name}: expected a Loss, got {type(loss).__name__}")
+        _OUTSIDE[name] = replace(loss, name=name)
+        found = [_OUTSIDE[name]]
+    return found
+
+
 def loss_names() -> list[str]:
     """List every name that `--loss` takes, each once."""
     return list(dict.fromkeys(loss.name for loss in LOSSES))
 
 
 def named(names: Iterable[str]) -> list[Loss]:
-    """List the losses of these names, of any student, in their order."""
+    """List the losses of these names, of any student, in their order; those of other packages last,
+    if `find` has loaded them. This imports no code, whatever the names."""
     wanted = set(names)
-    return [loss for loss in LOSSES if loss.name in wanted]
+    outside = (_OUTSIDE[name] for name in sorted(_OUTSIDE))
+    return [loss for loss in (*LOSSES, *outside) if loss.name in wanted]
 
 
 def losses_for(task: bool, names: Iterable[str] | None = None) -> list[Loss]:
     """List the losses of a student of a `task`, or else of a vocabulary, in their order: of
     `names`, or all. Names that such a student cannot learn by are left out."""
     other = "vocabulary" if task else "task"
-    return [loss for loss in (LOSSES if names is None else named(names)) if loss.head != other]
+    names = [*loss_names(), *_OUTSIDE] if names is None else names
+    return [loss for loss in named(names) if loss.head != other]
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:

@@ -33,7 +33,15 @@ from teachonce.checkpoints.bilstm import (
 )
 from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.store.format.features import TaskSpec
-from teachonce.student_train.settings.shapes import DEFAULT_KIND, Shape, parse_student
+from teachonce.student_train.settings.shapes import (
+    DEFAULT_KIND,
+    GROUP,
+    SHAPES,
+    Shape,
+    parse_student,
+)
+from teachonce.support.errors import UserError
+from teachonce.support.plugins import load_outside
 
 
 @dataclass(frozen=True)
@@ -240,6 +248,19 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def find_models(kind: str) -> Kind:
+    """Find how the models of a kind are made: of this package, or of the package that adds it.
+
+    Raises UserError if that cannot be imported, or is no `Kind`.
+    """
+    if kind not in KINDS:
+        found = load_outside(SHAPES[kind].models, GROUP, "--student")
+        if not isinstance(found, Kind):
+            raise UserError(f"--student {kind}: expected a Kind, got {type(found).__name__}")
+        KINDS[kind] = found
+    return KINDS[kind]
+
+
 def make_student(
     student: str,
     tokenizer: Any,
@@ -265,7 +286,10 @@ def make_student(
         common["label2id"] = {label: number for number, label in enumerate(task.labels)}
         if task.later_label is not None:
             common["later_label"] = task.later_label
-    kind = KINDS[shape.kind]
-    return kind.models[task.kind if task else "mlm"](
-        kind.config(shape, tokenizer, positions, **settings, **common)
-    )
+    kind = find_models(shape.kind)
+    head = task.kind if task else "mlm"
+    if head not in kind.models:
+        raise UserError(f"{option}{student}: has no model for {head}; choose another kind")
+    config = kind.config(shape, tokenizer, positions, **settings, **common)
+    KINDS.setdefault(config.model_type, kind)  # by which `any_student.py` finds it
+    return kind.models[head](config)

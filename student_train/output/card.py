@@ -218,8 +218,9 @@ def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
     own, module = type(student).__name__, type(student).__module__
     if module.startswith("transformers."):
         return "", ""
+    package = module.partition(".")[0]
     note = (
-        f"Its class, `{own}`, comes with teachonce, not with transformers: once `{module}` is"
+        f"Its class, `{own}`, comes with {package}, not with transformers: once `{module}` is"
         f" imported,\n{then}."
     )
     return f"import {module}\n", note

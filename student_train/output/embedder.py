@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.sentence_folder import SETTINGS, VectorHead, write_sentence_folder
 from teachonce.store import FeatureStore
-from teachonce.student_train.losses.registry import losses_for
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.losses.registry import Term
 
 
 def save_embedder(
     student: PreTrainedModel,
     head: VectorHead,
-    options: TrainOptions,
+    terms: Sequence[Term],
     stores: Sequence[FeatureStore],
     longest: int,
     out: Path,
@@ -28,7 +27,7 @@ def save_embedder(
     `longest` is the longest text in tokens. A masked-LM head is left out where no loss has trained
     it.
     """
-    of_vocabulary = any(x.head == "vocabulary" for x in losses_for(False, options.losses()))
+    of_vocabulary = any(term.loss.head == "vocabulary" for term in terms)
     saved: Any = student if of_vocabulary else student.base_model
     saved.save_pretrained(out)
     static = student.config.model_type == "static"

@@ -9,7 +9,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.settings.options import TrainOptions, with_defaults
 from teachonce.support import files
 from teachonce.support.differences import changed
 from teachonce.support.errors import UserError
@@ -87,7 +86,7 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
                 else f"{out} exists already, a finished student: {problem}; give another --out"
             )
     del now["store"], now["others"]  # a store that was moved is the same store
-    if told := changed_settings(before["settings"], now):
+    if told := changed(before["settings"], now):
         raise UserError(
             f"{out}: cannot resume with other settings: {told}; give those of then, or another"
             " --out"
@@ -98,15 +97,6 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
     if "result" in before:
         remove_checkpoints(out / "checkpoints")
     return before
-
-
-def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Tell which settings of a student are otherwise now, "" where none is.
-
-    An option that an earlier version lacked counts as having had its present default.
-    """
-    then = json.loads(json.dumps(TrainOptions(store="").describing())) | with_defaults(then)
-    return changed(then, with_defaults(now))
 
 
 def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.store import FeatureStore, open_store
-from teachonce.store.containers.cache_word import is_disk_cache
+from teachonce.store import FeatureStore
 from teachonce.store.tools.laws import check_tokens
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.stored_vocabulary import check_vocabulary
-from teachonce.student_train.losses.registry import losses_for, named
+from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.any_student import has_attention
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.pruning import pruned, shared_pieces
@@ -34,11 +32,11 @@ from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.student_train.output.card import environment, hub_id, model_card
 from teachonce.student_train.output.embedder import save_embedder
 from teachonce.student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
+from teachonce.student_train.plan.checks import check_memory, checked_plan
+from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.train.checks import check
-from teachonce.student_train.train.student_training import Trained, train
+from teachonce.student_train.train.student_training import Trained, Watch, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
@@ -57,37 +55,36 @@ def run(
     """Train the student that `options` ask for and write it to its folder; return its
     training.json.
 
-    A student that these options finished before is left as it is. `say` is told, in a line each,
+    A student that these options finished before is left as it is. `say` receives, in a line each,
     what a user should know. Raises UserError for bad input, before anything is written.
     """
-    options = options.resolved()
-    with joined(options.device) as ranks, open_stores(options) as stores:
+    with open_stores(options) as stores:
+        return run_plan(checked_plan(options, *stores).resolved(), resume=resume, say=say)
+
+
+def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
+    """Train the student of a plan, which is resolved and checked; see `run`."""
+    with joined(plan.options.device) as ranks:
         say = say if ranks.lead else lambda line: None
-        check(options, *stores)
-        ranks.check(options.accumulate)
+        check_memory(plan)
+        ranks.check(plan.options.accumulate)
         if ranks.size > 1:
             say(f"processes {ranks.size}, among which the batches of each step are shared out")
-        return train_student(options, stores, resume=resume, say=say, ranks=ranks)
+        return train_student(plan, resume=resume, say=say, ranks=ranks)
 
 
 @contextmanager
 def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
-    """Open the stores that a student learns from, until the end of the block.
+    """Open the stores that a student is trained on, until the end of the block.
 
     Raises StoreError where one cannot be read, or the tokenizers installed here would give other
     tokens than those stored.
     """
-    cache = options.cache if is_disk_cache(options.cache) else None
-    with ExitStack() as opened:
-        stores = [
-            opened.enter_context(
-                closing(open_store(path, allow_partial=options.allow_partial, cache=cache))
-            )
-            for path in (options.store, *options.others)
-        ]
-        for store in stores:
+    paths = (options.store, *options.others)
+    with closing(Stores(paths, options.allow_partial, options.cache)) as stores:
+        for store in stores.opened:
             check_tokenizers(store)
-        yield stores
+        yield stores.opened
 
 
 def check_tokenizers(store: FeatureStore) -> None:
@@ -98,8 +95,7 @@ def check_tokenizers(store: FeatureStore) -> None:
 
 
 def train_student(
-    options: TrainOptions,
-    stores: list[FeatureStore],
+    plan: TrainPlan,
     *,
     resume: bool,
     say: Any,
@@ -107,12 +103,13 @@ def train_student(
     on_validation: Callable[[int, dict[str, float]], object] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
-    """Train a student on open stores, with options that are resolved and checked; see `run`.
+    """Train the student of a plan, which is resolved and checked; see `run`.
 
-    `on_validation` is told the step and figures of each validation, and may raise to end the
-    training. `prepared` is what `prepare` gave for these options, if that was done already. Of
+    `on_validation` receives the step and figures of each validation, and may raise to end the
+    training. `prepared` is what `prepare` returned for the plan, if that was done already. Of
     several `ranks` the first writes.
     """
+    options, stores = plan.options, plan.stores
     store = stores[0]
     out = options.out_folder()
     files.check_utf8(out)
@@ -131,34 +128,31 @@ def train_student(
             if before is not None and "result" in before:
                 say(f"finished  {out} was trained to its end; there is nothing to do")
                 return before
-            student, collator, begun["start"] = prepared or prepare(options, *stores)
+            student, collator, begun["start"] = prepared or _prepare(plan)
             begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             kept = _kept_of(options, store, collator, say)
             if before is not None:
                 go_on(out, before, begun, say)
             for line in begun["start"]:
                 say(f"start     {line}")
-            of_texts = any(loss.of_text for loss in named(options.losses()))
+            of_texts = any(term.loss.of_text for term in plan.terms)
             if not of_texts and any(each.features.embedding for each in stores):
                 say("losses    none of them learns from the vectors of texts in the store")
             if ranks.lead:
                 out.mkdir(exist_ok=True)
                 files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
-            others = [
-                (other, make_collator(options, other, collator.student_tokenizer))
-                for other in stores[1:]
-            ]
-            trained = train(
-                *(store, student, collator, options, out),
-                others=others,
+            others = [make_collator(plan, each, collator.student_tokenizer) for each in stores[1:]]
+            trained = train_plan(
+                plan,
+                student,
+                [collator, *others],
+                out,
                 resume=resume,
-                on_validation=on_validation,
-                say=say,
-                say_progress=True,
+                watch=Watch(on_validation=on_validation, say=say, say_progress=True),
                 ranks=ranks,
             )
             report: dict[str, Any] = ranks.agreed(
-                _finish(options, stores, begun, trained, collator, kept) if ranks.lead else None
+                _finish(plan, begun, trained, collator, kept) if ranks.lead else None
             )
             return report
     except (OSError, SafetensorError) as error:
@@ -200,34 +194,38 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
     The first store decides vocabulary and start, all stores the longest input. Raises UserError
     where the store cannot give them, or temporary files cannot be written.
     """
+    return _prepare(plan_of(options, store, *others))
+
+
+def _prepare(plan: TrainPlan) -> Prepared:
     try:
-        return _prepared(options, store, *others)
+        return _prepared(plan)
     except OSError as error:
         raise UserError(
-            f"{options.out_folder()}: the student cannot be prepared: {files.reason(error)}"
+            f"{plan.options.out_folder()}: the student cannot be prepared: {files.reason(error)}"
             f" (temporary files are in {tempfile.gettempdir()})"
         ) from error
 
 
-def _prepared(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
-    tokenizer = student_tokenizer(options.vocab, store, others=others)
-    fit_tokenizer(tokenizer, options, store, *others)
+def _prepared(plan: TrainPlan) -> Prepared:
+    options, store = plan.options, plan.store
+    tokenizer = student_tokenizer(options.vocab, store, others=plan.stores[1:])
+    fit_tokenizer(tokenizer, plan)
     torch.manual_seed(options.seed)
     student = make_student(
         options.student,
         tokenizer,
         tokenizer.model_max_length,
         task=store.features.task,
-        **_network(options, store),
+        **_network(plan),
     )
     if store.features.task and store.features.task.scores:
         _take_activation(student, store)
-    learnt = losses_for(store.features.task is not None, options.losses())
-    compares_maps = any(loss.student == "maps" for loss in learnt)
+    compares_maps = any(term.loss.student == "maps" for term in plan.terms)
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
     if has_attention(student) and (compares_maps or options.device == "cpu"):
         student.set_attn_implementation("eager")
-    collator = make_collator(options, store, tokenizer)
+    collator = make_collator(plan, store, tokenizer)
     fewer = fewer_pieces(options.vocab, len(tokenizer))
     start = initialise(student, options.init, store, collator.vocabulary)
     if options.word_vectors:
@@ -245,49 +243,39 @@ def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
             setattr(student.config, name, config[name])
 
 
-def fit_tokenizer(
-    tokenizer: Any, options: TrainOptions, store: FeatureStore, *others: FeatureStore
-) -> None:
-    """Set the longest input of a student's tokenizer, and what it tells of pairs of texts.
-
-    Raises UserError as `read_pairs` does.
-    """
-    if store.features.separator is not None:
-        read_pairs(tokenizer, options, store)
-    longest = max(each.features.max_length for each in (store, *others))
-    tokenizer.model_max_length = options.max_length or length_read(longest)
-
-
-def read_pairs(tokenizer: Any, options: TrainOptions, store: FeatureStore) -> None:
-    """Make a tokenizer tell the types of tokens where the student reads them; also when it is
-    loaded again.
+def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
+    """Set the longest input of a student's tokenizer, and what it returns for pairs of texts; also
+    when it is loaded again.
 
     Raises UserError for a tokenizer that puts no token between two texts.
     """
-    check_pair_form(tokenizer, options.vocab, store)
-    types = ["token_type_ids"] if parse_student(options.student).token_types else []
-    names = ["input_ids", *types, "attention_mask"]
-    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    if plan.store.features.separator is not None:
+        check_pair_form(tokenizer, plan.options.vocab, plan.store)
+        types = ["token_type_ids"] if plan.shape.token_types else []
+        names = ["input_ids", *types, "attention_mask"]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    longest = max(each.features.max_length for each in plan.stores)
+    tokenizer.model_max_length = plan.options.max_length or length_read(longest)
 
 
-def _network(options: TrainOptions, store: FeatureStore) -> dict[str, Any]:
+def _network(plan: TrainPlan) -> dict[str, Any]:
     """Return what goes to the config of the student's kind."""
     names = scoped(TrainOptions, NETWORK)
-    if parse_student(options.student).kind != "bilstm":
+    if plan.shape.kind != "bilstm":
         names -= scoped(TrainOptions, BILSTM)
-    found = {name: getattr(options, name) for name in names}
-    if options.projection == "student":
-        found["projection_size"] = store.features.width
+    found = {name: getattr(plan.options, name) for name in names}
+    if plan.options.projection == "student":
+        found["projection_size"] = plan.store.features.width
     return {name: value for name, value in found.items() if value is not None}
 
 
-def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) -> Collator:
-    """Make the collator of `store` for a student with `tokenizer` and the losses of `options`."""
+def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Collator:
+    """Make the collator of `store`, one of the plan's, for a student with `tokenizer`."""
     spec = store.features.logits
     return Collator(
         tokenizer,
         store.teacher_file("tokenizer.json").decode(),
-        options,
+        plan.options.batch_plan(plan.options.terms(store.features.task is not None)),
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
         store=store,
@@ -295,13 +283,13 @@ def make_collator(options: TrainOptions, store: FeatureStore, tokenizer: Any) ->
 
 
 def _finish(
-    options: TrainOptions,
-    stores: list[FeatureStore],
+    plan: TrainPlan,
     begun: dict[str, Any],
     trained: Trained,
     collator: Collator,
     kept: list[str] | None,
 ) -> dict[str, Any]:
+    options, stores = plan.options, plan.stores
     out = options.out_folder()
     student, tokenizer = trained.student.eval(), collator.student_tokenizer
     student.cpu()
@@ -315,7 +303,7 @@ def _finish(
         parameters = student.num_parameters()
     else:
         longest = tokenizer.model_max_length
-        parameters = save_embedder(student, head, options, stores, longest, out)
+        parameters = save_embedder(student, head, plan.terms, stores, longest, out)
     save_tokenizer(tokenizer, out)
     result = {
         **trained.validation,

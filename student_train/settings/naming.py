@@ -11,21 +11,21 @@ from typing import Any
 from teachonce.support.errors import UserError
 
 
-def folder_name(settings: Mapping[str, Any]) -> str:
-    """Join the main settings of a training, as it describes itself, with a short hash of all of
-    them.
+def folder_name(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """Join the main settings of a training, as it describes itself, with a short hash of those that
+    were `chosen`.
 
     Of a store only its name counts: spelled otherwise, or moved, it is the same store.
     """
     loss = "+".join(f"{name}{weight:g}" for name, weight in settings["loss"].items())
-    kind, colon, chosen = settings["init"].partition(":")
-    start = f"{kind}{colon}{Path(chosen).name}"
+    kind, colon, named = settings["init"].partition(":")
+    start = f"{kind}{colon}{Path(named).name}"
     names = {
         "store": Path(settings["store"]).name,
         "others": [Path(other).name for other in settings["others"]],
         "init": start,
     }
-    digest = hashlib.sha256(json.dumps({**settings, **names}, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps({**chosen, **names}, sort_keys=True).encode()).hexdigest()
     main = (
         Path(settings["vocab"]).name,
         settings["student"],

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from teachonce.store.containers.cache_word import PREFIX, SHARED
+from teachonce.store.containers.cache_word import PREFIX
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings import alignments
-from teachonce.student_train.settings.loss_alignments import check_alignments
-from teachonce.student_train.settings.loss_weights import (
+from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
     VECTOR_LOSS,
+    check_alignments,
     check_losses,
     parse_losses,
 )
@@ -53,8 +53,6 @@ MACHINE = "machine"  # does not shape the student
 NETWORK = "network"  # goes to the config of the student's kind, under its own name
 BILSTM = "bilstm"  # only that kind of student has it
 START = "start"  # only the making of a student can refuse it
-UNNAMED = "unnamed"  # came after the first students: a folder's name does not tell its default
-NEW = "new"  # came later still: training.json does not tell its default, either
 
 
 def _told(loss: Mapping[str, float]) -> str:
@@ -78,7 +76,6 @@ class OptionFields:
         " geometric mean of their distributions and the mean of their states (stores of the same"
         " text and vocabulary).",
         choices=("losses", "outputs"),
-        scope={NEW},
     )
     vocab: str = option(
         "5k",
@@ -153,7 +150,6 @@ class OptionFields:
         "Of a task's student: separate: logit and log-odds teach an output of their own beside the"
         " classes', where ce, kl or hard teach these. It serves training alone.",
         choices=("shared", "separate"),
-        scope={NEW},
     )
     matryoshka: tuple[int, ...] = option(
         (),
@@ -161,7 +157,6 @@ class OptionFields:
         " (Kusupati et al. 2022); similarity and similarity-kl teach them.",
         read=parse_widths,
         check=check_widths,
-        scope={NEW},
     )
     init: str = option(
         "auto",
@@ -177,14 +172,14 @@ class OptionFields:
         "Share of hidden states and attention that are dropped in training; of a BiLSTM, of"
         " embeddings, layers, and the state between two tokens.",
         within=SHARE,
-        scope={NETWORK, NEW},
+        scope={NETWORK},
     )
     recurrent_dropout: float | None = option(
         None,
         "Of the state between two tokens of a BiLSTM.",
         within=SHARE,
         told_default="as --dropout",
-        scope={NETWORK, BILSTM, NEW},
+        scope={NETWORK, BILSTM},
     )
     classifier_pooling: str | None = option(
         None,
@@ -192,7 +187,7 @@ class OptionFields:
         " of either direction.",
         choices=("max", "last"),
         told_default="max",
-        scope={NETWORK, BILSTM, NEW},
+        scope={NETWORK, BILSTM},
     )
     word_vectors: str | None = option(
         None,
@@ -230,14 +225,7 @@ class OptionFields:
         None,
         "Texts of a batch, instead of --batch-tokens.",
         within=at_least(1),
-        scope={STAGE, BATCH, NEW},
-    )
-    sampling: str = option(
-        "shuffled",
-        "similar: a batch has groups of similar texts, by the vectors of the store; with"
-        " --batch-texts.",
-        choices=("shuffled", "similar"),
-        scope={NEW},
+        scope={STAGE, BATCH},
     )
     accumulate: int = option(1, "Batches of one optimiser step.", within=at_least(1))
     optimizer: str = option(
@@ -245,7 +233,6 @@ class OptionFields:
         "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`."
         " adadelta (Zeiler 2012): has no rate of its own.",
         choices=OPTIMIZERS,
-        scope={UNNAMED},
     )
     lr: float | None = option(
         None,
@@ -259,7 +246,7 @@ class OptionFields:
         0.0,
         "Learning rate at the end of a linear or cosine schedule.",
         within=NOT_NEGATIVE,
-        scope={STAGE, NEW},
+        scope={STAGE},
     )
     warmup: float = option(0.05, "Share of the steps.", within=SHARE, scope={STAGE})
     schedule: str = option(
@@ -284,7 +271,7 @@ class OptionFields:
         "Masked tokens of a sequence at most (view 0).",
         within=at_least(1),
         told_default="as many as are drawn",
-        scope={STAGE, NEW},
+        scope={STAGE},
     )
     max_length: int | None = option(
         None,
@@ -319,7 +306,7 @@ class OptionFields:
         None,
         "Cut the finished student to the pieces that it has in common with this vocabulary, given"
         " as --vocab is.",
-        scope={START, NEW},
+        scope={START},
         words=VOCABULARIES,
         paths=True,
         check=check_prune_to,
@@ -344,7 +331,7 @@ class OptionFields:
         "Validations without a better one after which a training, or a stage, ends early.",
         within=at_least(1),
         told_default="it takes all steps",
-        scope={STAGE, NEW},
+        scope={STAGE},
     )
     checkpoint_every: int | None = option(
         None,
@@ -379,11 +366,10 @@ class OptionFields:
     cache: str = option(
         "none",
         "none; ram: the store is read and unpacked once, and stays in memory; device: its hidden"
-        " states and attention maps in the memory of --device; shared:DIR: as ram, but once for"
-        " all trainings that name DIR (/dev/shm/NAME), such as the students of a sweep;"
-        " disk:DIR,SIZE: what is read of a store behind a URL stays in DIR on a local disk, at"
-        " most SIZE of it (100GB), for all trainings that name it. The student is the same.",
-        words=(*CACHES, SHARED, PREFIX),
+        " states and attention maps in the memory of --device; disk:DIR,SIZE: what is read of a"
+        " store behind a URL stays in DIR on a local disk, at most SIZE of it (100GB), for all"
+        " trainings that name it. The student is the same.",
+        words=(*CACHES, PREFIX),
         check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,23 +11,33 @@ from typing import Any
 
 from teachonce.store.containers.cache_word import is_disk_cache
 from teachonce.student_train.losses import registry
+from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.loss_alignments import check_pieces, parse_alignments
 from teachonce.student_train.settings.naming import beside, folder_name
 from teachonce.student_train.settings.option_fields import (
     BATCH,
     BILSTM,
     LENGTH,
     MACHINE,
-    NEW,
     STAGE,
-    UNNAMED,
     OptionFields,
 )
 from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.terms import (
+    BatchPlan,
+    check_pieces,
+    parse_alignments,
+)
 from teachonce.student_train.settings.words import EXPECTED_PARTS, is_part, stays_in_memory
 from teachonce.support.errors import UserError
-from teachonce.support.options import check_values, default_of, flag_of, options_of, scoped
+from teachonce.support.options import (
+    check_value,
+    check_values,
+    default_of,
+    flag_of,
+    options_of,
+    scoped,
+)
 from teachonce.training.device import resolved_device, resolved_precision
 from teachonce.training.optimizer import ADADELTA_LR, check_optimizer
 from teachonce.training.schedule import Schedule
@@ -50,9 +61,14 @@ class TrainOptions(OptionFields):
         for number, stage in enumerate(self.stages, 1):
             check_stage(stage, f"stage {number}")
             try:
-                self.in_stage(stage)
+                self._check_stage(stage)
             except UserError as error:
                 raise UserError(f"stage {number}: {error}") from error
+
+    def _check_stage(self, stage: Mapping[str, Any]) -> None:
+        for name in stage.keys() - {"unfreeze"}:
+            check_value(TrainOptions, name, options_of(TrainOptions)[name], stage[name])
+        self.in_stage(stage)._check_together()
 
     def _check_together(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -89,8 +105,6 @@ class TrainOptions(OptionFields):
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
         check_pieces(self.align, self.loss)
-        if self.sampling == "similar" and self.batch_texts is None:
-            raise UserError("--sampling similar: groups texts; give --batch-texts, such as 128")
         nested = [loss for loss in registry.named(self.losses()) if loss.nests]
         if self.matryoshka and not nested:
             raise UserError(
@@ -111,7 +125,8 @@ class TrainOptions(OptionFields):
             )
 
     def _check_data(self) -> None:
-        gold, others = self._losses_by_gold()
+        named = {loss.name for loss in registry.named(self.loss) if loss.of_gold}
+        gold, others = named.intersection(self.loss), self.loss.keys() - named
         if self.data == "unlabelled" and gold:
             raise UserError(
                 f"--loss {min(gold)} and --data unlabelled: that text has no gold labels; choose"
@@ -123,30 +138,73 @@ class TrainOptions(OptionFields):
             lacking = "for the unlabelled text" if gold else "of gold labels, such as ce=1"
             raise UserError(f"--data balanced: --loss has none {lacking}; add one")
 
-    def _losses_by_gold(self) -> tuple[dict[str, float], dict[str, float]]:
-        names = {loss.name for loss in registry.named(self.loss) if loss.of_gold}
-        gold = {name: weight for name, weight in self.loss.items() if name in names}
-        return gold, {name: self.loss[name] for name in self.loss if name not in names}
+    def terms(self, task: bool) -> tuple[Term, ...]:
+        """Resolve the losses of a student of a `task`, or else of a vocabulary, in the order of the
+        registry. Names that such a student has no loss of are left out."""
+        for name in self.loss:
+            registry.find(name)  # this may be another process than the one that checked them
+        aligned = parse_alignments(self.align)
+        found = []
+        for loss in registry.losses_for(task, self.loss):
+            name = "" if loss.of_masked or loss.of_text else aligned.of(loss.name)
+            found.append(
+                Term(
+                    loss,
+                    self.loss[loss.name],
+                    name,
+                    self.pool_of(name) if name else "mean",
+                    self.temperature if loss.tempered else None,
+                    self.matryoshka if loss.nests else (),
+                )
+            )
+        return tuple(found)
 
-    def shares(self) -> list[TrainOptions]:
-        """Return the options for each of the batches that a step takes of a store: one; of a
-        balanced stage one of labelled and one of other text, each with its losses."""
+    def every_term(self, task: bool) -> tuple[Term, ...]:
+        """Resolve the losses of all stages, each once, in the order of the registry."""
+        stages = [self.in_stage(stage).terms(task) for stage in self.stages or ({},)]
+        found = {term.loss: term for terms in stages for term in terms}
+        return tuple(found[loss] for loss in registry.losses_for(task, self.losses()))
+
+    def batches(self, task: bool) -> tuple[BatchPlan, ...]:
+        """Plan the batches that a step takes of a store: one; of a balanced stage one of labelled
+        and one of other text, each with its losses."""
+        plan = self.batch_plan(self.terms(task))
         if self.data != "balanced":
-            return [self]
-        whole = replace(self, stages=())
-        kinds = zip(("labelled", "unlabelled"), self._losses_by_gold(), strict=True)
-        return [replace(whole, data=data, loss=loss) for data, loss in kinds]
+            return (plan,)
+        gold = tuple(term for term in plan.terms if term.loss.of_gold)
+        others = tuple(term for term in plan.terms if not term.loss.of_gold)
+        return (
+            replace(plan, data="labelled", terms=gold),
+            replace(plan, data="unlabelled", terms=others),
+        )
+
+    def batch_plan(self, terms: tuple[Term, ...]) -> BatchPlan:
+        """Plan batches that teach these terms."""
+        return BatchPlan(
+            terms,
+            self.data,
+            self.min_length,
+            self.batching,
+            self.view,
+            self.mask_prob,
+            self.mask_words == "rare",
+            self.max_masks,
+            self.targets,
+        )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
         """Return the options of one stage: its own over those of the training, and `more` over
         both."""
         own = {name: value for name, value in stage.items() if name != "unfreeze"}
         others = {name: default_of(TrainOptions, name) for name in ruled_out(own)}
-        return replace(self, **{"stages": (), **others, **own, **more})
+        return self._with(**{"stages": (), **others, **own, **more})
 
-    def alignment_of(self, loss: str) -> str:
-        """Name the alignment of a loss."""
-        return parse_alignments(self.align).of(loss)
+    def _with(self, **values: Any) -> TrainOptions:
+        """Copy the options with other values, which were checked: checking all of them again for
+        each stage is most of what a training of two steps did before its first step."""
+        other = copy.copy(self)
+        vars(other).update(values)
+        return other
 
     def pool_of(self, alignment: str) -> str:
         """Tell how the outputs of a run of an alignment become one: `--pool`, else as the alignment
@@ -209,20 +267,26 @@ class TrainOptions(OptionFields):
         device = resolved_device(self.device)
         precision = resolved_precision(self.precision, device)
         epochs = 3.0 if self.steps is None and self.epochs is None else self.epochs
-        return replace(self, device=device, precision=precision, epochs=epochs)
+        return self._with(device=device, precision=precision, epochs=epochs)
 
     def describing(self) -> dict[str, Any]:
         """Return all that shapes the student, as JSON: its folder and its machine are left out."""
-        apart = scoped(TrainOptions, MACHINE) | {"needs"} | _at_default(self, NEW)
+        apart = scoped(TrainOptions, MACHINE) | {"needs"}
         if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
             apart |= {"eval_every"}  # validations decide nothing
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
         resolved |= {"batch_tokens": self.batching.get("batch_tokens")}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
-        lists: dict[str, Any] = {"freeze": list(self.freeze), "others": list(self.others)}
-        lists |= {"matryoshka": list(self.matryoshka)} if self.matryoshka else {}
+        lists = {name: list(values[name]) for name in ("freeze", "others", "matryoshka")}
         return {**values, **lists, **resolved}
+
+    def chosen(self) -> dict[str, Any]:
+        """Return those settings of `describing` that are not at their default."""
+        plain = {
+            f.name for f in fields(self) if getattr(self, f.name) == default_of(type(self), f.name)
+        }
+        return {name: value for name, value in self.describing().items() if name not in plain}
 
     def losses(self) -> set[str]:
         """Name the losses of all stages."""
@@ -230,8 +294,8 @@ class TrainOptions(OptionFields):
 
     def name(self) -> str:
         """Return a folder name that tells the main settings, with a short hash of all of them."""
-        unnamed = _at_default(self, UNNAMED)
-        return folder_name({n: v for n, v in self.describing().items() if n not in unnamed})
+        # An option at its default is left out, so that a later option changes no folder's name.
+        return folder_name(self.describing(), self.chosen())
 
     def out_folder(self) -> Path:
         """Return --out, or a folder beside the store named after the settings."""
@@ -275,15 +339,3 @@ def _check_unfreeze(order: Any, where: str) -> None:
             f"{where}: unfreeze {order!r}: expected {UNFREEZE!r}, or a list of parts, each once:"
             f" {EXPECTED_PARTS}"
         )
-
-
-def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete the settings of training.json with the defaults that it does not tell."""
-    untold = {name: default_of(TrainOptions, name) for name in scoped(TrainOptions, NEW)}
-    return {**untold, **settings}
-
-
-def _at_default(options: TrainOptions, scope: str) -> frozenset[str]:
-    """Name the options of a scope that have their default."""
-    names = scoped(TrainOptions, scope)
-    return frozenset(n for n in names if getattr(options, n) == default_of(TrainOptions, n))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from teachonce.support.errors import UserError
+from teachonce.support.plugins import load_outside
 
 TINY = "264x3x12"
 BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters with 30k pieces
@@ -68,12 +69,14 @@ class ShapeKind:
     positions: whether positions are learnt, rotary, or no part of the model.
     rate: gives the default of the peak learning rate.
     token_types: whether the embeddings have types of tokens: first and second text.
+    models: `module:attribute` of the `Kind` of a kind of another package; see `model/kinds.py`.
     """
 
     read: Callable[[str, str], Shape]
     positions: Positions
     rate: Callable[[Shape], float]
     token_types: bool = False
+    models: str = ""
 
 
 def _transformer(kind: str, size: str, inner: int) -> Shape:
@@ -142,7 +145,24 @@ SHAPES = {
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
     "static": ShapeKind(_static, "none", lambda shape: STATIC_RATE),
 }
-"""By the `model_type` of the student's config."""
+"""By the `model_type` of the student's config; `find_kind` adds those of other packages."""
+GROUP = "teachonce.student_kinds"
+
+
+def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:
+    """Find a kind of student: of this package, of the entry points `teachonce.student_kinds`, or a
+    `ShapeKind` that `module:attribute` names. Return None if there is none.
+
+    Raises UserError for code that cannot be imported, or that is no `ShapeKind`.
+    """
+    if kind not in SHAPES:
+        found = load_outside(kind, GROUP, option.rstrip())
+        if found is None:
+            return None
+        if not isinstance(found, ShapeKind):
+            raise UserError(f"{option}{kind}: expected a ShapeKind, got {type(found).__name__}")
+        SHAPES[kind] = found
+    return SHAPES[kind]
 
 
 def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
@@ -153,12 +173,12 @@ def parse_student(student: str, option: str = "--student ", default: str = DEFAU
     """
     named, colon, size = student.rpartition(":")
     kind = named or default
-    if kind not in SHAPES:
+    if (found := find_kind(kind, option)) is None:
         raise UserError(
             f"{option}{student}: no kind of student is called {kind}; there are {', '.join(SHAPES)}"
         )
     try:
-        return SHAPES[kind].read(kind, size)
+        return found.read(kind, size)
     except ValueError as error:
         told, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from teachonce.store.containers.cache_word import (
     EXPECTED,
-    SHARED,
     is_disk_cache,
     parse_disk_cache,
-    shared_folder,
 )
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from teachonce.support.errors import UserError
@@ -70,13 +68,13 @@ def check_cache_word(word: str) -> None:
     """Raise UserError for a word that means no cache."""
     if is_disk_cache(word):
         parse_disk_cache(word)
-    elif word not in CACHES and not shared_folder(word):
-        raise UserError(f"--cache {word}: expected {', '.join(CACHES)}, {SHARED}DIR or {EXPECTED}")
+    elif word not in CACHES:
+        raise UserError(f"--cache {word}: expected {', '.join(CACHES)} or {EXPECTED}")
 
 
 def stays_in_memory(word: str) -> bool:
     """Whether a word of --cache keeps what is unpacked."""
-    return word in CACHES[1:] or shared_folder(word) is not None
+    return word in CACHES[1:]
 
 
 def check_student(student: str) -> None:

@@ -47,6 +47,7 @@ class Work:
         """Train the student, or resume it, unless it is finished; return its result."""
         from teachonce.student_train.output.report import read_report
         from teachonce.student_train.output.run import train_student
+        from teachonce.student_train.plan.train_plan import plan_of
         from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
 
         out = self.options.out_folder()
@@ -59,8 +60,7 @@ class Work:
             try:
                 with stoppable(saved):
                     report = train_student(
-                        self.options,
-                        stores,
+                        plan_of(self.options, *stores),
                         resume=report is not None,
                         say=say,
                         prepared=prepared,

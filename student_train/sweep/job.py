@@ -14,6 +14,7 @@ import click
 from teachonce.student_train.arguments import check_early, checked_from
 from teachonce.student_train.output.ranking import SWEEP, ranked, told_best
 from teachonce.student_train.output.report import learnt_from, read_report
+from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.naming import beside
 from teachonce.student_train.settings.option_fields import START
 from teachonce.student_train.settings.options import TrainOptions
@@ -25,7 +26,6 @@ from teachonce.student_train.sweep.scores import Plan, read_plan, score
 from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
 from teachonce.student_train.sweep.table import CSV, others, show, table
 from teachonce.student_train.sweep.trials import Listed, Source, Study, Trials
-from teachonce.student_train.train.checks import check
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.extras import library
@@ -181,7 +181,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
     starts = dict[tuple[Any, ...], TrainOptions]()
     contents = [store.manifest.content() for store in stores]
     for options in planned:
-        check(options, *stores)
+        check_memory(checked_plan(options, *stores))
         before = read_report(options.out_folder())
         if before and learnt_from(before) != contents:
             raise UserError(f"{options.out} learnt from another store; give another --out")

@@ -4,7 +4,7 @@ is trained, and both sides of each loss."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from teachonce.checkpoints.sentence_folder import VectorHead
-from teachonce.store import FeatureStore
+from teachonce.store import Features, FeatureStore
 from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
-from teachonce.student_train.losses.registry import Loss, losses_for
+from teachonce.student_train.losses.registry import Loss, Term
 from teachonce.student_train.model.any_student import (
+    Outputs,
     class_logits,
+    forward_pass,
     head_of,
     lm_logits,
     own_projection,
@@ -26,9 +28,8 @@ from teachonce.student_train.model.any_student import (
     size_of,
     tag_logits,
 )
-from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
+from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.forward_pass import Outputs, forward_pass
 from teachonce.support.errors import UserError
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
@@ -37,44 +38,53 @@ MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the fir
 
 class Distiller(nn.Module):
     """Holds a student, and a projection for each loss that needs one and each hidden state of a
-    teacher. Its parameters are what a training moves.
+    teacher. A training updates its parameters.
 
-    `student` is a model of transformers, or a module of your own (`OwnStudent`). `hidden` are the
-    names of the teacher's states in the store, `width` is that of each, `vector_width` that of its
-    vectors of texts. `of` takes these from a store.
+    student: a model of transformers, or a module of your own (`OwnStudent`).
+    terms: the losses that a batch is measured by. Other terms can be given for a batch.
+    features: what the store holds of the teacher.
+    every: the terms of all stages, which projections are made for; those of `terms` if left out.
+    frozen: the projections keep their random weights.
+    separate: `logit` and `log-odds` have an output layer of their own.
+
+    `of` takes all of these from options and a store.
     """
 
     def __init__(
         self,
         student: Any,
-        options: TrainOptions,
-        hidden: tuple[str, ...],
-        width: int,
-        vector_width: int | None = None,
+        terms: Sequence[Term],
+        features: Features,
+        *,
+        every: Sequence[Term] = (),
+        frozen: bool = False,
+        separate: bool = False,
     ) -> None:
         super().__init__()
-        self.student, self.options = student, options
+        self.student, self.terms = student, tuple(terms)
         own, self.layers = size_of(student)
-        self.for_task: bool = head_of(student) != "mlm"
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
-        learnt = losses_for(self.for_task, options.losses())
-        for loss in learnt:
+        self.every = tuple(every) or self.terms
+        for loss in (term.loss for term in self.every):
             if loss.of_text or loss.projection == "none":
                 continue
-            if loss.projection == "widths differ" and own == width:
+            if loss.projection == "widths differ" and own == features.width:
                 continue
             if own_projection(student) is not None:
                 self.projected_losses.add(loss.name)
                 continue
-            for name in hidden:
-                self.projections[_key(loss, name)] = self._projection(own, width)
-        self.scores = self._separate_scores()
-        if of_text := [loss for loss in learnt if loss.of_text]:
-            assert vector_width is not None  # `check` has refused
-            self.projections[VECTORS] = self._vector_head(
-                of_text, own, vector_width, options.matryoshka
-            )
+            for name in features.hidden:
+                self.projections[_key(loss, name)] = _projection(own, features.width, frozen)
+        read = {term.loss.student for term in self.every}
+        self.scores: nn.Module | None = None
+        if separate and {"classes", "scores"} <= read:
+            # Mukherjee & Awadallah 2019, section 4.1: W^r in addition to W^s.
+            classes: Any = student.classifier
+            self.scores = nn.Linear(classes.in_features, classes.out_features)
+        if of_text := [term for term in self.every if term.loss.of_text]:
+            assert features.embedding is not None  # `check` has refused
+            self.projections[VECTORS] = self._vector_head(of_text, own, features.embedding.width)
 
     @property
     def vector_head(self) -> VectorHead | None:
@@ -92,16 +102,15 @@ class Distiller(nn.Module):
             self.projections[VECTORS] = other.projections[VECTORS]
 
     @staticmethod
-    def _vector_head(
-        losses: list[Loss], own: int, width: int, nested: tuple[int, ...]
-    ) -> VectorHead:
+    def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
         """Make the mean of states, and a map to the teacher's space where a loss compares with it.
 
         The map has no bias: the mean of states can hold one.
         """
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-        projected = own != width and any(loss.projection != "none" for loss in losses)
+        projected = own != width and any(term.loss.projection != "none" for term in terms)
+        nested = [width for term in terms for width in term.widths]
         dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
         if too_wide := [n for n in nested if n >= (width if projected else own)]:
             raise UserError(
@@ -110,32 +119,21 @@ class Distiller(nn.Module):
             )
         return VectorHead(Pooling(own, "mean"), *dense, Normalize())
 
-    def _separate_scores(self) -> nn.Module | None:
-        """Make an output for the teacher's logits or log odds, of the form of the classes' output,
-        where the classes' has losses of its own to learn by (Mukherjee & Awadallah 2019, section
-        4.1: W^r beside W^s)."""
-        read = {loss.student for loss in losses_for(self.for_task, self.options.losses())}
-        if self.options.outputs == "shared" or not {"classes", "scores"} <= read:
-            return None
-        classifier: Any = self.student.classifier
-        return nn.Linear(classifier.in_features, classifier.out_features)
-
-    def _projection(self, own: int, width: int) -> nn.Linear:
-        linear = nn.Linear(own, width)
-        if self.options.projection == "frozen":
-            nn.init.kaiming_normal_(linear.weight)  # He et al. 2015, as in the published code
-            nn.init.zeros_(linear.bias)
-        return linear
-
     @classmethod
     def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
         """Make the distiller of a student that learns from a store.
 
         Raises UserError for a model that can be no student.
         """
-        features = store.features
-        vector_width = features.embedding.width if features.embedding else None
-        return cls(student, options, features.hidden, features.width, vector_width)
+        task = head_of(student) != "mlm"
+        return cls(
+            student,
+            options.terms(task),
+            store.features,
+            every=options.every_term(task),
+            frozen=options.projection == "frozen",
+            separate=options.outputs == "separate",
+        )
 
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
         """Compute unweighted losses by name, each a scalar with its own normaliser.
@@ -144,22 +142,24 @@ class Distiller(nn.Module):
         """
         return self.measured(batch)[0]
 
-    def measured(self, batch: StudentBatch) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Compute the losses as `forward` does, and the logits [G,C] of a task; None without
-        one."""
-        sides, found = self.sides(batch), dict[str, Tensor]()
-        for loss in sides.losses:
-            if pairs := sides.of(loss):  # the mean over the teacher's features
-                found[loss.name] = reduce(add, (loss.measure(*p) / len(pairs) for p in pairs))
+    def measured(
+        self, batch: StudentBatch, terms: Sequence[Term] | None = None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Compute the losses of `terms`, else of its own, as `forward` does, and the logits [G,C]
+        of a task; None without one."""
+        sides, found = self.sides(batch, terms), dict[str, Tensor]()
+        for term in sides.terms:
+            if pairs := sides.of(term):  # the mean over the teacher's features
+                found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
         return found, sides.answers()
 
-    def sides(self, batch: StudentBatch) -> Sides:
-        """Run the student over a batch, and return what its losses compare."""
-        return Sides(self, batch)
+    def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
+        """Run the student over a batch, and return what the losses of `terms` compare."""
+        return Sides(self, batch, self.terms if terms is None else terms)
 
-    def weighted(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Sum losses by name with the weights of the options: a scalar."""
-        weights = self.options.loss
+    def weighted(self, losses: Mapping[str, Tensor], terms: Sequence[Term] | None = None) -> Tensor:
+        """Sum losses by name with the weights of their terms: a scalar."""
+        weights = {term.name: term.weight for term in (self.terms if terms is None else terms)}
         return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
 
     def vectors(self, batch: StudentBatch, read: Outputs) -> Tensor:
@@ -213,16 +213,16 @@ class Sides:
     """The student's and the teacher's side of each loss, for one batch.
 
     The student runs over the batch once, and once more for an alignment that has an input of its
-    own. `losses` are the entries of the registry that the options weigh.
+    own. `terms` are the losses that are compared.
     """
 
-    def __init__(self, distiller: Distiller, batch: StudentBatch) -> None:
+    def __init__(self, distiller: Distiller, batch: StudentBatch, terms: Sequence[Term]) -> None:
         if any(wanted.encoded is not None for wanted in batch.aligned.values()):
             raise ValueError("the batch is encoded: call batch.to(device) first")
         self._distiller, self._batch = distiller, batch
-        self.losses = losses_for(distiller.for_task, distiller.options.loss)
-        maps = any(loss.student == "maps" for loss in self.losses)
-        own = any(loss.of_masked for loss in self.losses)
+        self.terms = tuple(terms)
+        maps = any(term.loss.student == "maps" for term in terms)
+        own = any(term.loss.of_masked for term in terms)
         seconds = [wanted.inputs for wanted in batch.aligned.values()]
         if own or not seconds or None in seconds or batch.vectors is not None:
             native = distiller.encode(batch.inputs, maps)
@@ -233,64 +233,60 @@ class Sides:
                 distiller,
                 wanted,
                 native if wanted.inputs is None else distiller.encode(wanted.inputs, maps),
-                name,
             )
             for name, wanted in batch.aligned.items()
         }
         self._vectors = distiller.vectors(batch, native) if batch.vectors is not None else None
 
-    def of(self, loss: Loss | str) -> list[tuple[Any, ...]]:
-        """Return the arguments of a loss's formula, once for each feature of the teacher that it
+    def of(self, term: Term | str) -> list[tuple[Any, ...]]:
+        """Return the arguments of a term's formula, once for each feature of the teacher that it
         reads; nothing where the batch has no such targets.
 
         They are the student's side and the teacher's, of maps which pairs of runs are present, and
         of a tempered loss the temperature. Raises ValueError for a name that no weight is given
         to.
         """
-        if isinstance(loss, str):
-            named = {each.name: each for each in self.losses}
-            if loss not in named:
-                raise ValueError(f"no loss {loss!r} is learnt, of {', '.join(named)}")
-            loss = named[loss]
-        batch, options = self._batch, self._distiller.options
-        if loss.of_masked:
-            return [(self._masked, batch.labels)]
-        if loss.of_text:
+        if isinstance(term, str):
+            named = {each.name: each for each in self.terms}
+            if term not in named:
+                raise ValueError(f"no loss {term!r} is learnt, of {', '.join(named)}")
+            term = named[term]
+        if term.loss.of_masked:
+            return [(self._masked, self._batch.labels)]
+        if term.loss.of_text:
             if self._vectors is None:
                 return []
-            nested = options.matryoshka if loss.nests else ()
-            parts = [self._vectors, *(self._vectors[:, :n] for n in nested)]
-            return [(part, batch.vectors) for part in parts]
-        pairs = self._aligned[options.alignment_of(loss.name)].of(loss)
-        return [(*pair, options.temperature) for pair in pairs] if loss.tempered else pairs
+            parts = [self._vectors, *(self._vectors[:, :n] for n in term.widths)]
+            return [(part, self._batch.vectors) for part in parts]
+        pairs = self._aligned[term.alignment].of(term)
+        return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
     def answers(self) -> Tensor | None:
         """Return the logits [G,C] that the student answers a task by; None without one."""
         of_task = self._batch.of_task
-        return None if of_task is None else self._aligned[of_task].answers(self.losses)
+        return None if of_task is None else self._aligned[of_task].answers(self.terms)
 
 
 class _Aligned:
     """Finds both sides of each loss of an alignment, for one batch."""
 
-    def __init__(
-        self, distiller: Distiller, wanted: Distillation, read: Outputs, alignment: str
-    ) -> None:
+    def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read
-        self._strategy: Strategy = ALIGNMENTS[alignment]
-        self._pool = distiller.options.pool_of(alignment)
+        self._pieces: Tensor | None = None
 
-    def of(self, loss: Loss) -> list[tuple[Any, ...]]:
-        """Return what the formula of a loss compares, once for each of the teacher's features;
+    def of(self, term: Term) -> list[tuple[Any, ...]]:
+        """Return what the formula of a term compares, once for each of the teacher's features;
         nothing where the batch has no such targets."""
+        loss = term.loss
         match loss.student:
             case "runs" | "sentence":
-                return self._of_states(loss)
+                return self._of_states(term)
             case "maps":
                 return self._of_maps()
             case "pieces" if self._wanted.logit_runs is not None:
-                shared = loss.teacher == "shared"
-                return [(self._pieces, self._wanted.shared if shared else self._wanted.logits)]
+                wanted = self._wanted
+                targets = wanted.shared if loss.teacher == "shared" else wanted.logits
+                return [(self._logits(term), targets)]
             case "classes" | "scores" if self._wanted.task is not None:
                 task = self._wanted.task
                 target = task.gold if loss.teacher == "gold" else task.logits
@@ -298,14 +294,14 @@ class _Aligned:
                 return [] if target is None else [(own, target)]
         return []
 
-    def answers(self, losses: list[Loss]) -> Tensor:
+    def answers(self, terms: Sequence[Term]) -> Tensor:
         """Return the logits [G,C] that the student answers by: those of the classes, but in a stage
-        that teaches only an output beside them, that output's."""
-        read = {loss.student for loss in losses}
+        that teaches the separate output alone, that output's."""
+        read = {term.loss.student for term in terms}
         return self.scores if "scores" in read and "classes" not in read else self.classes
 
-    def _of_states(self, loss: Loss) -> list[tuple[Any, ...]]:
-        wanted, distiller, found = self._wanted, self._distiller, []
+    def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
+        loss, wanted, distiller, found = term.loss, self._wanted, self._distiller, []
         targets = {
             "normalised": wanted.normalised,
             "raw": wanted.states,
@@ -316,7 +312,7 @@ class _Aligned:
             if loss.student == "runs":
                 states = self._read.states[MEANS.get(name, 1) :]
                 layers = distiller.counterpart(states, name)
-                own = wanted.runs.pool(layers, self._pool)
+                own = wanted.runs.pool(layers, term.pool)
             else:
                 own = sentence_states(distiller.student, self._read.last, self._read.present)
             found.append((distiller.projected(loss, name, own), target))
@@ -331,14 +327,18 @@ class _Aligned:
             found.append((maps, target, here[:, :, None] & here[:, None, :]))
         return found
 
-    @cached_property
-    def _pieces(self) -> Tensor:
-        """Compute vocabulary logits [G,V] of the runs that have logit targets."""
+    def _logits(self, term: Term) -> Tensor:
+        """Compute vocabulary logits [G,V] of the runs that have logit targets, once for all terms
+        of the alignment, which pool alike."""
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
-        if self._strategy.pools_logits:
-            return runs.pool_members(distiller.logits(last[runs.member]).float(), self._pool)
-        return distiller.logits(runs.pool(last, self._pool))
+        if self._pieces is None:
+            if ALIGNMENTS[term.alignment].pools_logits:
+                logits = distiller.logits(last[runs.member]).float()
+                self._pieces = runs.pool_members(logits, term.pool)
+            else:
+                self._pieces = distiller.logits(runs.pool(last, term.pool))
+        return self._pieces
 
     @cached_property
     def classes(self) -> Tensor:
@@ -360,5 +360,13 @@ class _Aligned:
         return tag_logits(student, read.last[task.tokens], output)
 
 
+def _projection(own: int, width: int, frozen: bool) -> nn.Linear:
+    linear = nn.Linear(own, width)
+    if frozen:
+        nn.init.kaiming_normal_(linear.weight)  # He et al. 2015, as in the published code
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
 def _key(loss: Loss, name: str) -> str:
-    return f"{loss.name}_{name.replace('.', '_')}"
+    return f"{loss.name}_{name}".replace(".", "_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -11,9 +11,9 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.targets import TaskTargets
-from teachonce.student_train.losses.registry import Loss, losses_for
+from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.losses.task import NO_LABEL
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.arrays import Array
 
@@ -26,10 +26,9 @@ def evaluate(
     store: FeatureStore,
     collator: Collator,
     blocks: Array,
-    options: TrainOptions,
-    measured: Callable[[StudentBatch], Measured] | None = None,
+    plan: BatchPlan,
 ) -> dict[str, float]:
-    """Measure the losses over `blocks`, with masks that are the same for every student and step.
+    """Measure the losses of a plan over `blocks`, with masks that never change.
 
     `valid_NAME` is the mean of loss NAME over batches, but of `mlm` over masked tokens and of `ce`
     over gold labels. It is absent where there are none of these. `valid_loss` is the weighted sum.
@@ -40,39 +39,39 @@ def evaluate(
     `valid_spearman` is their rank correlation with the teacher's. The result is empty if there are
     no blocks.
     """
-    batches = held_out(store, collator, blocks, options) if len(blocks) else ()
-    return evaluate_batches(distiller, batches, options, measured)
+    batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
+    return evaluate_batches(distiller, batches, plan.terms)
 
 
 @torch.no_grad()
 def evaluate_batches(
     distiller: Distiller,
     batches: Iterable[StudentBatch],
-    options: TrainOptions,
-    measured: Callable[[StudentBatch], Measured] | None = None,
+    terms: Sequence[Term],
+    measured: Callable[[StudentBatch, Sequence[Term]], Measured] | None = None,
 ) -> dict[str, float]:
     """Measure the losses over batches; see `evaluate`."""
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
-    sums, found = _Sums(losses_for(distiller.for_task, options.loss)), False
+    sums, found, measured = _Sums(terms), False, measured or distiller.measured
     for batch in batches:
         moved, found = batch.to(device), True
-        sums.add(moved, *(measured or distiller.measured)(moved))
+        sums.add(moved, *measured(moved, terms))
     distiller.train(was_training)
-    return sums.figures(options.loss) if found else {}
+    return sums.figures() if found else {}
 
 
 def held_out(
-    store: FeatureStore, collator: Collator, blocks: Array, options: TrainOptions
+    store: FeatureStore, collator: Collator, blocks: Array, plan: BatchPlan
 ) -> Iterator[StudentBatch]:
     """Yield the batches of some blocks, in the order of the store, under masks that never
     change."""
-    view = view_of(0, store.features, options.view)
+    view = view_of(0, store.features, plan.view)
     batches = store.stream(
         0,
         0,
-        **options.batching,
+        **plan.batching,
         view=view,
         blocks=blocks,
         features=collator.features(),
@@ -86,9 +85,9 @@ class _Sums:
     """Sums losses over batches. A batch counts once; for a loss of masked tokens or of gold labels
     it counts as often as it has these."""
 
-    def __init__(self, losses: Iterable[Loss]) -> None:
+    def __init__(self, terms: Iterable[Term]) -> None:
         # Losses of gold come last: the order of the sum decides the last bits of `valid_loss`.
-        self.losses = sorted(losses, key=lambda loss: loss.of_gold)
+        self.terms = sorted(terms, key=lambda term: term.loss.of_gold)
         self.sums = dict[str, float]()
         self.counts = dict[str, float]()
         self.characters = 0
@@ -100,8 +99,8 @@ class _Sums:
         """Count a batch's losses by name, and the logits of its task."""
         taught = batch.aligned[batch.of_task].task if batch.of_task else None
         labels = int((taught.gold != NO_LABEL).sum()) if taught else 0
-        for loss in self.losses:
-            name = loss.name
+        for term in self.terms:
+            name, loss = term.name, term.loss
             if name in found:
                 count = len(batch.labels) if loss.of_masked else labels if loss.of_gold else 1
                 self.sums[name] = self.sums.get(name, 0.0) + float(found[name]) * count
@@ -110,17 +109,17 @@ class _Sums:
         if taught and logits is not None:
             self.judged.append((logits, taught))
 
-    def figures(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Return the figures of `evaluate`, of losses with these weights."""
-        counted = [loss for loss in self.losses if self.counts.get(loss.name)]
-        means = {loss.name: self.sums[loss.name] / self.counts[loss.name] for loss in counted}
+    def figures(self) -> dict[str, float]:
+        """Return the figures of `evaluate`."""
+        counted = [term for term in self.terms if self.counts.get(term.name)]
+        means = {term.name: self.sums[term.name] / self.counts[term.name] for term in counted}
         result = {f"valid_{name}": value for name, value in means.items()}
-        result["valid_loss"] = sum(weights[name] * value for name, value in means.items())
+        result["valid_loss"] = sum(term.weight * means[term.name] for term in counted)
         if self.characters:
             result |= {
-                f"valid_{loss.name}_per_character": self.sums[loss.name] / self.characters
-                for loss in counted
-                if loss.of_masked
+                f"valid_{term.name}_per_character": self.sums[term.name] / self.characters
+                for term in counted
+                if term.loss.of_masked
             }
         return result | (_right(self.judged) if self.judged else {})
 

@@ -22,10 +22,13 @@ from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.model.any_student import size_of
 from teachonce.student_train.model.freezing import set_frozen
+from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.event_file import EventFile
-from teachonce.student_train.train.lesson import Lesson
+from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.support import files
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
@@ -54,6 +57,18 @@ class Trained:
     vector_head: VectorHead | None = None  # of students that learn vectors of texts
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What a training calls: `on_step` with each step and its losses, `on_validation` with each
+    validation's step and figures, `say` with a line for the user, with `say_progress` one at each
+    validation, too. Whatever they raise ends the training, which is not saved then."""
+
+    on_step: Callable[[int, dict[str, float]], object] | None = None
+    on_validation: Callable[[int, dict[str, float]], object] | None = None
+    say: Callable[[str], object] = lambda line: None
+    say_progress: bool = False
+
+
 def train(
     store: FeatureStore,
     student: PreTrainedModel,
@@ -62,28 +77,42 @@ def train(
     out: Path | None = None,
     *,
     others: Sequence[tuple[FeatureStore, Collator]] = (),
-    resume: bool = False,
-    on_step: Callable[[int, dict[str, float]], object] | None = None,
-    on_validation: Callable[[int, dict[str, float]], object] | None = None,
-    say: Callable[[str], object] = lambda line: None,
-    say_progress: bool = False,
-    ranks: Ranks = ALONE,
+    **how: Any,
 ) -> Trained:
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
-    `features` and `meta`).
+    `features` and `meta`) and on the `others`.
 
-    Each step learns from a batch of `store` and a batch of each of the `others`, or from these as
-    one (see `Lesson`).
+    `how` has `resume` of `train_plan`, and the fields of `Watch`.
+    """
+    stores = [store, *(other for other, _ in others)]
+    plan = plan_of(options, *stores, layers=size_of(student)[1])
+    collators = [collator, *(each for _, each in others)]
+    resume = how.pop("resume", False)
+    return train_plan(plan, student, collators, out, resume=resume, watch=Watch(**how))
+
+
+def train_plan(
+    plan: TrainPlan,
+    student: PreTrainedModel,
+    collators: Sequence[Collator],
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    watch: Watch = Watch(),
+    ranks: Ranks = ALONE,
+) -> Trained:
+    """Train `student` as planned. Each store has one of the `collators`.
+
+    Each step reads a batch of every store, and takes the mean of their losses, or joins the batches
+    into one (see `StoreTraining`).
 
     Writes metrics and checkpoints into `out`, if given. `resume` goes on from the newest
     checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
     step). Each of several `ranks` computes its share of a step's batches, and the first of them
-    writes; the curve is that of one process, but for the last bits. Calls `on_step` with each step
-    and its losses, `on_validation` with each validation's step and figures, `say` with a line for
-    the user, with `say_progress` one at each validation, too. Whatever they raise ends the
-    training, which is not saved then. Raises Stopped after SIGINT or SIGTERM, saved at
-    the step that was under way; UserError where the loss or its gradient is no longer finite.
+    writes; the curve is that of one process, but for the last bits. Raises Stopped after SIGINT or
+    SIGTERM, saved at the current step; UserError if the loss or its gradient is no longer finite.
     """
+    options = plan.options
     if student.config.model_type in FLOAT32_ALONE and options.precision == "bf16":
         raise UserError(
             f"a student of type {student.config.model_type} cannot be trained in bf16, which its"
@@ -91,56 +120,52 @@ def train(
         )
     if options.device == "cpu":
         warn_of_spinning(torch.get_num_threads())
-    stores = [(store, collator), *others]
     with (
         stoppable() as stop,
-        closing(
-            _StudentTraining(stores, student, options, out, resume, on_step, say, ranks)
-        ) as training,
+        closing(_StudentTraining(plan, student, collators, out, resume, watch, ranks)) as training,
     ):
-        training.say_progress = say_progress
-        training.on_validation = on_validation
         training.run(stop, "train")
         training.finished = True
-    head = training.lessons[0].distiller.vector_head
+    head = training.trainings[0].distiller.vector_head
     return Trained(
         *(student, training.validation, training.step, training.tokens, training.seconds()), head
     )
 
 
+Taken = tuple[StoreTraining, tuple[Term, ...], StudentBatch]
+"""A batch, its terms, and the store that it is of."""
+
+
 class _StudentTraining(Training):
     """Trains a student stage after stage, over one or more stores."""
 
-    say_progress = False  # a line at each validation, where there is no terminal
-    on_validation: Callable[[int, dict[str, float]], object] | None = None
     finished = False
     events: EventFile | None
     trackers: Trackers | None
 
     def __init__(
         self,
-        stores: Sequence[tuple[FeatureStore, Collator]],
+        plan: TrainPlan,
         student: PreTrainedModel,
-        options: TrainOptions,
+        collators: Sequence[Collator],
         out: Path | None,
         resume: bool,
-        on_step: Callable[[int, dict[str, float]], object] | None,
-        say: Callable[[str], object],
+        watch: Watch,
         ranks: Ranks,
     ) -> None:
-        self.out, self.on_step, self.say = out, on_step, say
+        options = plan.options
+        self.out, self.watch, self.say = out, watch, watch.say
         self.device = torch.device(options.device)
         torch.manual_seed(options.seed)
-        taught = [stores] if options.combine == "outputs" else [[each] for each in stores]
-        self.lessons = [
-            Lesson(*first, student, options, self.device, others) for first, *others in taught
-        ]
-        for lesson in self.lessons[1:]:
-            lesson.distiller.share_vector_head(self.lessons[0].distiller)
-        model = nn.ModuleList(lesson.distiller for lesson in self.lessons)
+        every = list(zip(plan.sources, collators, strict=True))
+        groups = [every] if options.combine == "outputs" else [[each] for each in every]
+        self.trainings = [StoreTraining(plan, student, group) for group in groups]
+        for training in self.trainings[1:]:
+            training.distiller.share_vector_head(self.trainings[0].distiller)
+        model = nn.ModuleList(training.distiller for training in self.trainings)
         super().__init__(model, options.seed, options.clip, ranks)
-        self.stages = self.lessons[0].stages
-        self.lengths = [self.lessons[0].steps_of(number) for number in range(len(self.stages))]
+        self.stages = plan.stages
+        self.lengths = [self.trainings[0].steps_of(number) for number in range(len(self.stages))]
         self.steps = sum(self.lengths)
         self.tokens = self.read = 0
         self.spent, self.begun = 0.0, time.perf_counter()
@@ -156,20 +181,22 @@ class _StudentTraining(Training):
         if out and ranks.lead:
             # Before the trackers, whose runs must not be left open where this fails.
             self.events = EventFile(out / "tensorboard", purge)
-            self.trackers = Trackers(options.log, Facts(out, options.describing()), resume, say)
+            self.trackers = Trackers(
+                options.log, Facts(out, options.describing()), resume, self.say
+            )
 
     def enter(self, number: int, first: int) -> None:
         """Begin a stage at step `first`: its losses, its data, the weights that it trains, a new
         optimizer."""
-        self.number, self.options = number, self.stages[number]
+        self.number, self.options = number, self.stages[number].options
         steps = self.lengths[number]
         self.first, self.last = first, first + steps
         self.steps = first + sum(self.lengths[number:])
-        for lesson in self.lessons:
-            lesson.enter(number)
+        for training in self.trainings:
+            training.enter(number)
         set_frozen(self.model, self.options)
         asked = self.options.eval_every or max(1, steps // 10)
-        self.eval_every = self.lessons[0].steps_in(number) if asked == "epoch" else asked
+        self.eval_every = self.trainings[0].steps_in(number) if asked == "epoch" else asked
         self.checkpoint_every = self.options.checkpoint_every or self.eval_every
         self.optimizer = optimizer_of(
             self.model,
@@ -210,14 +237,14 @@ class _StudentTraining(Training):
     def _stage(self) -> Iterator[Losses]:
         options = self.options
         for line in dict.fromkeys(
-            lesson.told_of_masks(self.last - self.first) for lesson in self.lessons
+            each.told_of_masks(self.last - self.first) for each in self.trainings
         ):
             if line:
                 self.say(f"masks     {line}")
         first = self.ranks.first_from((self.step - self.first) * options.accumulate)
-        batches = [lesson.batches(first, self.ranks.size) for lesson in self.lessons]
+        batches = [each.batches(first, self.ranks.size) for each in self.trainings]
         self.model.train()
-        count = options.accumulate * len(self.lessons)
+        count = options.accumulate * len(self.trainings)
         try:
             while self.step < self.last and not self.schedule.is_over:
                 rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
@@ -230,38 +257,34 @@ class _StudentTraining(Training):
             for each in batches:
                 each.close()
 
-    def _own(
-        self, batches: Sequence[Generator[StudentBatch]]
-    ) -> Iterator[tuple[int, tuple[Lesson, TrainOptions, StudentBatch]]]:
+    def _own(self, batches: Sequence[Generator[StudentBatch]]) -> Iterator[tuple[int, Taken]]:
         """Yield those batches of one step that this process computes, each with its number."""
         count = self.options.accumulate
         before = (self.step - self.first) * count  # batches of the stage
         numbers = itertools.count()
         for batch in range(before, before + count):
-            for lesson, some in zip(self.lessons, batches, strict=True):
-                for share, number in zip(lesson.shares, numbers, strict=False):
+            for training, some in zip(self.trainings, batches, strict=True):
+                for each, number in zip(training.stage.batches, numbers, strict=False):
                     if self.ranks.owns(batch):
-                        yield number, (lesson, share, next(some).to(self.device))
+                        yield number, (training, each.terms, next(some).to(self.device))
 
-    def _losses(
-        self, taken: tuple[Lesson, TrainOptions, StudentBatch]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the losses of a batch; those of a lesson's shares add up."""
-        lesson, share, batch = taken
+    def _losses(self, taken: Taken) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the losses of a batch; those of a balanced stage's two batches add up."""
+        training, terms, batch = taken
         self.read += batch.tokens
-        return lesson.loss(batch, share)
+        return training.loss(batch, terms)
 
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # less where a stage has ended early
         speed, _ = self._pace()  # the bar tells the time left by itself
         progress.set_postfix_str(f"loss={losses['loss']:.3f}, {speed}", refresh=False)
-        if self.on_step:
-            self.on_step(self.step, losses)
+        if self.watch.on_step:
+            self.watch.on_step(self.step, losses)
         self.record(losses)
         if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
             self.validate()
             if (
-                self.say_progress and progress.disable
+                self.watch.say_progress and progress.disable
             ):  # no terminal: a line now and then instead of a bar
                 self.say(self._line(losses))
 
@@ -282,7 +305,7 @@ class _StudentTraining(Training):
 
     def validate(self) -> None:
         """Measure the losses of the held-out parts, tell the schedule, keep the best weights."""
-        each = [lesson.validate() for lesson in self.lessons] if self.ranks.lead else []
+        each = [each.validate() for each in self.trainings] if self.ranks.lead else []
         each = self.ranks.agreed(each)
         found = dict(each[0])
         for number, values in enumerate(each[1:], 2):
@@ -297,8 +320,8 @@ class _StudentTraining(Training):
         self.record(found)
         self.validation, self.judged_at = found, self.step
         give_back()
-        if self.on_validation:
-            self.on_validation(self.step, found)
+        if self.watch.on_validation:
+            self.watch.on_validation(self.step, found)
 
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None or self.trackers is None:

@@ -1,4 +1,4 @@
-"""Options as data: what an option of a command may be stands once, with its field of a dataclass.
+"""Options as data: a field of a dataclass declares what an option of a command may be, once.
 
     @dataclass(frozen=True)
     class Settings:
@@ -12,6 +12,9 @@ From the fields follow the options of a command (`click_options`), the reading o
 (`read_values`) and the refusals (`check_values`), which are the same for all of them and for
 Python. A field that was made without `option` is no option.
 """
+
+# Not pydantic: importing it and building one model takes 0.075 s of CPU, a third of a `--help`
+# (0.2 s), and click would still need this bridge to its own types, defaults and completion.
 
 from __future__ import annotations
 

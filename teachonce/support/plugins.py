@@ -15,11 +15,11 @@ import click
 from teachonce.support.errors import UserError, first_line
 
 
-def added_object(group: str, name: str) -> Any | None:
+def added_object(group: str, name: str, option: str = "") -> Any | None:
     """Load the object that an installed package adds under a name; None if no package does.
 
     Call it for a name that is not built in: to look through all installed packages takes some 50
-    ms. Raises UserError if the object cannot be loaded.
+    ms. Raises UserError, which starts with the `option`, if the object cannot be loaded.
     """
     from importlib.metadata import entry_points
 
@@ -28,10 +28,25 @@ def added_object(group: str, name: str) -> Any | None:
             return entry.load()
         except Exception as error:  # a foreign module may raise any
             raise UserError(
-                f"{name}: {entry.value}, which an installed package adds to {group}, cannot be"
-                f" loaded ({first_line(error)}); update that package, or remove it"
+                f"{option}{name}: {entry.value}, which an installed package adds to {group},"
+                f" cannot be loaded ({first_line(error)}); update that package, or remove it"
             ) from error
     return None
+
+
+def load_outside(word: str, group: str, option: str) -> Any | None:
+    """Load `module:attribute`, or the object that an installed package adds under this name; None
+    if no package does. Raises UserError, which starts with the `option`, if it cannot be loaded."""
+    if ":" not in word:
+        return added_object(group, word, f"{option} ")
+    if not word.rpartition(":")[2].isidentifier():
+        return None
+    from importlib.metadata import EntryPoint
+
+    try:
+        return EntryPoint(word, word, group).load()
+    except Exception as error:  # a foreign module may raise any
+        raise UserError(f"{option} {word}: cannot be loaded ({first_line(error)})") from error
 
 
 class NameOrAdded(click.Choice[str]):

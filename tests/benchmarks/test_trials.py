@@ -15,8 +15,8 @@ from benchmarks.quality import distillation_helps as helps
 from benchmarks.quality.judge import MEASURES
 from teachonce.store import open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.settings.loss_weights import parse_losses
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import parse_losses
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions

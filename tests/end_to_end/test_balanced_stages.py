@@ -12,11 +12,12 @@ import torch
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.data.gold_labels import labelled
+from teachonce.student_train.data.blocks import labelled, split_blocks
 from teachonce.student_train.output.run import prepare
+from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.lesson import Lesson
+from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS
@@ -32,29 +33,33 @@ def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
     return TrainOptions(store=store.path, **plain | changes).resolved()
 
 
-def lesson_of(store: FeatureStore, **changes: Any) -> Lesson:
-    options = options_for(store, **changes)
-    student, collator, _ = prepare(options, store)
-    lesson = Lesson(store, collator, student, options, torch.device("cpu"))
-    lesson.enter(0)
-    return lesson
+def training_of(store: FeatureStore, **changes: Any) -> StoreTraining:
+    plan = plan_of(options_for(store, **changes), store)
+    student, collator, _ = prepare(plan.options, store)
+    training = StoreTraining(plan, student, [(plan.sources[0], collator)])
+    training.enter(0)
+    return training
+
+
+def weights(plan: BatchPlan) -> dict[str, float]:
+    return {term.name: term.weight for term in plan.terms}
 
 
 def test_each_step_has_a_batch_of_either_kind_with_its_losses(classes: FeatureStore) -> None:
-    lesson = lesson_of(classes)
-    assert [(share.data, dict(share.loss)) for share in lesson.shares] == [
+    training = training_of(classes)
+    assert [(plan.data, weights(plan)) for plan in training.stage.batches] == [
         ("labelled", {"ce": 10.0}), ("unlabelled", {"log-odds": 0.5}),
     ]  # fmt: skip
-    stream, sizes = lesson.batches(0), list[int]()
+    stream, sizes = training.batches(0), list[int]()
     for _ in range(8):
-        for share, gold in zip(lesson.shares, (True, False), strict=True):
+        for plan, gold in zip(training.stage.batches, (True, False), strict=True):
             batch = next(stream)
             wanted = batch.distillation
             assert wanted and wanted.task
             sizes.append(len(batch.inputs.ids))
             assert ((wanted.task.gold >= 0) == gold).all()
-            total, parts = lesson.loss(batch, share)
-            ((name, weight),) = share.loss.items()
+            total, parts = training.loss(batch, plan.terms)
+            ((name, weight),) = weights(plan).items()
             assert list(parts) == [name]
             torch.testing.assert_close(total, weight * parts[name])
     stream.close()
@@ -63,9 +68,9 @@ def test_each_step_has_a_batch_of_either_kind_with_its_losses(classes: FeatureSt
 
 def test_a_step_goes_along_the_sum_of_both(classes: FeatureStore) -> None:
     """Equation 8: the mean over labelled texts and the mean over unlabelled ones, added up."""
-    lesson = lesson_of(classes, steps=1)
-    stream = lesson.batches(0)
-    each = [lesson.loss(next(stream), share) for share in lesson.shares]
+    training = training_of(classes, steps=1)
+    stream = training.batches(0)
+    each = [training.loss(next(stream), plan.terms) for plan in training.stage.batches]
     stream.close()
     found: list[dict[str, float]] = []
     options = options_for(classes, steps=1)
@@ -78,13 +83,13 @@ def test_a_step_goes_along_the_sum_of_both(classes: FeatureStore) -> None:
 
 
 def test_an_epoch_reads_all_of_what_there_is_more_of(classes: FeatureStore) -> None:
-    lesson = lesson_of(classes, epochs=2.0)
+    training = training_of(classes, epochs=2.0)
     blocks, _ = split_blocks(classes, 0.1)
     rows = np.concatenate([np.arange(begin, end) for begin, end in blocks.tolist()])
     gold = int(labelled(classes)[rows].sum())
     assert gold > len(rows) - gold  # four of five have a label
     full, rest = divmod(gold, 6)
-    assert 2 * full <= lesson.steps_of(0) <= 2 * (full + bool(rest) + len(rows) // 48)
+    assert 2 * full <= training.steps_of(0) <= 2 * (full + bool(rest) + len(rows) // 48)
 
 
 def test_a_stopped_training_takes_the_same_batches(classes: FeatureStore, tmp_path: Path) -> None:

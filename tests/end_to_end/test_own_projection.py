@@ -40,7 +40,7 @@ def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOption
 def test_the_head_and_the_loss_stand_on_one_projection(tags: FeatureStore) -> None:
     student, collator, options = prepared(tags)
     own: Any = student.projection
-    distiller = Distiller(student, options, tags.features.hidden, tags.features.width).eval()
+    distiller = Distiller.of(student, options, tags).eval()
     same = own_projection(student) is own
     assert same and not distiller.projections
     assert own.out_features == tags.features.width

@@ -242,7 +242,7 @@ def test_a_student_is_told_the_types_of_its_tokens(pairs: FeatureStore) -> None:
     model, collator, options = prepared(pairs)
     with torch.no_grad():
         model.bert.embeddings.token_type_embeddings.weight.mul_(100)
-    distiller = Distiller(model, options, pairs.features.hidden, pairs.features.width).eval()
+    distiller = Distiller.of(model, options, pairs).eval()
     raw = next(iter(pairs.stream(0, 0, 512, features=collator.features())))
     batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
     with torch.no_grad():

@@ -29,7 +29,7 @@ def distiller_of(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
     options = TrainOptions(store=store.path, **plain | changes).resolved()
     student, collator, _ = prepare(options, store)
     torch.manual_seed(1)
-    distiller = Distiller(student, options, store.features.hidden, store.features.width).eval()
+    distiller = Distiller.of(student, options, store).eval()
     raw = next(store.stream(0, 0, 10**5, features=collator.features()))
     return distiller, collator(raw, 0, (0,)).to(torch.device("cpu"))
 
@@ -76,11 +76,11 @@ def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStor
     assert distiller.scores is not None
     outputs: dict[str, Any] = {"log-odds": distiller.scores, "ce": distiller.student.classifier}
     for name, answers in outputs.items():
-        distiller.options = distiller.options.in_stage({"loss": {name: 1.0}})
+        stage = [term for term in distiller.every if term.name == name]
         with torch.no_grad():
-            before = distiller.measured(batch)[1]
+            before = distiller.measured(batch, stage)[1]
             answers.bias.add_(1.0)  # it tells by which output a stage is judged
-            after = distiller.measured(batch)[1]
+            after = distiller.measured(batch, stage)[1]
         assert before is not None and after is not None
         torch.testing.assert_close(after, before + 1)
 

@@ -170,9 +170,7 @@ def test_several_at_once_that_are_scored(
     )
     grid.write_text(DIVERGING.replace("1e30", "0.002, 1e30"))
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out, "--downstream", tasks)
-    unpacked = tmp_path / "unpacked"
-    done = invoke(student_sweep, *words, "--jobs", 2, "--cache", f"shared:{unpacked}")
-    assert any(each.is_file() for each in unpacked.rglob("*"))
+    done = invoke(student_sweep, *words, "--jobs", 2)
     says(done.stderr, "1 of 3 students failed", "training has diverged")
     assert states(out) == ["finished", "finished", "failed"]
     for row in read(out, "sweep.json"):

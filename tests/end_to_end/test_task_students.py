@@ -19,9 +19,8 @@ from transformers import (
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
-from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.data.blocks import has_gold, split_blocks
 from teachonce.student_train.data.collator import word_begins
-from teachonce.student_train.data.gold_labels import has_gold
 from teachonce.student_train.output.run import prepare, run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as sweep
@@ -183,9 +182,9 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
     with torch.no_grad():
         for weight in model.parameters():  # so that it says something else of each text
             weight.mul_(20 if weight.ndim > 1 else 1)
-    distiller = Distiller(model, options, classes.features.hidden, classes.features.width)
+    distiller = Distiller.of(model, options, classes)
     _, held_out = split_blocks(classes, options.held_out)
-    found = evaluate(distiller, classes, collator, held_out, options)
+    found = evaluate(distiller, classes, collator, held_out, options.batch_plan(distiller.terms))
     right, agreed = list[bool](), list[bool]()
     for number in (n for begin, end in held_out.tolist() for n in range(begin, end)):
         record = classes[number]
@@ -219,7 +218,7 @@ def test_every_loss_of_a_task_falls(
             collator(raw, 0, (0,)).to(torch.device("cpu"))
             for raw in store.stream(0, 0, 10**6, features=collator.features())
         )
-        distiller = Distiller(model, options, store.features.hidden, store.features.width)
+        distiller = Distiller.of(model, options, store)
         optimizer = torch.optim.AdamW(distiller.parameters(), lr=1e-2)
         found = []
         for _ in range(20):

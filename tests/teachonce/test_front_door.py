@@ -40,9 +40,9 @@ def test_a_name_is_documented_and_the_object_of_its_package(name: str) -> None:
     assert told and not told.startswith(f"{name}(")
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.formula)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: str(loss.formula))
 def test_every_loss_is_there_and_documented(loss: Loss) -> None:
-    module, _, function = loss.formula.partition(".")
+    module, _, function = str(loss.formula).partition(".")
     found = getattr(getattr(teachonce.losses, module), function)
     assert found is loss.measure and inspect.getdoc(found)
 

@@ -26,7 +26,8 @@ from teachonce.store.format.codecs.codec import (
 from teachonce.store.format.codecs.levels import LEVELS, Level, bound
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.verify import verify
-from teachonce.student_train.data.cache import Resident, Streamed
+from teachonce.student_train.data.batch import Streamed
+from teachonce.student_train.data.cache import Resident
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 from tests.store.making import features_of, make_store

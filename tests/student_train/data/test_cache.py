@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +32,8 @@ from teachonce.store.tools.copy import convert
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import cache
 from teachonce.student_train.output.run import prepare
+from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.checks import check
 from teachonce.student_train.train.student_training import train
 from teachonce.support.arrays import Array
 from tests.end_to_end.support import refused, says
@@ -91,7 +90,7 @@ def test_every_cache_gives_the_same_losses(
 
     monkeypatch.setattr(cache.Resident, "_loaded", watched)
     found = []
-    for kind in ("device", "ram", f"shared:{tmp_path}", "none"):
+    for kind in ("device", "ram", "none"):
         gc.disable()
         try:
             found.append(losses_of(source, options_of(stored, cache=kind)))
@@ -170,7 +169,7 @@ def test_what_does_not_fit(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stored = store.path
-    check(options_of(stored, cache="ram"), store)
+    check_memory(checked_plan(options_of(stored, cache="ram"), store))
     size = 0
     for part in store.manifest.parts:  # the plain view is not read where there is a masked one
         for name, spec in part_arrays(store.features, part.counts).items():
@@ -180,37 +179,18 @@ def test_what_does_not_fit(
     for kind in ("ram", "device"):
         enough = int(size / cache.SHARE) + 1
         monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough)
-        check(options_of(stored, cache=kind), store)
+        check_memory(checked_plan(options_of(stored, cache=kind), store))
         monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough - 3)
-        check(options_of(stored), store)
-        check(options_of(stored, cache=kind, loss={"mlm": 1.0}), store)
+        check_memory(checked_plan(options_of(stored), store))
+        check_memory(checked_plan(options_of(stored, cache=kind, loss={"mlm": 1.0}), store))
         with pytest.raises(UserError, match=f"^--cache {kind}: .* GiB of .* give --cache .*$"):
-            check(options_of(stored, cache=kind), store)
+            check_memory(checked_plan(options_of(stored, cache=kind), store))
     monkeypatch.setattr(cache, "free_memory", lambda: 1000)
     out = tmp_path / "out"
     words = ("--store", stored, "--out", out, "--cache", "ram", "--vocab", "400")
     says(refused(main, *words), "--cache ram", "the main memory", "--cache none")
     says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "a copy of its own")
     assert not out.exists()
-
-
-def test_what_does_not_fit_into_a_shared_folder(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What is there already needs no more room."""
-    options = options_of(store.path, cache=f"shared:{tmp_path}/of/many")
-    check(options, store)
-    some = [each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()]
-    assert not some  # a check takes no room
-    losses_of(open_store(store.path), options)
-    full = shutil.disk_usage(tmp_path)._replace(free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    check(options, store)
-    told = f"^--cache shared:{tmp_path}/other: .* GiB of {tmp_path}/other, .* give --cache none"
-    with pytest.raises(UserError, match=told):
-        check(replace(options, cache=f"shared:{tmp_path}/other"), store)
-    with pytest.raises(UserError, match="--cache shared:: expected shared:DIR, such as"):
-        replace(options, cache="shared:")
 
 
 def test_what_torch_kept_of_a_training_before_is_free(

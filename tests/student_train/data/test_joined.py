@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
+from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.joined import geometric_mean
 from teachonce.student_train.data.joined import joined as as_one
-from teachonce.student_train.data.pooling import Runs
 from teachonce.student_train.data.targets import fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, logit
 from teachonce.support.arrays import Array

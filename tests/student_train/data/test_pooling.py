@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teachonce.student_train.data.pooling import MapPooling, Runs
+from teachonce.student_train.data.batch import MapPooling, Runs
 
 
 @pytest.mark.parametrize("how", ["sum", "mean"])

@@ -120,7 +120,7 @@ def test_a_batch_in_the_trainer_of_transformers(store: FeatureStore, tmp_path: P
     student, collator, _ = prepare(options, store)
     raw = next(iter(store.stream(0, 0, 256)))
     batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
-    ours = Distiller(student, options, (), store.features.width)(batch)["mlm"]
+    ours = Distiller.of(student, options, store)(batch)["mlm"]
     theirs = student(**batch.masked_lm()).loss
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     arguments = TrainingArguments(

@@ -18,8 +18,8 @@ from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.start import embedding_means, initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.teacher_layers import layer_groups
+from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.checks import check
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
@@ -149,7 +149,7 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
     ):
         with pytest.raises(UserError, match=line):
             options = TrainOptions(store=store.path, student="32x2x4", init=f"layers:1,2@{folder}")
-            check(options.resolved(), store)
+            checked_plan(options.resolved(), store)
     with pytest.raises(UserError, match="teacher:1@x: expected auto"):
         started("teacher:1@x")
 
@@ -208,7 +208,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(
         started(f"svd:{foreign}")
     for wrong, line in ((f"svd:{foreign}", "same vocabulary"), ("svd:gone.zarr", "gone.zarr")):
         with pytest.raises(UserError, match=line):
-            check(TrainOptions(store=store.path, init=wrong).resolved(), store)
+            checked_plan(TrainOptions(store=store.path, init=wrong).resolved(), store)
     with pytest.raises(UserError, match="svd:: expected auto"):
         started("svd:")
 

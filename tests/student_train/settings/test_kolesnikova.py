@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from teachonce.student_train.arguments import options_from
+from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student
@@ -148,4 +148,7 @@ def test_the_arm_without_pre_training_is_saved_as_it_starts(
     says(ok(main, *given, "--resume", "--out", tmp_path / "a"), "trained to its end", "0 steps")
     changed = refused(main, *given, "--seed", 1, "--resume", "--out", tmp_path / "a")
     says(changed, "other settings", "seed was 0 and is 1")
-    assert options_from({"store": ("a.zarr",), "recipe": words[1], "epochs": 2.0}).steps is None
+    assert (
+        checked_from({"store": ("a.zarr",), "recipe": words[1], "epochs": 2.0}).resolved().steps
+        is None
+    )

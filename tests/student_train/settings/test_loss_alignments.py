@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from teachonce.student_train.settings.loss_alignments import parse_alignments
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import parse_alignments
 from teachonce.support.errors import UserError
 
 LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
@@ -23,7 +23,8 @@ LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
 )
 def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden: str) -> None:
     options = TrainOptions(store="a.zarr", loss=LOSS, align=words)
-    assert (options.alignment_of("kl"), options.alignment_of("hidden")) == (kl, hidden)
+    aligned = {term.name: term.alignment for term in options.terms(task=False)}
+    assert (aligned["kl"], aligned["hidden"]) == (kl, hidden)
     assert options.describing()["align"] == words
 
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from teachonce.student_train.cli import GROUPS, describe
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.output.report import changed_settings
-from teachonce.student_train.settings.option_fields import NEW
+from teachonce.student_train.settings.option_fields import MACHINE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
+from teachonce.support.differences import changed as settings_changed
 from teachonce.support.errors import UserError
-from teachonce.support.options import default_of, options_of, scoped
+from teachonce.support.options import options_of, scoped
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,10 @@ def test_a_stage_from_python_is_refused_with_its_number(stage: dict[str, Any], t
     assert str(error.value).startswith(told)
 
 
-def test_settings_are_told_as_by_the_first_version() -> None:
-    """Each option but where it runs: training.json and folder names of before stay valid."""
+def test_settings_list_every_option_that_shapes_a_student() -> None:
     told = TrainOptions(store="a.zarr", lr=1e-3).describing()
-    assert list(told) == [
-        "store", "others", "vocab", "student", "align", "pool", "loss", "temperature", "targets",
-        "projection", "init", "word_vectors", "view", "steps", "epochs", "batch_tokens",
-        "accumulate", "optimizer", "lr", "warmup", "schedule", "weight_decay", "clip", "mask_prob",
-        "mask_words", "max_length", "min_length", "data", "freeze", "best", "stages", "held_out",
-        "seed", "precision",
-    ]  # fmt: skip
+    apart = scoped(TrainOptions, MACHINE) | {"eval_every"}  # where no validation decides anything
+    assert told.keys() == options_of(TrainOptions).keys() - apart | {"others", "stages"}
     assert json.loads(json.dumps(told)) == told
 
 
@@ -105,16 +99,17 @@ def test_what_does_not_shape_a_student_is_not_told() -> None:
     assert replace(plain, precision="bf16").name() != plain.name()
 
 
-def test_an_option_that_came_later_is_told_where_it_is_not_the_default() -> None:
+def test_a_name_and_a_description_show_what_is_not_the_default() -> None:
     plain = TrainOptions(store="a.zarr", lr=1e-3, steps=5)
-    for name in scoped(TrainOptions, NEW):
-        assert name not in plain.describing() and name not in describe(plain), name
-        assert default_of(TrainOptions, name) == getattr(plain, name)
+    assert plain.chosen().keys() == {"store", "steps", "lr"}
     changed = replace(plain, dropout=0.1, lr_end=1e-4)
     assert changed.describing() == plain.describing() | {"dropout": 0.1, "lr_end": 1e-4}
+    assert changed.name() != plain.name()
     assert "seed 0, dropout 0.1, lr_end 0.0001\n" in describe(changed)
-    assert changed_settings(plain.describing(), changed.describing()).count(" was 0.0 and is ") == 2
-    assert not changed_settings(plain.describing(), plain.describing())
+    assert "dropout" not in describe(plain)
+    then, now = plain.describing(), changed.describing()
+    assert settings_changed(then, now).count(" was 0.0 and is ") == 2
+    assert not settings_changed(then, then)
 
 
 def test_every_option_says_what_it_is() -> None:

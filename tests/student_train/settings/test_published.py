@@ -226,7 +226,7 @@ def test_under_reduce_outputs_of_pieces_are_summed(stores: dict[str, Path], pool
     ).resolved()  # fmt: skip
     torch.manual_seed(0)
     model, collator, _ = prepare(options, store)
-    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    distiller = Distiller.of(model, options, store).eval()
     batch = next(student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0))
     wanted = batch.distillation
     assert wanted is not None and wanted.inputs and wanted.logits and wanted.logit_runs

@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose
 from scipy.special import erf
 
 from teachonce.student_train.losses.registry import LOSSES
+from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import Recipe, all_recipes
-from teachonce.student_train.settings.stages import stages_of
 
 SHARED_2019 = {
     "student": "bilstm:300,600",  # section 6, Parameter Configurations: GloVe 300; 600 a direction

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from teachonce.student_train.arguments import options_from
+from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main
 from teachonce.student_train.model.freezing import check_frozen
+from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import all_recipes, find_recipe, listed, read_recipes
 from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.settings.stages import stages_of
 from teachonce.student_train.sweep import main as sweep
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, dumped, ok, refused, says, write_corpus
@@ -70,14 +70,14 @@ def test_a_student_as_wide_as_its_teacher(
     corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
     store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
     given = {"store": (str(store),), "recipe": "slovakbert-1"}
-    assert options_from(given).student == f"{its}32x6x4"
-    options = options_from({**given, "student": "teacher:2"})
+    assert checked_from(given).resolved().student == f"{its}32x6x4"
+    options = checked_from({**given, "student": "teacher:2"}).resolved()
     assert options.student == f"{its}32x2x4"
     check_frozen(options, parse_student(options.student))  # its positions, learnt or rotary
 
 
 def test_options_given_win_in_every_stage(own: Path) -> None:
-    plain = options_from({"store": ("a.zarr",), "recipe": str(own)})
+    plain = checked_from({"store": ("a.zarr",), "recipe": str(own)}).resolved()
     assert (plain.vocab, plain.lr, dict(plain.loss)) == ("400", 1e-3, {"mlm": 1.0})
     first, second = stages_of(plain, 2)
     assert (first.steps, first.epochs, first.lr) == (3, None, 1e-3)
@@ -85,9 +85,9 @@ def test_options_given_win_in_every_stage(own: Path) -> None:
     assert (second.steps, second.epochs, second.lr) == (None, 0.5, 5e-4)
     assert dict(second.loss) == {"hidden": 2.0, "mlm": 1.0}
     given = {"store": ("a.zarr",), "recipe": f"{own}:two", "lr": 2e-3, "steps": 7, "freeze": "head"}
-    for stage in stages_of(options_from(given), 2):
+    for stage in stages_of(checked_from(given).resolved(), 2):
         assert (stage.lr, stage.steps, stage.freeze) == (2e-3, 7, ("head",))
-    assert plain.name() != options_from(given).name()
+    assert plain.name() != checked_from(given).resolved().name()
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.blocks import chosen_blocks, split_blocks
 from teachonce.student_train.model.freezing import OF_EMBEDDINGS, group_of
 from teachonce.student_train.output.run import prepare, run
+from teachonce.student_train.plan.checks import checked_plan
+from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.stages import stages_of
-from teachonce.student_train.train.checks import check
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate
 from teachonce.student_train.train.student_training import train
@@ -37,7 +37,7 @@ def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
 def test_every_weight_has_a_place(store: FeatureStore, student: str) -> None:
     options = options_for(store, student=student, loss={"hidden": 1.0})
     model, _, _ = prepare(options, store)
-    distiller = Distiller(model, options, store.features.hidden, store.features.width)
+    distiller = Distiller.of(model, options, store)
     groups = {name: group_of(name) for name, _ in distiller.named_parameters()}
     layers = {f"layers.{n}" for n in range(1, distiller.layers + 1)}
     assert layers | {"words", "head", "projection"} <= set(groups.values())
@@ -73,9 +73,9 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
 def test_masks_of_a_dump_have_no_bound_of_the_student(store: FeatureStore) -> None:
     for view in (None, 1):
         with pytest.raises(UserError, match="--max-masks 20: the masks of .* use --view 0"):
-            check(options_for(store, max_masks=20, view=view), store)
+            checked_plan(options_for(store, max_masks=20, view=view), store)
     options = options_for(store, max_masks=2, view=0, mask_prob=0.5, steps=1)
-    check(options, store)
+    checked_plan(options, store)
     _, collator, _ = prepare(options, store)
     batch = next(iter(store.stream(0, 0, 512, view=0, features=())))
     read = collator(batch, 0, (0, 0, 0))
@@ -92,7 +92,7 @@ def test_what_cannot_be_frozen(store: FeatureStore) -> None:
         ({"stages": ({"steps": 1}, everything)}, "stage 2: .*nothing is left to train"),
     ):
         with pytest.raises(UserError, match=words):
-            check(options_for(store, **changes), store)
+            checked_plan(options_for(store, **changes), store)
     stuck = options_for(store, loss={"hidden": 1.0}, freeze=("embeddings", "positions", "layers"),
                         projection="frozen", out=None)  # fmt: skip
     model, collator, _ = prepare(stuck, store)
@@ -125,7 +125,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
         stages = ({"unfreeze": order, "steps": 2},)
         layers = 1 if student.startswith("bilstm") else 2
         options = options_for(store, stages=stages, student=student, **changes)
-        check(options, store)
+        checked_plan(options, store)
         return [set(stage.freeze) for stage in stages_of(options, layers)]
 
     below = {"embeddings", "layers.1", "layers.2"}
@@ -217,9 +217,9 @@ def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Pat
     assert report["result"]["valid_loss"] == min(losses) < losses[-1]
     saved = AutoModelForMaskedLM.from_pretrained(tmp_path / "s")
     _, collator, _ = prepare(options, store)
-    distiller = Distiller(saved, options, store.features.hidden, store.features.width)
+    distiller = Distiller.of(saved, options, store)
     _, held_out = split_blocks(store, options.held_out)
-    judged = evaluate(distiller, store, collator, held_out, options)
+    judged = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
     assert judged["valid_loss"] == pytest.approx(min(losses), rel=1e-5)
 
 
@@ -238,8 +238,7 @@ def test_a_finished_staged_student_tells_its_stages(store: FeatureStore, tmp_pat
 
 def test_short_sequences_are_not_learnt_from(store: FeatureStore) -> None:
     blocks, _ = split_blocks(store, 0.1)
-    options = options_for(store, min_length=30)
-    chosen = chosen_blocks(store, blocks, options)
+    chosen = chosen_blocks(store, blocks, min_length=30)
     kept = {n for begin, end in chosen.tolist() for n in range(begin, end)}
     for begin, end in blocks.tolist():
         for number in range(begin, end):
@@ -247,7 +246,7 @@ def test_short_sequences_are_not_learnt_from(store: FeatureStore) -> None:
     seen = [n for batch in store.stream(0, 0, 512, blocks=chosen) for n in batch.index.tolist()]
     assert sorted(seen) == sorted(kept) and 0 < len(kept) < len(store)
     with pytest.raises(UserError, match="no sequence of at least 5000 tokens"):
-        chosen_blocks(store, blocks, options_for(store, min_length=5000))
+        chosen_blocks(store, blocks, min_length=5000)
 
 
 def test_rare_pieces_are_masked_more_often(store: FeatureStore) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.output.run import prepare
+from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.checks import check
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
@@ -43,7 +43,7 @@ def test_padding_changes_no_loss(store: FeatureStore, student: str) -> None:
         precision="fp32",
     ).resolved()
     model, collator, _ = prepare(options, store)
-    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    distiller = Distiller.of(model, options, store).eval()
     raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
     batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
     with torch.no_grad():
@@ -61,9 +61,9 @@ def compared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
         store=str(store.path), vocab="400", student="16x2x2", align="match", device="cpu",
         precision="fp32", **changes,
     ).resolved()  # fmt: skip
-    check(options, store)
+    checked_plan(options, store)
     model, collator, _ = prepare(options, store)
-    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    distiller = Distiller.of(model, options, store).eval()
     raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
     return distiller, collator(raw, 0, (0,)).to(torch.device("cpu"))
 
@@ -116,4 +116,4 @@ def test_embeddings_of_another_width_have_no_such_mean(
     ).resolved()  # fmt: skip
     told = "--student bilstm:12,10: .* count the embeddings .* are 12 wide, its states 20: dump"
     with pytest.raises(UserError, match=told):
-        check(options, counted)
+        checked_plan(options, counted)

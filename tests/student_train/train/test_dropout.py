@@ -83,9 +83,11 @@ def test_it_is_recorded_and_validation_drops_nothing(
     found = []
     for each in (model, plain):
         torch.manual_seed(0)
-        distiller = Distiller(each, options, store.features.hidden, store.features.width).train()
+        distiller = Distiller.of(each, options, store).train()
         _, held_out = split_blocks(store, options.held_out)
-        found.append(evaluate(distiller, store, collator, held_out, options))
+        found.append(
+            evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
+        )
         assert distiller.training
     assert found[0] == found[1] and found[0]["valid_loss"] > 0
     assert options.name() != replace(options, dropout=0.0).name()

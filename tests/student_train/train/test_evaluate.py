@@ -21,9 +21,9 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         batch_tokens=256, device="cpu", precision="fp32", held_out=0.4,
     ).resolved()  # fmt: skip
     model, collator, _ = prepare(options, store)
-    distiller = Distiller(model, options, store.features.hidden, store.features.width)
+    distiller = Distiller.of(model, options, store)
     _, held_out = split_blocks(store, options.held_out)
-    found = evaluate(distiller, store, collator, held_out, options)
+    found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
     distiller.eval()
     nats, tokens, characters, hidden = 0.0, 0, 0, list[float]()
     batches = store.stream(
@@ -50,7 +50,10 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         },
         rel=1e-4,
     )
-    assert evaluate(distiller, store, collator, held_out[:0], options) == {}
+    assert (
+        evaluate(distiller, store, collator, held_out[:0], options.batch_plan(distiller.terms))
+        == {}
+    )
 
 
 def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureStore) -> None:
@@ -59,8 +62,8 @@ def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureSt
         view=0, mask_prob=1e-9, device="cpu", precision="fp32", held_out=0.1,
     ).resolved()  # fmt: skip
     model, collator, _ = prepare(options, store)
-    distiller = Distiller(model, options, store.features.hidden, store.features.width)
+    distiller = Distiller.of(model, options, store)
     _, held_out = split_blocks(store, options.held_out)
-    found = evaluate(distiller, store, collator, held_out, options)
+    found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
     assert found.keys() == {"valid_hidden", "valid_loss"}
     assert found["valid_loss"] == 3 * found["valid_hidden"] > 0

@@ -31,7 +31,7 @@ def measured(store: FeatureStore, align: str, **changes: Any) -> dict[str, torch
     ).resolved()  # fmt: skip
     model, collator, _ = prepare(options, store)
     torch.manual_seed(1)  # the same projections
-    distiller = Distiller(model, options, store.features.hidden, store.features.width).eval()
+    distiller = Distiller.of(model, options, store).eval()
     batches = student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0)
     found: dict[str, torch.Tensor] = distiller(next(batches).to(torch.device("cpu")))
     return found
@@ -48,11 +48,12 @@ def plain(store: FeatureStore) -> dict[str, dict[str, torch.Tensor]]:
 def test_each_loss_is_what_it_is_under_its_own_alignment_alone(
     words: str, store: FeatureStore, plain: dict[str, dict[str, torch.Tensor]]
 ) -> None:
-    chosen = TrainOptions(store=store.path, loss=LOSS, align=words)
+    options = TrainOptions(store=store.path, loss=LOSS, align=words)
+    aligned = {term.name: term.alignment or "span" for term in options.terms(task=False)}
     found = measured(store, words)
     assert list(found) == list(plain["span"])
     for name, value in found.items():
-        torch.testing.assert_close(value, plain[chosen.alignment_of(name)][name])
+        torch.testing.assert_close(value, plain[aligned[name]][name])
     for name in ("kl", "hidden", "cosine"):  # no two are the same by chance
         assert len({float(values[name].detach()) for values in plain.values()}) == 3
 

@@ -42,8 +42,7 @@ def prepared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Collator, 
         store=store.path, device="cpu", precision="fp32", **plain | changes
     ).resolved()
     model, collator, _ = prepare(options, store)
-    width = store.features.width
-    return Distiller(model, options, store.features.hidden, width).eval(), collator, options
+    return Distiller.of(model, options, store).eval(), collator, options
 
 
 @torch.no_grad()

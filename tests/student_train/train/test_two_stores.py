@@ -16,8 +16,9 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.data.joined import geometric_mean
 from teachonce.student_train.losses.logits import LogitTargets, kl
 from teachonce.student_train.output.run import make_collator, prepare
+from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.lesson import Lesson
+from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS
@@ -55,25 +56,26 @@ def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
     return TrainOptions(store=store.path, **plain | changes).resolved()
 
 
-def lessons_of(*stores: FeatureStore, **changes: Any) -> tuple[list[Lesson], TrainOptions]:
-    options = options_for(stores[0], **changes)
-    student, collator, _ = prepare(options, stores[0])
+def trainings_of(*stores: FeatureStore, **changes: Any) -> tuple[list[StoreTraining], TrainOptions]:
+    plan = plan_of(options_for(stores[0], **changes), *stores)
+    student, collator, _ = prepare(plan.options, stores[0])
     collators = [collator]
     for other in stores[1:]:
-        collators.append(make_collator(options, other, collator.student_tokenizer))
-    cpu = torch.device("cpu")
-    torch.manual_seed(options.seed)  # projections as those of a training
-    found = [Lesson(*each, student, options, cpu) for each in zip(stores, collators, strict=True)]
-    for lesson in found:
-        lesson.enter(0)
-    return found, options
+        collators.append(make_collator(plan, other, collator.student_tokenizer))
+    torch.manual_seed(plan.options.seed)  # projections as those of a training
+    found = [
+        StoreTraining(plan, student, [each]) for each in zip(plan.sources, collators, strict=True)
+    ]
+    for training in found:
+        training.enter(0)
+    return found, plan.options
 
 
 def test_of_the_same_windows_they_teach_the_same_texts(
     store: FeatureStore, second: FeatureStore
 ) -> None:
-    lessons, _ = lessons_of(store, second)
-    batches = [lesson.batches(0) for lesson in lessons]
+    trainings, _ = trainings_of(store, second)
+    batches = [training.batches(0) for training in trainings]
     for _ in range(6):
         one, other = (next(some) for some in batches)
         assert torch.equal(one.inputs.ids, other.inputs.ids)
@@ -104,16 +106,16 @@ def test_the_mean_of_two_divergences_teaches_the_mean_distribution() -> None:
 
 
 def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: FeatureStore) -> None:
-    lessons, options = lessons_of(store, foreign)
-    batches = [lesson.batches(0) for lesson in lessons]
+    trainings, options = trainings_of(store, foreign)
+    batches = [training.batches(0) for training in trainings]
     wanted = [
-        float(lesson.loss(next(some))[0].detach())
-        for lesson, some in zip(lessons, batches, strict=True)
+        float(training.loss(next(some))[0].detach())
+        for training, some in zip(trainings, batches, strict=True)
     ]
     for some in batches:
         some.close()
     student, collator, _ = prepare(options, store)
-    other = make_collator(options, foreign, collator.student_tokenizer)
+    other = make_collator(plan_of(options, store), foreign, collator.student_tokenizer)
     found: list[dict[str, float]] = []
     train(
         store, student, collator, options, others=[(foreign, other)],
@@ -128,14 +130,13 @@ def test_outputs_of_two_teachers_are_joined(
     store: FeatureStore, second: FeatureStore, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {"loss": {"kl": 1.0, "hidden": 1.0, "cosine": 1.0}}
-    alone, options = lessons_of(store, second, **changes)
+    alone, options = trainings_of(store, second, **changes)
     student, collator, _ = prepare(options, store)
-    other = make_collator(options, second, collator.student_tokenizer)
-    lesson = Lesson(
-        store, collator, student, options, torch.device("cpu"), [(second, other)]
-    )  # fmt: skip
-    lesson.enter(0)
-    streams = [each.batches(0) for each in (lesson, *alone)]
+    plan = plan_of(options, store, second)
+    collators = [collator, make_collator(plan, second, collator.student_tokenizer)]
+    training = StoreTraining(plan, student, list(zip(plan.sources, collators, strict=True)))
+    training.enter(0)
+    streams = [each.batches(0) for each in (training, *alone)]
     found, one, two = (next(some).distillation for some in streams)
     for some in streams:
         some.close()
@@ -159,9 +160,8 @@ def test_outputs_of_two_teachers_are_joined(
     torch.testing.assert_close(targets.logprobs, want.logprobs)
     assert torch.equal(targets.ids, want.ids)
     # one teacher, twice: the same losses as alone
-    same = Lesson(
-        store, collator, student, options, torch.device("cpu"), [(store, collator)]
-    )  # fmt: skip
+    twice = [(plan.sources[0], collator), (plan.sources[0], collator)]
+    same = StoreTraining(plan, student, twice)
     same.distiller.load_state_dict(alone[0].distiller.state_dict())
     same.enter(0)
     assert same.validate() == pytest.approx(alone[0].validate(), rel=1e-4)

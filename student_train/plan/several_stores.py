@@ -1,27 +1,61 @@
-"""Refusals of stores whose teachers cannot be joined into one, in one line each."""
+"""Refusals of several stores that one student cannot be trained on, in one line each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 from teachonce.align import Vocabulary
-from teachonce.store import FeatureStore
-from teachonce.student_train.losses.registry import features_of, losses_for
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.store import FeatureStore, TaskSpec
+from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.support.errors import UserError
 
 LOSSES = "give --combine losses, which takes any stores"
 
 
-def check_joined(options: TrainOptions, first: FeatureStore, other: FeatureStore) -> None:
+def check_labels(first: FeatureStore, other: FeatureStore) -> None:
+    """Check that two stores have teachers of one task, with the same labels; raise UserError."""
+    one, two = first.features.task, other.features.task
+    if one == two:
+        return
+    kinds = [task.kind if task else "masked LM" for task in (one, two)]
+    if one is None or two is None or kinds[0] != kinds[1]:
+        problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
+    elif one.separator != two.separator:
+        problem = f"classifies {_read(two)}, that of {first.path} {_read(one)}"
+    elif one.labels == two.labels:
+        here, there = (task.later_label or "no label" for task in (one, two))
+        problem = f"has {there} for a word's later pieces, that of {first.path} {here}"
+    else:
+        pairs = zip_longest(one.labels, two.labels, fillvalue="none")
+        number, (here, there) = next(
+            (n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]
+        )
+        same = sorted(one.labels) == sorted(two.labels)
+        what = "the labels in another order" if same else "other labels"
+        problem = f"has {what} than that of {first.path}: number {number} is {there}, there {here}"
+    raise UserError(
+        f"--store {other.path}: its teacher {problem}; one student learns one task, with the same"
+        " labels in the same order: dump teachers that were fine-tuned on the same labels"
+        " (downstream --save sorts them), or train a student of each store"
+    )
+
+
+def _read(task: TaskSpec) -> str:
+    return "pairs of texts" if task.separator else "single texts"
+
+
+def check_joined(terms: Sequence[Term], first: FeatureStore, other: FeatureStore) -> None:
     """Check that two stores are dumps of one text, with the same tokens, parts and masks, whose
     features can be averaged; raise UserError."""
     _check_pieces(first, other)
     _check_texts(first, other)
-    read = features_of(losses_for(first.features.task is not None, options.losses()))
+    read = features_of(term.loss for term in terms)
     for kind in {"hidden", "attention"} & set(read):
         _check_states(kind, first, other)
     for each in (first, other):
         spec = each.features.logits
-        if spec and spec.tier != "head" and "kl-shared" in options.losses():
+        if spec and spec.tier != "head" and any(term.loss.teacher == "shared" for term in terms):
             raise UserError(
                 f"--combine outputs: --loss kl-shared of several teachers needs the logits of all"
                 f" shared pieces, and {each.path} keeps some; dump with --logits head, or {LOSSES}"

@@ -3,65 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from teachonce.store import FeatureStore, TaskSpec
-from teachonce.student_train.data.blocks import chosen_blocks, split_blocks, view_of
-from teachonce.student_train.data.gold_labels import has_gold
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.blocks import has_gold, view_of
 from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for
 from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
 from teachonce.student_train.model.named_start import check_named, check_word_vectors
+from teachonce.student_train.plan.several_stores import check_joined, check_labels
+from teachonce.student_train.plan.train_plan import Source, Stage, TrainPlan, plan_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.loss_alignments import parse_alignments
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import Shape, parse_student
-from teachonce.student_train.settings.stages import stages_of
+from teachonce.student_train.settings.shapes import Shape
+from teachonce.student_train.settings.terms import parse_alignments
 from teachonce.student_train.settings.words import stays_in_memory
-from teachonce.student_train.train.joinable import check_joined
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 
-def check(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> None:
-    """Refuse, in one line, all that can be seen to be wrong before any work is done."""
-    shape = parse_student(options.student)
-    _check_start(options, store)
-    _check_needs(options, store, *others)
-    check_unfrozen(options, shape)
+def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> TrainPlan:
+    """Plan a training. Raise UserError, in one line, for all that can be seen to be wrong before
+    any work is done; `check_memory` does the rest."""
+    plan = plan_of(options, store, *others)
+    _check_start(plan)
+    _check_needs(plan)
+    check_unfrozen(options, plan.shape)
     _check_alignments(options)
-    _check_vectors(options, store, *others)
-    for each in (store, *others):
-        _check_labels(store, each)
-        if options.projection == "student" and each.features.width != store.features.width:
+    _check_vectors(plan)
+    for each in plan.sources:
+        check_labels(store, each.store)
+        if options.projection == "student" and each.store.features.width != store.features.width:
             raise UserError(
-                f"--projection student: the teacher of {each.path} is {each.features.width} wide,"
-                f" that of {store.path} {store.features.width}, and a student has one projection"
+                f"--projection student: the teacher of {each.store.path} is"
+                f" {each.store.features.width} wide, that of {store.path} {store.features.width},"
+                " and a student has one projection"
             )
-        _check_store(options, each, shape)
+        _check_stages(plan, each)
         if options.combine == "outputs":
-            check_joined(options, store, each)
+            check_joined(plan.terms, store, each.store)
     if options.combine == "outputs" and not others:
         raise UserError(
             f"--combine outputs: joins the teachers of several stores, and {store.path} is one;"
             " give --store twice or more"
         )
-    if not stays_in_memory(options.cache):
+    return plan
+
+
+def check_memory(plan: TrainPlan) -> None:
+    """Raise UserError if memory does not suffice for `--cache`. The options are resolved."""
+    if not stays_in_memory(plan.options.cache):
         return
     import torch
 
     from teachonce.student_train.data.cache import check_cache
 
-    kinds = set(features_of(losses_for(store.features.task is not None, options.losses())))
-    needs = [(each, kinds, _views(options, each)) for each in (store, *others)]
-    check_cache(options.cache, torch.device(options.device), needs)
+    kinds = set(features_of(term.loss for term in plan.terms))
+    needs = [(each, kinds, _views(plan.options, each)) for each in plan.stores]
+    check_cache(plan.options.cache, torch.device(plan.options.device), needs)
 
 
-def _check_start(options: TrainOptions, store: FeatureStore) -> None:
+def _check_start(plan: TrainPlan) -> None:
     """Check the layers, the other store or the folder of a model that --init names, and that there
     is a file of word vectors."""
-    check_named(options.init, parse_student(options.student), store)
+    options, store = plan.options, plan.store
+    check_named(options.init, plan.shape, store)
     if options.word_vectors:
         check_word_vectors(Path(options.word_vectors))
     if options.init.startswith("layers:") and "@" in options.init:
@@ -75,10 +81,11 @@ def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
     return {view_of(epoch, store.features, options.view) for epoch in range(store.features.views)}
 
 
-def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
+def _check_needs(plan: TrainPlan) -> None:
     """Check the stores against the needs of a recipe. Losses do not tell these: with features of
     another kind the training would run, and follow another recipe."""
-    needs, used = options.needs, options.losses()
+    options, stores, needs = plan.options, plan.stores, plan.options.needs
+    read = features_of(term.loss for term in plan.terms)
     count = needs.get("stores", 1)
     if len(stores) < count:
         raise UserError(
@@ -97,7 +104,6 @@ def _check_needs(options: TrainOptions, *stores: FeatureStore) -> None:
                 f"--recipe {needs['recipe']} reads masked views, and {store.path} has none; dump"
                 " with --views 2 or more, or let the teacher be unmasked (--view 0)"
             )
-        read = features_of(losses_for(store.features.task is not None, used))
         for kind, there in (
             ("hidden", store.features.hidden),
             ("attention", store.features.attention),
@@ -132,16 +138,10 @@ def _check_alignments(options: TrainOptions) -> None:
         )
 
 
-def _check_vectors(options: TrainOptions, *stores: FeatureStore) -> None:
-    """Refuse stores whose vectors are of several spaces: a student has one vector of a text; and
-    those without, where texts are sampled by them."""
-    without = [store.path for store in stores if store.features.embedding is None]
-    if options.sampling == "similar" and without:
-        raise UserError(
-            f"--sampling similar: {without[0]} holds no vectors of texts to tell by; dump them"
-            " (--head embedding), or leave it out"
-        )
-    learnt = [loss for loss in losses_for(False, options.losses()) if loss.of_text]
+def _check_vectors(plan: TrainPlan) -> None:
+    """Refuse stores whose vectors are of several spaces: a student has one vector of a text."""
+    options, stores = plan.options, plan.stores
+    learnt = [term.loss for term in plan.terms if term.loss.of_text]
     first = stores[0].features.embedding
     if not learnt or first is None:
         return
@@ -166,69 +166,39 @@ def _check_vectors(options: TrainOptions, *stores: FeatureStore) -> None:
             )
 
 
-def _check_labels(first: FeatureStore, other: FeatureStore) -> None:
-    one, two = first.features.task, other.features.task
-    if one == two:
-        return
-    kinds = [task.kind if task else "masked LM" for task in (one, two)]
-    if one is None or two is None or kinds[0] != kinds[1]:
-        problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
-    elif one.separator != two.separator:
-        problem = f"classifies {_read(two)}, that of {first.path} {_read(one)}"
-    elif one.labels == two.labels:
-        here, there = (task.later_label or "no label" for task in (one, two))
-        problem = f"has {there} for a word's later pieces, that of {first.path} {here}"
-    else:
-        pairs = zip_longest(one.labels, two.labels, fillvalue="none")
-        number, (here, there) = next(
-            (n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]
-        )
-        same = sorted(one.labels) == sorted(two.labels)
-        what = "the labels in another order" if same else "other labels"
-        problem = f"has {what} than that of {first.path}: number {number} is {there}, there {here}"
-    raise UserError(
-        f"--store {other.path}: its teacher {problem}; one student learns one task, with the same"
-        " labels in the same order: dump teachers that were fine-tuned on the same labels"
-        " (downstream --save sorts them), or train a student of each store"
-    )
-
-
-def _read(task: TaskSpec) -> str:
-    return "pairs of texts" if task.separator else "single texts"
-
-
-def _check_store(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
-    blocks, held_out = split_blocks(store, options.held_out)
-    for number, stage in enumerate(stages_of(options, shape.layers), 1):
+def _check_stages(plan: TrainPlan, source: Source) -> None:
+    held_out = source.held_out
+    for number, stage in enumerate(plan.stages, 1):
         try:
-            check_frozen(stage, shape)
-            _check_static(stage, store, shape)
-            _check_served(stage, store, held_out)
-            _check_projection(stage, store)
-            _check_groups(stage, store, shape)
-            for share in stage.shares():
-                chosen_blocks(store, blocks, share)
+            check_frozen(stage.options, plan.shape)
+            _check_static(stage, plan.shape)
+            _check_served(stage, source.store, held_out)
+            _check_projection(stage.options, source.store)
+            _check_groups(stage, source.store, plan.shape)
+            for batch in stage.batches:
+                source.blocks(batch)
         except UserError as error:
-            if not options.stages:
+            if not plan.options.stages:
                 raise
             raise UserError(f"stage {number}: {error}") from error
 
 
-def check_batches(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:
-    """Refuse, in one line, what a store cannot serve, whatever the student; `held_out` are the
-    blocks to validate on."""
-    _check_alignments(options)
-    _check_vectors(options, store)
-    _check_served(options, store, held_out)
+def check_batches(plan: TrainPlan) -> None:
+    """Refuse, in one line, what a store cannot serve, whatever the student."""
+    _check_alignments(plan.options)
+    _check_vectors(plan)
+    for source in plan.sources:
+        _check_served(plan.stages[0], source.store, source.held_out)
 
 
-def _check_served(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:
-    _check_task(options, store, held_out)
-    _check_features(options, store)
-    _check_view(options, store)
+def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
+    _check_task(stage, store, held_out)
+    _check_features(stage, store)
+    _check_view(stage, store)
 
 
-def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> None:
+def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
+    options = stage.options
     task, name = store.features.task, store.path
     able = {loss.name for loss in losses_for(task is not None)}
     wrong = sorted(options.loss.keys() - able)
@@ -251,7 +221,7 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
             f"--loss {wrong[0]}: the teacher of {name} does no task; dump with one that was"
             " fine-tuned (downstream --save, teacher-dump --head classification|tagging)"
         )
-    of_gold = [loss.name for loss in losses_for(task is not None, options.loss) if loss.of_gold]
+    of_gold = [term.name for term in stage.terms if term.loss.of_gold]
     of_labels = options.data in ("labelled", "balanced")
     labelled = [f"--data {options.data}"] if of_labels else []
     wants = [*labelled, *(f"--loss {name}" for name in of_gold)]
@@ -269,20 +239,19 @@ def _check_task(options: TrainOptions, store: FeatureStore, held_out: Array) -> 
         )
 
 
-def _check_static(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
+def _check_static(stage: Stage, shape: Shape) -> None:
     """Refuse losses of tokens for a student without layers."""
-    learnt = losses_for(store.features.task is not None, options.loss)
-    other = [loss.name for loss in learnt if not loss.of_text]
+    other = [term.name for term in stage.terms if not term.loss.of_text]
     if shape.kind == "static" and other:
         able = ", ".join(loss.name for loss in LOSSES if loss.of_text)
         raise UserError(
-            f"--loss {other[0]}: --student {options.student} has neither layers nor heads and"
+            f"--loss {other[0]}: --student {stage.options.student} has neither layers nor heads and"
             f" learns vectors of texts alone; use {able}, of a store of vectors (teacher-dump"
             " --head embedding), or choose HxLxA"
         )
 
 
-def _check_features(options: TrainOptions, store: FeatureStore) -> None:
+def _check_features(stage: Stage, store: FeatureStore) -> None:
     features, where = store.features, store.path
     has = {  # "task" is there wherever a loss reads it
         "logits": (features.logits, "logits", "them (--logits) with a teacher that has a head"),
@@ -291,7 +260,7 @@ def _check_features(options: TrainOptions, store: FeatureStore) -> None:
         "embedding": (features.embedding, "vectors of texts", "them (--head embedding)"),
     }
     spec = features.logits
-    for loss in losses_for(features.task is not None, options.loss):
+    for loss in (term.loss for term in stage.terms):
         there, what, how = has.get(loss.feature or "", (True, "", ""))
         if not there:
             raise UserError(
@@ -317,7 +286,8 @@ def _check_projection(options: TrainOptions, store: FeatureStore) -> None:
         )
 
 
-def _check_view(options: TrainOptions, store: FeatureStore) -> None:
+def _check_view(stage: Stage, store: FeatureStore) -> None:
+    options = stage.options
     plain = view_of(0, store.features, options.view) == 0
     if options.mask_words == "rare" and not plain:
         raise UserError(
@@ -329,11 +299,10 @@ def _check_view(options: TrainOptions, store: FeatureStore) -> None:
             f"--max-masks {options.max_masks}: the masks of {store.path}'s view are those of its"
             " dump; use --view 0"
         )
-    learnt = [loss for loss in losses_for(False, options.loss) if loss.student == "pieces"]
     second = [
-        aligned
-        for aligned in (options.alignment_of(loss.name) for loss in learnt)
-        if ALIGNMENTS[aligned].second_input
+        term.alignment
+        for term in stage.terms
+        if term.loss.student == "pieces" and ALIGNMENTS[term.alignment].second_input
     ]
     if options.targets == "masked" and second and plain:
         raise UserError(
@@ -346,8 +315,8 @@ def _check_view(options: TrainOptions, store: FeatureStore) -> None:
         )
 
 
-def _check_groups(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
-    losses = losses_for(store.features.task is not None, options.loss)
+def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
+    options, losses = stage.options, [term.loss for term in stage.terms]
     mapped = [loss.name for loss in losses if loss.student == "maps"]
     if mapped and not shape.heads:
         raise UserError(

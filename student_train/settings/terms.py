@@ -1,0 +1,144 @@
+"""The terms of a student's loss: weights as `--loss` gives them, alignments as `--align` does, and
+what a batch teaches by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from teachonce.student_train.losses.registry import Term, find, loss_names, named
+from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.support.errors import UserError, nearest
+
+DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
+VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
+STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
+SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
+VECTOR_TEXTS = 128
+"""For a store with vectors of texts: its losses, those of tokens in addition, and texts of a batch;
+losses of scores."""
+DEFAULT_ALIGNMENT = "span"
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a batch of a stage has, and what it teaches. A balanced stage has two of them.
+
+    terms: the summands of its loss, in the order of the registry.
+    data, min_length: which sequences it may have.
+    batching: what bounds it, as `FeatureStore.stream` takes it.
+    view: the view of the store; None for the masked views in turn.
+    mask_prob, rare_masks, max_masks: how tokens are masked in view 0.
+    targets: the tokens whose teacher logits are targets: `all`, `masked` or `unmasked`.
+    """
+
+    terms: tuple[Term, ...]
+    data: str
+    min_length: int
+    batching: Mapping[str, Any]
+    view: int | None
+    mask_prob: float
+    rare_masks: bool
+    max_masks: int | None
+    targets: str
+
+
+def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
+    """Read weights by name from `name=weight` words, repeated or as comma lists.
+
+    Raises UserError for anything else.
+    """
+    weights: dict[str, float] = {}
+    every = (words,) if isinstance(words, str) else words
+    for word in (item.strip() for value in every for item in value.split(",")):
+        name, _, weight = word.partition("=")
+        try:
+            found = float(weight or 1)
+        except ValueError:
+            raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
+        if name in weights:
+            raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
+        weights[name] = found
+    return weights
+
+
+def check_losses(loss: Any) -> None:
+    """Check the weights of losses: raise UserError for an unknown loss, and for a weight of 0 or
+    less."""
+    weights = loss.values() if isinstance(loss, Mapping) else ()
+    if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
+        raise UserError("--loss: at least one loss, each with a weight above 0")
+    for name in loss:
+        if not find(name):
+            near = nearest(name, known := loss_names())
+            raise UserError(f"--loss {name}: unknown; {near}there are {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class LossAlignments:
+    """Holds the names of alignments: `others` for the losses that `own` does not name."""
+
+    others: str
+    own: Mapping[str, str]
+
+    def of(self, loss: str) -> str:
+        """Name the alignment of a loss."""
+        return self.own.get(loss, self.others)
+
+
+@cache
+def parse_alignments(words: str) -> LossAlignments:
+    """Read `match`, `kl=match,hidden=reduce` or `reduce,kl=match`.
+
+    Raises UserError for an unknown loss or alignment, for a loss that is given twice, and for a
+    loss that compares nothing with the teacher.
+    """
+    own, others = dict[str, str](), list[str]()
+    for word in (item.strip() for item in words.split(",")):
+        name, given, alignment = word.rpartition("=")
+        if alignment not in ALIGNMENTS:
+            raise UserError(
+                f"--align {word}: expected one of {', '.join(ALIGNMENTS)}, or of a single loss"
+                " LOSS=ALIGNMENT, such as kl=match"
+            )
+        if not given:
+            others.append(alignment)
+            continue
+        if not (losses := find(name)):
+            known = ", ".join(loss_names())
+            raise UserError(f"--align {word}: no loss {name!r}; there are {known}")
+        if all(loss.of_masked for loss in losses):
+            raise UserError(
+                f"--align {word}: {name} compares the student with its own text, not with the"
+                " teacher, and has no alignment; leave it out"
+            )
+        if name in own:
+            raise UserError(f"--align {word}: {name} is given twice; give each loss one alignment")
+        own[name] = alignment
+    if len(others) > 1:
+        raise UserError(
+            f"--align {words}: {' and '.join(others)} for all losses; give one, and others by loss"
+        )
+    return LossAlignments(others[0] if others else DEFAULT_ALIGNMENT, own)
+
+
+def check_alignments(words: Any) -> None:
+    """Check the alignments of losses: raise UserError as `parse_alignments` does."""
+    parse_alignments(str(words))
+
+
+def check_pieces(words: str, losses: Iterable[str]) -> None:
+    """Check that losses over shared pieces have an alignment that pairs pieces with themselves:
+    raise UserError for another."""
+    for loss in named(losses):
+        aligned = parse_alignments(words).of(loss.name)
+        if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
+            able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
+            raise UserError(
+                f"--align {aligned}: --loss {loss.name} compares the pieces that both vocabularies"
+                f" have, which {aligned} does not pair with themselves; use"
+                f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
+            )

@@ -1,0 +1,171 @@
+"""A student on one store: its batches, its losses, its held-out part."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import chain
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.blocks import told_of_masks
+from teachonce.student_train.data.cache import source_of
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.joined import joined
+from teachonce.student_train.data.stream import loaded
+from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.plan.train_plan import Source, TrainPlan
+from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.evaluate import Measured, evaluate_batches, held_out
+from teachonce.support.errors import UserError
+
+
+class StoreTraining:
+    """Trains and validates a student on one store, with projections to its teacher's widths.
+
+    `sources` are the store and others of the same text, whose teachers become one, see `joined`;
+    each has a collator of its own.
+
+    With several stores of different text each step has a batch of each, and the mean of their
+    losses. Stores of the same windows give the same texts under the same masks. Their KL, over
+    outcomes that all of them keep, then has the gradient of a single teacher: the mean of their
+    distributions.
+    """
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        student: PreTrainedModel,
+        sources: Sequence[tuple[Source, Collator]],
+    ) -> None:
+        self.plan, self.device = plan, torch.device(plan.options.device)
+        self._source = sources[0][0]
+        self.store = self._source.store
+        self._read = [
+            (one.store, each.reading(source_of(one.store, plan.options.cache, self.device)))
+            for one, each in sources
+        ]
+        self.distiller = Distiller.of(student, plan.options, self.store).to(self.device)
+
+    def steps_of(self, number: int) -> int:
+        """Count the optimiser steps of a stage."""
+        options = self.plan.stages[number].options
+        if options.steps is not None:
+            return options.steps
+        assert options.epochs is not None  # resolved
+        return self.steps_in(number, options.epochs)
+
+    def steps_in(self, number: int, epochs: float = 1.0) -> int:
+        """Count the optimiser steps of so many epochs of a stage, each as long as its first.
+
+        An epoch of a balanced stage passes once over the kind of text of which there is more.
+        """
+        accumulate = self.plan.stages[number].options.accumulate
+        return max(1, round(epochs * self._batches_of(number) / accumulate))
+
+    def _batches_of(self, number: int) -> int:
+        stage = self.plan.stages[number]
+        return max(
+            self.store.batch_count(
+                stage.options.seed, 0, **each.batching, blocks=self._source.blocks(each)
+            )
+            for each in stage.batches
+        )
+
+    def told_of_masks(self, steps: int) -> str:
+        """Report which masked views the stage reads in N steps; see `blocks.told_of_masks`."""
+        options = self.stage.options
+        epochs = options.epochs
+        if options.steps or epochs is None:
+            epochs = steps * options.accumulate / self._batches_of(self._number)
+        return told_of_masks(self.store.features, options.view, epochs)
+
+    def enter(self, number: int) -> None:
+        """Start a stage."""
+        self._number, self.stage = number, self.plan.stages[number]
+
+    def batches(self, first: int, every: int = 1) -> Generator[StudentBatch]:
+        """Stream the stage's batches without end, from number `first` on, one of `every`, of its
+        batch plans in turn; close it afterwards."""
+        streams = [self._batches(each, first, every) for each in self.stage.batches]
+        return streams[0] if len(streams) == 1 else _in_turn(streams)
+
+    def _batches(self, batch: BatchPlan, first: int, every: int) -> Generator[StudentBatch]:
+        streams = [
+            loaded(
+                store,
+                collator.serving(batch),
+                self._source.blocks(batch),
+                self.plan.options.workers,
+                seed=self.stage.options.seed,
+                **batch.batching,
+                view=batch.view,
+                first=first,
+                every=every,
+                device=self.device,
+            )
+            for store, collator in self._read
+        ]
+        return streams[0] if len(streams) == 1 else self._joined(streams)
+
+    def _joined(self, streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
+        with closing(_together(streams)) as together:
+            for batches in together:
+                yield self._as_one(batches)
+
+    def _as_one(self, batches: Sequence[StudentBatch]) -> StudentBatch:
+        return joined([each.to(self.device) for each in batches], self.store.features.vocabulary)
+
+    def loss(
+        self, batch: StudentBatch, terms: Sequence[Term] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the weighted sum of `terms`, else of the stage's losses, and each of them.
+
+        Raises UserError if no weight that is trained has a part in them.
+        """
+        terms = self.stage.terms if terms is None else terms
+        parts, _ = self._measured(batch, terms)
+        loss = self.distiller.weighted(parts, terms)
+        if not loss.requires_grad:
+            raise UserError(
+                f"--freeze {','.join(self.stage.options.freeze)}: nothing moves that the losses"
+                f" {', '.join(parts)} depend on; choose other losses, or freeze less"
+            )
+        return loss, parts
+
+    def _measured(self, batch: StudentBatch, terms: Sequence[Term]) -> Measured:
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.plan.options.precision == "bf16"
+        ):
+            return self.distiller.measured(batch, terms)
+
+    def validate(self) -> dict[str, float]:
+        """Measure the losses on the held-out part; see `evaluate`."""
+        blocks, plan = self._source.held_out, self.stage.measured
+        each = [
+            held_out(store, collator.serving(plan), blocks, plan)
+            for store, collator in (self._read if len(blocks) else ())
+        ]
+        batches = map(self._as_one, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
+        return evaluate_batches(self.distiller, batches, plan.terms, self._measured)
+
+
+def _in_turn(streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
+    with closing(_together(streams)) as together:
+        for batches in together:
+            yield from batches
+
+
+def _together(
+    streams: Sequence[Generator[StudentBatch]],
+) -> Generator[tuple[StudentBatch, ...]]:
+    """Take a batch of each stream at a time; close them in the end."""
+    try:
+        yield from zip(*streams, strict=True)
+    finally:
+        for each in streams:
+            each.close()

@@ -1,0 +1,85 @@
+"""A package of your own adds a loss and a kind of student, by entry points or by their modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMaskedLM
+
+from teachonce.student_train.cli import main
+from teachonce.student_train.losses import registry
+from teachonce.student_train.model import kinds
+from teachonce.student_train.settings import shapes
+from tests.end_to_end.support import ROOT, Words, dumped, ok, refused, says, write_corpus
+
+SMALL: Words = ("--vocab", 400, "--steps", 3, "--batch-tokens", 512, "--device", "cpu")
+PACKAGE = ROOT / "examples/own_package"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("own_package")
+    return dumped(tiny_teacher("bert"), write_corpus(folder / "a.txt", 40), folder / "a.zarr")
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The package is on the path, and its entry points where an installation writes them."""
+    monkeypatch.setattr(registry, "_OUTSIDE", {})
+    monkeypatch.setattr(shapes, "SHAPES", dict(shapes.SHAPES))
+    monkeypatch.setattr(kinds, "SHAPES", shapes.SHAPES)
+    monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(folder: Path) -> None:
+    info = folder / "teachonce_own-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teachonce-own\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[teachonce.losses]\nhuber = teachonce_own:HUBER\nbroken = teachonce_own:NOTHING\n"
+        "[teachonce.student_kinds]\ndistilbert = teachonce_own:DISTILBERT\n"
+    )
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_loss_and_a_kind_of_another_package(
+    installed: bool, importable: Path, store: Path, tmp_path: Path
+) -> None:
+    loss, kind = ("huber", "distilbert") if installed else (
+        "teachonce_own:HUBER", "teachonce_own:DISTILBERT",
+    )  # fmt: skip
+    if installed:
+        install(importable)
+    out = tmp_path / "student"
+    words: Words = ("--store", store, *SMALL, "--student", f"{kind}:32x2x4", "--out", out)
+    ok(main, *words, "--loss", f"mlm=1,{loss}=3", "--align", f"{loss}=match")
+    report = json.loads((out / "training.json").read_text())
+    assert report["settings"]["loss"] == {"mlm": 1.0, loss: 3.0}
+    assert report["result"][f"valid_{loss}"] > 0
+    card = (out / "README.md").read_text()
+    assert f"{loss} 3" in card and f"`valid_{loss}` is in Huber losses of a channel" in card
+    assert f"{kind}:32x2x4" in card
+    assert AutoModelForMaskedLM.from_pretrained(out).config.model_type == "distilbert"
+
+
+def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) -> None:
+    install(importable)
+    for words, told in {
+        ("--loss", "hubert=1"): "--loss hubert: unknown; there are mlm",
+        (
+            "--loss",
+            "broken=1",
+        ): "--loss broken: teachonce_own:NOTHING, which an installed package adds",
+        ("--loss", "nowhere:LOSS=1"): "No module named 'nowhere'",
+        ("--loss", "teachonce_own:huber=1"): "expected a Loss, got function",
+        ("--student", "gru:16"): "no kind of student is called gru",
+        ("--student", "teachonce_own:HUBER:16"): "expected a ShapeKind, got Loss",
+        ("--student", "distilbert:16"): "expected HxLxA, such as 64x2x2",
+    }.items():
+        says(refused(main, "--store", store, *SMALL, *words), told)
