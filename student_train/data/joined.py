@@ -22,7 +22,7 @@ def joined(batches: Sequence[StudentBatch], pieces: int) -> StudentBatch:
     """Join the batches of several teachers of one text, which are on their device, into one.
 
     `pieces` is the size of the teachers' vocabulary. The agreement of texts, masks and features is
-    not looked at; `train/checks.py` has compared the stores.
+    not looked at; `plan/checks.py` has compared the stores.
     """
     aligned = {
         name: _joined([batch.aligned[name] for batch in batches], pieces)
