@@ -1,6 +1,6 @@
 """Send requests over a network: repeat those that fail for a time, name what does not pass.
 
-obstore could repeat requests itself: of 400 requests of which 30 % met a 503, a reset or a torn
+obstore could repeat requests itself: of 240 requests of which 30 % met a 503, a reset or a torn
 body, all were answered. This loop serves the clients of fsspec as well, logs what it waits for, and
 gives up an address that has never answered after 20 s, which one setting of obstore cannot do.
 """
