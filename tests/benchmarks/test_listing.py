@@ -66,7 +66,7 @@ def test_commands_that_pages_name_are_there() -> None:
     named = {
         name
         for section in sections
-        if "\nScript: removed in " not in section
+        if "\nScript: removed; " not in section
         for name in re.findall(r"-m benchmarks\.([a-zA-Z_.]*\w)", section)
     }
     assert len(named) > 10
@@ -76,7 +76,7 @@ def test_commands_that_pages_name_are_there() -> None:
 def test_removed_scripts_are_named_with_the_commit_that_has_them() -> None:
     lines = (ROOT / "benchmarks/RESULTS.md").read_text("utf-8").splitlines()
     removed = [line for line in lines if line.startswith("Script: removed")]
-    form = r"Script: removed in [0-9.]+, last at commit [0-9a-f]{7}, `(benchmarks/[a-z_/]+\.py)`\."
+    form = r"Script: removed; last at commit [0-9a-f]{7}, `(benchmarks/[a-z_/]+\.py)`\."
     for line in removed:
         assert re.fullmatch(form, line), line
 
