@@ -29,9 +29,7 @@ PATIENCE = 300.0  # seconds that a request is repeated to an address that has an
 FIRST_PATIENCE = 20.0  # and to one that never has: its name may be wrong
 ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # of an answer, and the bytes a second added to it
 QUIET = 5.0  # seconds of failure before a line is logged, and between two lines
-FETCHES = (
-    4  # how often bytes that look damaged, or are too few, are fetched before that is believed
-)
+FETCHES = 4  # of bytes that look damaged, or are too few, before that is believed
 
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
 PASSING_CODES = {  # of S3, with a status that would say otherwise

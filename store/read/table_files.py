@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import datasets
 
 ROW_GROUP_BYTES = 2**26  # of a row group in memory
-FILE_BYTES = 2**29  # of a file, where there are several
 SUFFIX = ".parquet"
 
 

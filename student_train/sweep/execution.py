@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from teachonce.student_train.sweep.runs import Pruned, Run, Runs, validations
 from teachonce.student_train.sweep.scores import FILE, Task, score
 from teachonce.student_train.sweep.table import SCORES
-from teachonce.student_train.sweep.trials import Source
+from teachonce.student_train.sweep.trials import RunSource
 from teachonce.support.errors import UserError, first_line, of_path
 from teachonce.support.signals import stoppable
 
@@ -137,7 +137,7 @@ class Execution:
     total: what follows the number of a run where it is printed: "/6", or "" if nobody can say.
     """
 
-    source: Source
+    source: RunSource
     runs: Runs
     tasks: tuple[Task, ...]
     total: str

@@ -22,10 +22,10 @@ from teachonce.student_train.sweep.execution import Execution, Say
 from teachonce.student_train.sweep.page.report import write_report
 from teachonce.student_train.sweep.processes import Processes, shared_cores
 from teachonce.student_train.sweep.runs import Run, Runs
-from teachonce.student_train.sweep.scores import Plan, read_plan, score
+from teachonce.student_train.sweep.scores import ScoringPlan, read_plan, score
 from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
 from teachonce.student_train.sweep.table import CSV, others, show, table
-from teachonce.student_train.sweep.trials import Listed, Source, Study, Trials
+from teachonce.student_train.sweep.trials import Listed, RunSource, Study, Trials
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.extras import library
@@ -68,7 +68,7 @@ class Sweep:
         before the first student is trained, and at the end if students have failed."""
         tried = corners(self.space) if self.trials else points(self.space, self.where)
         planned = [(point, self._options(point)) for point in tried]
-        plan = read_plan(self.downstream) if self.downstream else Plan()
+        plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
         runs = Runs(self.folder, self.space, varied(self.space), self.trials is not None)
         for _, options in planned:
             check_early(options)
@@ -81,7 +81,7 @@ class Sweep:
         with closing(_only(self.folder)) as lease:
             if self.trials:
                 seed, prune = planned[0][1].seed, self.prune or "median"
-                source: Source = Trials(self.space, self.trials, seed, runs, make, prune)
+                source: RunSource = Trials(self.space, self.trials, seed, runs, make, prune)
             else:
                 for point, _ in planned:
                     make(point)
@@ -191,7 +191,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
     return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
 
 
-def _references(plan: Plan, runs: Runs, say: Callable[[str], object]) -> list[str]:
+def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> list[str]:
     """Score the models that students are compared with; return what went wrong."""
     problems = []
     for name, model in plan.models.items():

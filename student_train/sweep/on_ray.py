@@ -22,7 +22,7 @@ from teachonce.student_train.sweep.runs import Pruned
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import BEAT, MISSED, Taken, check_free
-from teachonce.support.ray_cluster import Home, rooms, short
+from teachonce.support.ray_cluster import Home, remote_worker, rooms, short
 from teachonce.support.signals import Stop
 
 LOOK = 0.5  # seconds between looks at what workers send, and at the nodes
@@ -32,7 +32,7 @@ Key = tuple[int, int]
 """Number of a run, and which of its workers this is."""
 
 
-class Desk:
+class Mailbox:
     """An actor between the workers, which report and ask, and the driver, which answers."""
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class Desk:
             self._changed.notify_all()
 
 
-def worker(work: Work, home: Home, desk: Any, key: Key) -> tuple[str, Any, str]:
+def worker(work: Work, home: Home, mailbox: Any, key: Key) -> tuple[str, Any, str]:
     """Train and score a student; return the state of the run, its result and its problem, or
     `refused` with what is wrong with this node."""
     import ray
 
     def validated(step: int, figures: dict[str, float]) -> None:
-        if why := ray.get(desk.validated.remote(key, step, figures)):
+        if why := ray.get(mailbox.validated.remote(key, step, figures)):
             raise Pruned(why)
 
     host = socket.gethostname()
@@ -83,7 +83,7 @@ def worker(work: Work, home: Home, desk: Any, key: Key) -> tuple[str, Any, str]:
         _wait_until_free(work.options.out_folder())
         work = replace(work, options=work.options.resolved())
         with open_stores(work.options) as stores:
-            return finish(work, stores, None, validated, lambda line: desk.say.remote(key, line))
+            return finish(work, stores, None, validated, lambda line: mailbox.say.remote(key, line))
     except Exception as error:  # other students go on
         return "failed", {}, f"on {host}: {reason(error)}"
 
@@ -117,15 +117,9 @@ class Cluster:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        desk = ray.remote(num_cpus=0, max_concurrency=1000)(Desk)
-        self._desk = desk.options(scheduling_strategy=here).remote()
-        self._task = ray.remote(
-            num_cpus=1,
-            num_gpus=gpus,
-            max_retries=0,
-            max_calls=1,
-            scheduling_strategy="SPREAD",
-        )(worker)
+        mailbox = ray.remote(num_cpus=0, max_concurrency=1000)(Mailbox)
+        self._mailbox = mailbox.options(scheduling_strategy=here).remote()
+        self._task = remote_worker(ray, worker, gpus)
 
     def places(self) -> int:
         nodes, places = rooms(self._ray, self._address, self._gpus)
@@ -138,7 +132,7 @@ class Cluster:
     def start(self, number: int, work: Work) -> None:
         self._started += 1
         key = number, self._started
-        self._running[self._task.remote(work, self._home, self._desk, key)] = key
+        self._running[self._task.remote(work, self._home, self._mailbox, key)] = key
 
     def events(self) -> list[Event]:
         """Raises UserError for a node that is not like the driver's; Stopped after a signal."""
@@ -154,7 +148,7 @@ class Cluster:
     def _sent(self) -> list[Event]:
         """Return what workers have sent that are not known to be dead."""
         alive = self._running.values()
-        sent = self._ray.get(self._desk.reports.remote())
+        sent = self._ray.get(self._mailbox.reports.remote())
         return [(key[0], *what) for key, *what in sent if key in alive]
 
     def _ended(self, task: Any) -> Event:
@@ -162,13 +156,8 @@ class Cluster:
         try:
             state, result, problem = self._ray.get(task)
         except self._ray.exceptions.RayTaskError as error:
-            return (
-                number,
-                "ended",
-                "failed",
-                {},
-                f"its worker failed: {short(error.cause or error)}",
-            )
+            problem = f"its worker failed: {short(error.cause or error)}"
+            return number, "ended", "failed", {}, problem
         except self._ray.exceptions.RayError as error:
             return number, "died", f"its worker died ({short(error)})"
         if state == "refused":
@@ -178,7 +167,7 @@ class Cluster:
     def answer(self, number: int, why: str) -> None:
         for key in self._running.values():
             if key[0] == number:
-                self._desk.answer.remote(key, why)
+                self._mailbox.answer.remote(key, why)
 
     def stop(self) -> None:
         """Have the workers save their students. Those that ask are answered: none may hang."""

@@ -37,7 +37,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScoringPlan:
     """What is scored: the tasks of every student, and the `models`, by name, that students are held
     against."""
 
@@ -45,7 +45,7 @@ class Plan:
     models: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> ScoringPlan:
     """Read the tables [tasks.NAME] of a file, whose keys are the options of `downstream`, and
     [models], which has a checkpoint for each name.
 
@@ -64,7 +64,7 @@ def read_plan(path: Path) -> Plan:
                 raise UserError(f"{path}: [{table}] {name!r}: {expected}")
     if problem := _refused(tasks, models):
         raise UserError(f"{path}: {problem}")
-    return Plan(tuple(Task(name, tuple(words_of(t))) for name, t in tasks.items()), models)
+    return ScoringPlan(tuple(Task(name, tuple(words_of(t))) for name, t in tasks.items()), models)
 
 
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:

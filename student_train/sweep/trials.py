@@ -17,7 +17,7 @@ REDUCTION = 3
 """At validations 1, 3, 9, ... halving lets the best third of the runs that got there go on."""
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """Says which run is next."""
 
     def next(self) -> Run | None:

@@ -21,7 +21,14 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError, of_path
 from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
-from teachonce.support.ray_cluster import Home, cluster, gpus_of_worker, rooms, short
+from teachonce.support.ray_cluster import (
+    Home,
+    cluster,
+    gpus_of_worker,
+    remote_worker,
+    rooms,
+    short,
+)
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.dump import check_begun, kept
 from teachonce.teacher_dump.job.growing import Growth
@@ -100,13 +107,7 @@ class _Driver:
     def __init__(self, ray: Any, task: Task, say: Callable[[str], object], stop: Stop) -> None:
         self._ray, self._task, self._say, self._stop = ray, task, say, stop
         self._gpus = gpus_of_worker(ray, task.options.ray_gpus, task.options.device)
-        self._worker = ray.remote(
-            num_cpus=1,
-            num_gpus=self._gpus,
-            max_retries=0,
-            max_calls=1,
-            scheduling_strategy="SPREAD",
-        )(worker)
+        self._worker = remote_worker(ray, worker, self._gpus)
         self._running: list[Any] = []
         self._begun = self._deaths = self._parts = 0
         self._reported, self._line = -math.inf, ""

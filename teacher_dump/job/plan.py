@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,7 @@ def planned(
     model, corpus = check_inputs(options)
     resolved = options.resolved()
     say(settings_lines(resolved, bool(options.corpus)))
-    with Growth.of(resolved) if resolved.grow_from else nullcontext() as growth:
+    with Growth.of(resolved) as growth:
         if read_corpus:
             corpus.check()
         if stage_one and stage_one.corpus not in (None, corpus.identity()):

@@ -118,7 +118,7 @@ def finder(model: ResolvedModel) -> Find:
     """Make a function that finds a file of a checkpoint, in its folder or on the hub."""
     root = Path(model.root or model.path_or_id)
     if root.is_dir():
-        return find_in(root)
+        return lambda name: path if (path := root / name).is_file() else None
 
     def fetched(name: str) -> Path | None:
         from huggingface_hub import hf_hub_download
@@ -132,13 +132,8 @@ def finder(model: ResolvedModel) -> Find:
     return fetched
 
 
-def find_in(root: Path) -> Find:
-    """Make a function that finds a file of a folder."""
-    return lambda name: path if (path := root / name).is_file() else None
-
-
 def _near(name: str) -> str:
-    """Ask whether an alias was meant, or a folder beside the one that is not there."""
+    """Ask whether an alias was meant, or another folder next to the missing one."""
     path = Path(os.path.expanduser(name))
     with suppress(OSError):
         beside = [str(each) for each in path.parent.iterdir() if each.is_dir()]

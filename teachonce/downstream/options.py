@@ -1,7 +1,7 @@
 """The options of `downstream`: what each may be, which tasks take it and need it, its default.
 
 `Asked` has every option of the command line. The settings of a kind of work (`settings.py`) take
-theirs from it and add a default. The command, its --help (`parameters.py`) and the refusals follow
+theirs from it and add a default. The command, its --help (`checked.py`) and the refusals follow
 from these fields, so that Python refuses what the command line refuses.
 """
 

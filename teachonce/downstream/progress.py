@@ -15,7 +15,16 @@ COUNTED = "non_padding"
 """What a Trainer must be told of `include_num_input_tokens_seen`, for `Progress` to tell it."""
 
 
-class Progress(TrainerCallback):
+class ReplacingPrinter(TrainerCallback):
+    """A callback that is shown instead of the Trainer's own, which prints dictionaries."""
+
+    def follow(self, trainer: Trainer) -> None:
+        """Take the place of the Trainer's own callback."""
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+
+
+class Progress(ReplacingPrinter):
     """Says step, training loss, `measures`, speed and time left at every evaluation in training.
 
     say: is called with each line.
@@ -31,11 +40,6 @@ class Progress(TrainerCallback):
         self.begun, self.before, self.first, self.evaluated = 0.0, 0, 0, 0
         self.losses = dict[int, float]()
         """Since the last evaluation, by the step at which the Trainer has logged them."""
-
-    def follow(self, trainer: Trainer) -> None:
-        """Replace the Trainer's own callback, which prints dictionaries."""
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.begun, self.before = time.perf_counter(), int(state.num_input_tokens_seen)
@@ -89,17 +93,12 @@ class Progress(TrainerCallback):
         self.bar = None
 
 
-class Scoring(TrainerCallback):
+class Scoring(ReplacingPrinter):
     """Shows a bar over the batches of an evaluation; `what` names it."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.bar: Any = None
-
-    def follow(self, trainer: Trainer) -> None:
-        """Replace the Trainer's own callback, which prints dictionaries."""
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(self)
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any

@@ -51,7 +51,7 @@ class FineTuneSettings:
 
     steps: optimiser steps instead of `epochs`; the last epoch may be shorter than the others.
     accumulate: batches of one step, whose gradient is the mean over them.
-    lr: None for that of `encoders.default_lr`, with adadelta 1.
+    lr: None for that of `fine_tune.default_lr`, with adadelta 1.
     warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
     max_length: None for that of the task; it is cut to what the model takes.
     limit: number of training examples, the first ones; None for all.

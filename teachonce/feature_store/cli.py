@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,10 +21,6 @@ from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
 from teachonce.support.hub import push_options
 from teachonce.support.plugins import NameOrAdded
-
-if TYPE_CHECKING:
-    pass
-
 
 VOCAB_HELP = (
     "A student's vocabulary, as student-train takes it: a size, a folder, teacher, pruned:N, words."

@@ -101,7 +101,7 @@ def open_repository(
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(id)

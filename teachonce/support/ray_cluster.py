@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,14 @@ class Home:
                 f"{beside.parent} there is not the folder that the driver sees; --out must lie on a"
                 " disk that all nodes share, under the same path"
             )
+
+
+def remote_worker(ray: Any, work: Callable[..., Any], gpus: float) -> Any:
+    """Make a task of Ray that does work in a process of its own, on a node with room for it. The
+    driver itself starts another one if it dies."""
+    return ray.remote(
+        num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1, scheduling_strategy="SPREAD"
+    )(work)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.processes import command, finish, fork
-from teachonce.student_train.sweep.on_ray import Desk
+from teachonce.student_train.sweep.on_ray import Mailbox
 from tests.end_to_end.support import STUDENT, Words, says
 from tests.end_to_end.test_stopping import wait_for
 
@@ -22,10 +22,10 @@ RATES = (0.01, 0.003, 1e-6)
 
 
 def test_what_workers_ask_is_answered_to_them_alone() -> None:
-    desk, answers = Desk(), dict[int, str]()
+    mailbox, answers = Mailbox(), dict[int, str]()
 
     def ask(number: int) -> None:
-        answers[number] = desk.validated((number, 1), 10, {"valid_loss": 2.0})
+        answers[number] = mailbox.validated((number, 1), 10, {"valid_loss": 2.0})
 
     asking = [threading.Thread(target=ask, args=(number,)) for number in (1, 2)]
     for each in asking:
@@ -33,18 +33,18 @@ def test_what_workers_ask_is_answered_to_them_alone() -> None:
     heard: list[Any] = []
 
     def hear() -> bool:
-        heard.extend(desk.reports())
+        heard.extend(mailbox.reports())
         return len(heard) == 2
 
     wait_for(hear, 10)
     assert sorted(heard)[0] == ((1, 1), "validated", 10, {"valid_loss": 2.0})
-    desk.answer((2, 1), "worse")
+    mailbox.answer((2, 1), "worse")
     asking[1].join()
     assert answers == {2: "worse"}
-    desk.answer((1, 1), "")
+    mailbox.answer((1, 1), "")
     asking[0].join()
-    desk.say((1, 1), "a line")
-    assert desk.reports() == [((1, 1), "say", "a line")] and desk.reports() == []
+    mailbox.say((1, 1), "a line")
+    assert mailbox.reports() == [((1, 1), "say", "a line")] and mailbox.reports() == []
     assert answers == {1: "", 2: "worse"}
 
 

@@ -235,7 +235,7 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
     resolved = resolve_model(settings.model)
     load_config(resolved)
     tokenizer = masking_tokenizer(resolved)
-    return load_with_head(resolved, say), tokenizer
+    return load_masked_lm(resolved, say), tokenizer
 
 
 def masking_tokenizer(model: ResolvedModel) -> Any:
@@ -254,7 +254,7 @@ def masking_tokenizer(model: ResolvedModel) -> Any:
     return tokenizer
 
 
-def load_with_head(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
+def load_masked_lm(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
     """Load a masked LM in float32. A head that the checkpoint lacks is added, and `say` is told.
 
     The added decoder is tied to the word embeddings, its transform is random and its bias zero.

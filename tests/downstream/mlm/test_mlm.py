@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Trainin
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
-    load_with_head,
+    load_masked_lm,
     random_encoder,
     start_from_frequencies,
     train_mlm,
@@ -135,7 +135,7 @@ def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path)
     source = AutoModel.from_pretrained(tiny_teacher("bert"), dtype=torch.float32)
     source.save_pretrained(tmp_path)
     said: list[str] = []
-    model = load_with_head(resolve_model(str(tmp_path)), said.append)
+    model = load_masked_lm(resolve_model(str(tmp_path)), said.append)
     assert len(said) == 1 and "added: cls.predictions" in said[0]
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert torch.equal(
@@ -143,7 +143,7 @@ def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path)
         source.encoder.layer[3].output.dense.weight,
     )
     said.clear()
-    load_with_head(resolve_model(str(tiny_teacher("bert"))), said.append)
+    load_masked_lm(resolve_model(str(tiny_teacher("bert"))), said.append)
     assert not said
 
 
@@ -157,7 +157,7 @@ def test_missing_encoder_weights_are_refused(tiny_teacher: Teacher, tmp_path: Pa
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     lacking = r"lacks weights of its encoder, 16, first bert\.encoder\.layer\.2.*; copy the whole"
     with pytest.raises(UserError, match=lacking):
-        load_with_head(resolve_model(str(tmp_path)))
+        load_masked_lm(resolve_model(str(tmp_path)))
 
 
 def test_from_scratch(text: Path, tmp_path: Path) -> None:
