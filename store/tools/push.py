@@ -37,11 +37,11 @@ def push(
     """Copy a sealed store, .zarr or .h5, into a repository of datasets, under its own name, with a
     card; return the address of the commit that made it whole.
 
-    A folder's `zarr.json`, which alone says that the store is sealed, and the card come last: a
-    copy that was stopped is opened by nobody, and another call sends what is missing. A card that
-    is there stays. The store is verified first; unknown files in it are not copied. `say` receives,
-    in a line each, what a user should know. Raises UserError if another store of that name is
-    there, and as `open_repository` does; StoreError if the source is damaged.
+    A folder's `zarr.json`, which marks the store as sealed, and the card are sent last: readers
+    refuse a copy that was stopped, and another call sends what is missing. An existing card is not
+    replaced. The store is verified first; unknown files in it are not copied. `say` receives what a
+    user should know, a line at a time. Raises UserError if the repository has another store of that
+    name, and as `open_repository` does; StoreError if the source is damaged.
     """
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
@@ -82,7 +82,7 @@ def _is_same(file: RepoFile, path: Path) -> bool:
 def _send_folder(
     store: FeatureStore, target: Repository, name: str, message: str, say: Any
 ) -> None:
-    """Send all files of a store but its root, and ask whether they have arrived."""
+    """Send all files of a store but its root, and check that they have arrived."""
     folder = Path(store.path)
     known = {file for files in stored_files(store) for file in files}
     if len(known) > MANY:

@@ -1,8 +1,8 @@
 """The queue of the parts that several processes make of one store.
 
-It is a folder `.<name>.queue` beside the unfinished store. One process at a time, which holds the
+It is a folder `.<name>.queue` next to the unfinished store. One process at a time, which holds the
 lease of the store, fills it: the file `<n>` holds what part n is made of, in bytes that only the
-processes understand, and `end.json` tells that there are no more parts. A process takes a part by a
+processes understand, and `end.json` says that there are no more parts. A process takes a part by a
 lease of its file, and removes the file when the part is published.
 """
 

@@ -73,7 +73,7 @@ class OutsideParts:
             yield f"teacher/files/{name}", np.frombuffer(data, np.uint8)
         weights = self.weights
         for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-            with np.errstate(over="ignore"):  # not around the yield: nobody may ask again
+            with np.errstate(over="ignore"):  # not around the yield: the caller may stop there
                 half = np.atleast_1d(array).astype(np.float16)
             yield f"teacher/weights/{name}", half
         if self.head is not None:
@@ -121,10 +121,10 @@ def create(
 def complete(
     staging: Staging, attributes: dict[str, Any], features: Features, outside: OutsideParts
 ) -> None:
-    """Write those arrays of an unfinished store that it lists and lacks, and the groups of Zarr.
+    """Write the arrays that an unfinished store lists and lacks, and the groups of Zarr.
 
-    Raises StoreError if an array that is there is damaged, or if `outside` does not give an array
-    that is lacking with the values that it had.
+    Raises StoreError if a stored array is damaged, or if `outside` gives a missing array with other
+    values than before.
     """
     with closing(staging.source()) as source:
         lacking, read = absent_outside(source), read_outside(source)

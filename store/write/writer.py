@@ -66,13 +66,13 @@ class StoreWriter:
         software: Mapping[str, Any] | None = None,
         lease: Lease | None = None,
     ) -> StoreWriter:
-        """Begin a store, or go on with an unfinished one of the same identity and features.
+        """Create a store, or resume an unfinished one of the same identity and features.
 
-        When resuming, what was stored of `outside` at the beginning stays; what `repair` has moved
-        aside of it is written again, and must be what it was. With the caller's own `lease` of the
-        store other processes may be writing its parts: what they have begun stays, and the software
-        must be the same. Raises UserError if the path is taken, or by a dump with other arguments;
-        StoreError if what is there is damaged.
+        A resumed store retains the arrays of `outside` that it has; those that `repair` has
+        quarantined are written again, and must have the same values. If the caller gives its own
+        `lease` of the store, other processes may be writing parts: their unfinished parts are not
+        touched, and the software must be the same. Raises UserError if the path is taken, or its
+        store has other arguments; StoreError if the store is damaged.
         """
         shared = lease is not None
         existing.check(path, shared)
@@ -111,10 +111,10 @@ class StoreWriter:
         features: Features,
         software: Mapping[str, Any],
     ) -> StoreWriter:
-        """Write one part of a store that another process has begun, by a lease of the part.
+        """Write one part of a store that another process has created, by a lease of the part.
 
-        Raises UserError if the store has other arguments, was begun with other software, or is
-        gone.
+        Raises UserError if the store has other arguments, was started with other software, or was
+        removed.
         """
         staging = staging_of(path)
         attributes = existing.begun_as(identity, features, software)
@@ -175,7 +175,7 @@ class StoreWriter:
 
     @contextmanager
     def _leased(self) -> Iterator[None]:
-        """Hold the lease; where that or the block fails, what was begun is removed."""
+        """Hold the lease; if that or the block fails, remove what was written."""
         try:
             self._lease.check()
             yield
@@ -184,7 +184,7 @@ class StoreWriter:
             raise
 
     def _clear(self) -> None:
-        """Remove what was begun. An error here is dropped: the one before it is to be reported."""
+        """Remove what was written. An error here is dropped: the earlier one is to be reported."""
         with suppress(OSError, UserError):
             self._staging.clear(self._staging.mark)
 
@@ -197,8 +197,8 @@ class StoreWriter:
         """Publish the part at a place of a store that `adopts` allows as part `number`.
 
         The files are those of that store, by hard links, or copies where the disk has none; their
-        bytes are not read. Raises StoreError where one of them is lacking, or is not the one that
-        the manifest tells of.
+        bytes are not read. Raises StoreError if one of them is missing, or does not match the
+        manifest.
         """
         assert isinstance(self._staging, ZarrStaging)
         reader = store.part(place)

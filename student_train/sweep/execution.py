@@ -134,7 +134,7 @@ class Workers(Protocol):
 class Execution:
     """Takes runs from a source, does them, and writes their states.
 
-    total: what follows the number of a run where it is printed: "/6", or "" if nobody can say.
+    total: printed after the number of a run: "/6", or "" if the number of runs is not fixed.
     """
 
     source: RunSource

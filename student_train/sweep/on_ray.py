@@ -33,7 +33,7 @@ Key = tuple[int, int]
 
 
 class Mailbox:
-    """An actor between the workers, which report and ask, and the driver, which answers."""
+    """An actor that passes reports of the workers to the driver, and its answers to the workers."""
 
     def __init__(self) -> None:
         self._reports = list[tuple[Any, ...]]()
@@ -45,7 +45,7 @@ class Mailbox:
             self._reports.append((key, "say", line))
 
     def validated(self, key: Key, step: int, figures: Mapping[str, float]) -> str:
-        """Ask the driver why the run ends here, or ""; wait for its answer."""
+        """Report a validation; wait for the driver's answer: why the run ends here, or ""."""
         with self._changed:
             self._reports.append((key, "validated", step, dict(figures)))
             self._changed.wait_for(lambda: key in self._answers)
@@ -102,7 +102,7 @@ def _wait_until_free(out: Path) -> None:
 
 
 class Cluster:
-    """Workers that are tasks of Ray, as many as the nodes have places for."""
+    """Workers that are tasks of Ray, one for each place of the nodes."""
 
     deaths = 3
 
@@ -146,7 +146,7 @@ class Cluster:
         return [*found, *map(self._ended, ready)]
 
     def _sent(self) -> list[Event]:
-        """Return what workers have sent that are not known to be dead."""
+        """Return what the running workers have sent."""
         alive = self._running.values()
         sent = self._ray.get(self._mailbox.reports.remote())
         return [(key[0], *what) for key, *what in sent if key in alive]
@@ -170,7 +170,7 @@ class Cluster:
                 self._mailbox.answer.remote(key, why)
 
     def stop(self) -> None:
-        """Have the workers save their students. Those that ask are answered: none may hang."""
+        """Have the workers save their students. Answer each validation, so that no worker hangs."""
         with suppress(self._ray.exceptions.RayError):
             for each in self._running:
                 self._ray.cancel(each)

@@ -61,7 +61,7 @@ class Processes:
             self._running[number][1].send(why)
 
     def stop(self) -> None:
-        """Have the children save their students. Those that ask are answered: none may hang."""
+        """Have the children save their students. Answer each validation, so that no child hangs."""
         for _, _, child in self._running.values():
             child.terminate()
         while self._running:
@@ -73,7 +73,7 @@ class Processes:
 @contextmanager
 def shared_cores(jobs: int) -> Iterator[None]:
     """Give each child its share of the cores, unless the user has set OMP_NUM_THREADS, and no
-    progress bar: those of several would mix."""
+    progress bar: the bars of several children would mix."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
     with variable("OMP_NUM_THREADS", threads), variable("TQDM_DISABLE", "1"):
         yield

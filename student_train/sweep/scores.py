@@ -38,8 +38,8 @@ class Task:
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """What is scored: the tasks of every student, and the `models`, by name, that students are held
-    against."""
+    """What is scored: the tasks of every student, and the `models`, by name, that students are
+    compared with."""
 
     tasks: tuple[Task, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,8 @@ def read_plan(path: Path) -> ScoringPlan:
 
 
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
-    """Ask `downstream` what is wrong with tables, "" for nothing; it may not be imported here."""
+    """Return what `downstream` finds wrong with tables, "" for nothing. A process of its own checks
+    them, as it may not be imported here."""
     given = json.dumps({"tasks": tasks, "models": models}, default=str)
     done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
     if done.returncode:

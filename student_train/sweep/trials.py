@@ -18,7 +18,7 @@ REDUCTION = 3
 
 
 class RunSource(Protocol):
-    """Says which run is next."""
+    """Chooses the next run, and ends runs early."""
 
     def next(self) -> Run | None:
         """Return a run to do now; None if there is none (yet)."""
@@ -78,7 +78,7 @@ class Study:
 
 
 class Listed:
-    """A source of runs that are known beforehand; a `study` prunes some of them."""
+    """A source of runs that are listed in advance; a `study` prunes some of them."""
 
     def __init__(self, runs: Runs, study: Study | None = None) -> None:
         """Take up what runs.json and the validations say of an earlier command."""

@@ -46,8 +46,8 @@ class Shard(NamedTuple):
 
 
 def shard_of(spec: str | None) -> Shard | None:
-    """Return which of the processes this is: what `--shard` says, else what torchrun has set in
-    the environment; None for the only one. Raises UserError for a `--shard` that is not i/n."""
+    """Return which of the processes this is, by `--shard`, else by the environment of torchrun;
+    None for the only one. Raises UserError for a `--shard` that is not i/n."""
     if spec is None:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None

@@ -54,8 +54,8 @@ def declared_head(architectures: Sequence[str]) -> str | None:
 
 
 def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]:
-    """Read a table of settings in the folder of a checkpoint; nothing of what cannot be read, which
-    loading will tell."""
+    """Read a table of settings in the folder of a checkpoint; {} if it cannot be read: loading
+    reports that."""
     try:
         found = json.loads((Path(model.path_or_id) / name).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -64,7 +64,7 @@ def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]
 
 
 def check_declared(model: ResolvedModel, config: Mapping[str, Any], head: str) -> None:
-    """Raise UserError where the config tells that the checkpoint has another head than this one of
+    """Raise UserError if the checkpoint has, by its config, another head than `head` of
     DECLARED."""
     said = config.get("architectures")
     if isinstance(said, list) and (other := another_head([*map(str, said)], head)):
@@ -72,7 +72,7 @@ def check_declared(model: ResolvedModel, config: Mapping[str, Any], head: str) -
 
 
 def another_head(architectures: Sequence[str], head: str) -> str:
-    """Tell which class a checkpoint is of, where that class has another head; "" where it may have
+    """Return a line with the class of a checkpoint if that has another head; "" if it may have
     this one."""
     end = DECLARED[head].architecture
     if end is None or not architectures or any(name.endswith(end) for name in architectures):
@@ -93,11 +93,11 @@ LAYERS = ("num_hidden_layers", "n_layers", "n_layer")  # in BERT, DistilBERT, GP
 
 
 def layers_of(config: Mapping[str, Any]) -> int | None:
-    """Return the number of layers; None where the config does not tell."""
+    """Return the number of layers; None if the config does not have it."""
     return next((config[name] for name in LAYERS if isinstance(config.get(name), int)), None)
 
 
-UNBOUND = 1_000_000  # tokens; a tokenizer without a bound tells 10**30
+UNBOUND = 1_000_000  # tokens; a tokenizer without a bound has 10**30
 AFTER_PADDING = frozenset(
     {
         "camembert",

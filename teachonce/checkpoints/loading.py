@@ -96,7 +96,7 @@ def load_config(model: ResolvedModel) -> Any:
 def load_tokenizer(model: ResolvedModel) -> Any:
     """Load the tokenizer. Raises UserError where it has no pieces.
 
-    For a folder without tokenizer files transformers makes one that knows only special tokens.
+    For a folder without tokenizer files transformers makes one that has only special tokens.
     """
     tokenizer = load(AutoTokenizer, model)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
@@ -166,8 +166,8 @@ def _load(
 ) -> tuple[PreTrainedModel | None, list[str]]:
     """Load a model with the head; returns it, and the parameters that the checkpoint lacks.
 
-    The model is None where the checkpoint has another head, or its family has no such head; the
-    reason then stands for the parameters.
+    The model is None if the checkpoint has another head, or its family has no such head; the list
+    then has the reason.
     """
     if other := another_head(config.architectures or (), head):
         return None, [other]
@@ -182,8 +182,8 @@ def _load(
 def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
     """Read the task and the labels that a head was fine-tuned for; None for LM heads.
 
-    Raises UserError for a head whose logits are not the output of its last layer, and for labels
-    that cannot be told apart.
+    Raises UserError for a head whose logits are not the output of its last layer, and for two
+    labels of one name.
     """
     config: Any = network.config
     if head not in ("classification", "tagging"):

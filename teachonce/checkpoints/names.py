@@ -71,8 +71,8 @@ def corpus_of(name: str) -> str | None:
 def resolve_model(name: str, weights: bool = True) -> ResolvedModel:
     """Find a checkpoint: an alias, a transformers folder, or a hub id (cached or reachable).
 
-    weights: whether it is to have weights. Who reads its tokenizer alone needs none, and of a
-    folder no config.json either.
+    weights: whether it is to have weights. If only its tokenizer is read, it needs none, and a
+    folder needs no config.json either.
 
     Raises UserError where there is none, with the cause and a remedy.
     """
@@ -149,7 +149,7 @@ def resolve_vectors(name: str) -> ResolvedModel:
 
 
 def is_sentence_folder(path: Path) -> bool:
-    """Tell whether a folder is one of sentence-transformers, which lists its modules."""
+    """Return whether a folder is one of sentence-transformers, which lists its modules."""
     return (path / MODULES).is_file()
 
 

@@ -1,6 +1,6 @@
 """Static students: a vector for each word piece, without layers. A text's vector is their mean.
 
-What Model2Vec distils by averaging, learnt from a store instead. The weights are named as
+Model2Vec distils such models by averaging; these are trained from a store. The weights are named as
 `StaticEmbedding` of sentence-transformers names them, so that one file serves both. Importing this
 registers the model with the Auto classes.
 """

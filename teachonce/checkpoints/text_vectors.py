@@ -24,7 +24,7 @@ POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
 class TextVectors:
     """How a teacher makes a vector of a text.
 
-    `prompt` stands before every text, and is `prompt_tokens` tokens with the special ones before
+    `prompt` is put before every text, and is `prompt_tokens` tokens with the special ones before
     it. `max_length` is the folder's longest text in tokens, None where it does not say. `settings`
     is its file of prompts as it is, None where there is none.
     """
@@ -37,7 +37,7 @@ class TextVectors:
 
     @property
     def spec(self) -> EmbeddingSpec:
-        """What the store says of the vectors."""
+        """The description of the vectors in the store."""
         head = self.head
         return EmbeddingSpec(head.width, head.description, self.prompt, head.normalised)
 
@@ -45,7 +45,7 @@ class TextVectors:
 def text_vectors(
     model: ResolvedModel, tokenizer: Any, width: int, pooling: str | None, prompt: str | None
 ) -> TextVectors:
-    """Find how a checkpoint, whose states are `width` wide, makes vectors.
+    """Find how a checkpoint of hidden size `width` makes vectors.
 
     `pooling` is a word of POOLINGS, which replaces the folder's own modules; `prompt` the name of
     one of its prompts. Raises UserError where the folder has no pooling and none is given, and for

@@ -1,5 +1,5 @@
-"""Tokenizers written for transformers 4 as well as 5: most of what serves models is on 4. And what
-a folder lacks of which none can be loaded."""
+"""Writes tokenizers that transformers 4 and 5 load: most servers of models use 4. And explains why
+no tokenizer can be loaded from a folder."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def in_common(settings: dict[str, Any]) -> dict[str, Any]:
-    """Say the settings of a tokenizer, as transformers 5 writes them, so that 4 reads them, too.
+    """Convert the settings of a tokenizer of transformers 5 so that 4 reads them, too.
 
-    The class has another name there. Special tokens without a role are a list that 4 knows as
-    `additional_special_tokens`, and takes by the name of 5 for a table.
+    In 4 the class has another name. Special tokens without a role are a list, which 4 reads from
+    `additional_special_tokens`; under the key of 5 it expects a table.
     """
     found = {name: value for name, value in settings.items() if name not in OF_LOADING}
     kind = found.get("tokenizer_class")
@@ -51,8 +51,9 @@ def in_common(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def why_unloadable(path: str, error: BaseException) -> str:
-    """Tell why a tokenizer cannot be loaded from a folder, or from a name on the hub: it has no
-    file of one, of which transformers says only what else it tried, or what the error says."""
+    """Return why a tokenizer cannot be loaded from a folder, or from a name on the hub: the folder
+    has no file of a tokenizer (transformers only lists what it tried), or the error's first
+    line."""
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         return f"it has no {FILES[0]}, nor another file of a tokenizer"

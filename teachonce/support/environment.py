@@ -14,7 +14,7 @@ _told = False  # torch was imported while its threads were told to sleep
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment within; afterwards it is what it was, or gone."""
+    """Set a variable of the environment within the block, and restore it afterwards."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -27,8 +27,8 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 def leads() -> bool:
-    """Tell whether this process is the one that speaks and writes: the first of those that
-    `torchrun` started, or the only one."""
+    """Return whether this process prints and writes: the first that `torchrun` started, or the only
+    one."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -85,7 +85,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """Return a name next to `path` that nobody can guess: in the folder of somebody else, a link of
+    """Return a random name next to `path`: if another user of the folder could guess it, a link of
     that name would lead a write outside. Removes what a killed process left there for `path`."""
     prefix = f"{UNFINISHED}{path.name}-"
     discard(path.parent, prefix)

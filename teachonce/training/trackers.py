@@ -32,7 +32,7 @@ LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 @dataclass(frozen=True)
 class Facts:
     """What a tracker shows of a training: its name and that of the folder around it, its settings,
-    and its folder; where else its figures are; whether an earlier training can be gone on with."""
+    and its folder; where else its figures are; whether the training can be resumed."""
 
     folder: Path
     settings: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Trackers:
     def __init__(
         self, names: Iterable[str], facts: Facts, resume: bool, say: Callable[[str], object]
     ) -> None:
-        """Start a run with each, or go on with those of the folder. Raises UserError if one cannot
+        """Start a run with each, or resume the runs of the folder. Raises UserError if one cannot
         start."""
         self._say, self._facts, self._open = say, facts, dict[str, Any]()
         path = facts.folder / RUNS

@@ -110,8 +110,8 @@ def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Tell whether a path leads to a file within `folder`: a sweep of somebody else may name paths
-    and hold links that lead elsewhere."""
+    """Return whether a path leads to a file within `folder`: an untrusted sweep may name paths and
+    hold links that lead elsewhere."""
     return path.is_file() and path.resolve().is_relative_to(folder.resolve())
 
 

@@ -1,4 +1,4 @@
-"""The formats of captures, and what the import of one is told."""
+"""The formats of captures, and the options of an import."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Format:
 
 
 def _format(name: str) -> Format:
-    """Load a format; an installed package may add it. Raises UserError if nobody has it."""
+    """Load a format, of this or an installed package. Raises UserError if there is none."""
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name]
         found: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)
