@@ -1,4 +1,4 @@
-"""The tokenizer of the teacher that was captured, and what its folder tells of it."""
+"""The tokenizer and the configuration of the teacher that was captured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.declared import layers_of
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.support.errors import UserError
@@ -27,22 +28,20 @@ class TeacherFiles:
     @property
     def layers(self) -> int | None:
         """The number of layers, where it is known."""
-        return self._whole("num_hidden_layers", "n_layer", "n_layers")
+        return layers_of(self.config)
 
     @property
     def width(self) -> int | None:
         """The width of hidden states, where it is known."""
-        return self._whole("hidden_size", "n_embd", "dim")
+        names = (name for name in ("hidden_size", "n_embd", "dim") if name in self.config)
+        found = self.config.get(next(names, ""))
+        return found if isinstance(found, int) and found > 0 else None
 
     @property
     def limit(self) -> int | None:
-        """The tokens that the tokenizer says a text has at most, where it says so."""
+        """The longest text in tokens by the tokenizer; None if it has no limit."""
         found = self.tokenizer.model_max_length
         return int(found) if 0 < found < 1 << 20 else None
-
-    def _whole(self, *names: str) -> int | None:
-        found = next((self.config[name] for name in names if name in self.config), None)
-        return found if isinstance(found, int) and found > 0 else None
 
     def files(self, max_length: int) -> dict[str, bytes]:
         """Return the files that a store keeps of the teacher, as bytes."""
@@ -52,7 +51,7 @@ class TeacherFiles:
 
 
 def open_teacher(name: str | None) -> TeacherFiles:
-    """Load the tokenizer of a folder, of a model id or of an alias, and the configuration beside
+    """Load the tokenizer of a folder, of a model id or of an alias, and the configuration next to
     it; no weights are read. Raises UserError."""
     from teachonce.checkpoints.loading import load_config, load_tokenizer
     from teachonce.teacher_dump.windows.cutting import fast_backend
