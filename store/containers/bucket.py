@@ -37,7 +37,7 @@ SUFFIXES = ("s3", "s3a", "gs")  # which send the last bytes of an object without
 EXTRA = "s3"
 AT_ONCE = 16  # uploads, and questions about many objects
 MULTIPART = 2**32  # bytes; S3 takes no larger object in one request, and one request is not torn
-OF_S3FS = {  # options as s3fs has them, which stores were opened with before
+OF_S3FS = {  # the names that `storage_options` have with fsspec: users of pandas know these
     "endpoint_url": "endpoint",
     "region_name": "region",
     "key": "access_key_id",

@@ -18,7 +18,7 @@ from teachonce.support.errors import UserError, of_path
 LocalStaging = ZarrStaging | Hdf5Staging
 
 
-def open_source(path: str | Path, storage_options: dict[str, Any] | None = None) -> Source:
+def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Source:
     """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, without a request yet.
     Raises StoreError."""
     if "://" in str(path):

@@ -69,7 +69,7 @@ class Folder:
             )
 
 
-def files_under(root: str, group: str = "", parts: Container[int] = ()) -> Iterator[str]:
+def files_under(root: str, group: str, parts: Container[int]) -> Iterator[str]:
     """Paths of all files under a folder of `root`, relative to `root`; a link to a folder counts as
     a file. The folders of `parts` are passed over."""
     for folder, names, files in os.walk(os.path.join(root, group)):
@@ -81,7 +81,7 @@ def files_under(root: str, group: str = "", parts: Container[int] = ()) -> Itera
             yield Path(folder, name).relative_to(root).as_posix()
 
 
-def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool = False) -> None:
+def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool) -> None:
     """Raise StoreError if `stored` bytes cannot honestly decode to `decoded` bytes.
 
     A few bytes can declare a shape that no memory holds, so this runs before anything is allocated.

@@ -112,7 +112,7 @@ def _number(value: Any) -> str:
 HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
 
 
-def refuse_early(asked: Asked, models: Sequence[str] | None = None) -> None:
+def refuse_early(asked: Asked, models: Sequence[str] | None) -> None:
     """Raise UserError for a task without the files that it needs, for files and folders that are
     not there, for a model from scratch that has no such size or vocabulary, and for a tracker or
     library that is not installed.

@@ -11,7 +11,7 @@ from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.extras import library
 
 
-def score_benchmark(task: str, model: str, max_length: int | None = None) -> dict[str, Any]:
+def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, Any]:
     """Score a model by the task of mteb that `task`, `mteb:NAME`, names: by its main score, the
     mean over the languages (subsets) that it has.
 

@@ -81,7 +81,7 @@ class Remote(Files, Protocol):
         """Write a whole file."""
 
 
-def remote_files(url: str, options: dict[str, Any] | None = None) -> Remote:
+def remote_files(url: str, options: dict[str, Any] | None) -> Remote:
     """The files behind a URL: in a bucket by obstore, else by fsspec. Nothing is requested yet.
     Raises ImportError, ValueError for a URL that fsspec cannot open."""
     return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)

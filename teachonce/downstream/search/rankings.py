@@ -118,7 +118,7 @@ def reranked(
     model: str,
     candidates: dict[str, list[str]],
     where: str,
-    max_length: int | None = None,
+    max_length: int | None,
 ) -> dict[str, list[str]]:
     """Put the candidates of each query into the order of a model: of one that reads query and
     document at once, or of one of vectors. Of equal ones the better candidate stays ahead.

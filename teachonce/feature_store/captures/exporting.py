@@ -43,9 +43,7 @@ class Exported:
         return f"{self.target}: {counted(self.rows, 'row')}, {readable(self.bytes)}{note}"
 
 
-def export_store(
-    path: str, target: Path, kind: str, columns: Columns = None, floats: str = "float32"
-) -> Exported:
+def export_store(path: str, target: Path, kind: str, columns: Columns, floats: str) -> Exported:
     """Write a store as one of `EXPORTS` to a name that is not taken.
 
     Raises UserError where the store does not hold what that takes, StoreError for a damaged store;
