@@ -25,8 +25,8 @@ from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.start import initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.sweep import aligned, table
 from teachonce.student_train.sweep import main as student_sweep
+from teachonce.student_train.sweep.table import aligned, table
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import (
