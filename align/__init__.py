@@ -3,9 +3,9 @@
 numpy only; knows no store and no model. Batches are flat: the tokens of all sequences one after the
 other, with the start of each sequence, and offsets in characters (Unicode code points) of its text.
 
-    alignment.py    Alignment: pairs of runs of tokens; AlignmentError
-    text.py         FlatText: the characters of a batch; Tokens: its tokens, ids and offsets
-    strategies.py   align_match, align_span, align_reduce
+    text.py         FlatText: the characters of a batch; Tokens: its tokens; AlignmentError
+    strategies.py   Alignment: pairs of runs of tokens; align_match, align_span, align_reduce
+                    Sides: a batch of texts in both tokens, aligned by the name of a strategy
     vocabulary.py   Vocabulary: the pieces of a tokenizer.json without their marks (##, Ġ, ▁, </w>)
     normalisers.py  the normalisers of a tokenizer.json
     mapping.py      VocabularyMap: teacher id -> the student's same piece, or its split
@@ -47,10 +47,16 @@ reduce makes the student's input from the teacher's tokens:
 Alignment(teacher=[[0, 1], [1, 2]], student=[[0, 2], [2, 3]])
 """
 
-from teachonce.align.alignment import Alignment, AlignmentError
 from teachonce.align.mapping import VocabularyMap
-from teachonce.align.strategies import Reduced, align_match, align_reduce, align_span
-from teachonce.align.text import FlatText, Tokens
+from teachonce.align.strategies import (
+    Alignment,
+    Reduced,
+    Sides,
+    align_match,
+    align_reduce,
+    align_span,
+)
+from teachonce.align.text import AlignmentError, FlatText, Tokens
 from teachonce.align.vocabulary import Vocabulary
 
 __all__ = [
@@ -58,6 +64,7 @@ __all__ = [
     "AlignmentError",
     "FlatText",
     "Reduced",
+    "Sides",
     "Tokens",
     "Vocabulary",
     "VocabularyMap",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.alignment import Booleans
 from teachonce.align.normalisers import Normaliser, normaliser_of
+from teachonce.align.text import Booleans
 from teachonce.align.vocabulary import Piece, Vocabulary, isolated
 from teachonce.support.arrays import starts
 

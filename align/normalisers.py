@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from teachonce.align.alignment import AlignmentError
+from teachonce.align.text import AlignmentError
 
 Normaliser = Callable[[str], str]
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")

@@ -1,18 +1,56 @@
-"""The strategies `match`, `span` and `reduce` over flat batches, without a loop per token."""
+"""Alignments, and the strategies `match`, `span` and `reduce` over flat batches, without a loop per
+token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.alignment import Alignment, AlignmentError, Booleans, Integers
 from teachonce.align.mapping import VocabularyMap
-from teachonce.align.text import FlatText, Tokens
+from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens
 from teachonce.support.arrays import ranges, starts
 
 Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """G pairs of half-open runs of flat token numbers, in the order of the text.
+
+    teacher, student: int32 [G, 2]; pair g says that teacher tokens teacher[g, 0] ... teacher[g, 1]
+    - 1 stand for the same characters as student tokens student[g, 0] ... student[g, 1] - 1. No run
+    is empty, runs of one side are disjoint and increasing, and no run crosses a sequence.
+    """
+
+    teacher: NDArray[np.int32]
+    student: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        for name, runs in (("teacher", self.teacher), ("student", self.student)):
+            if runs.ndim != 2 or runs.shape[1] != 2 or runs.dtype != np.int32:
+                raise AlignmentError(
+                    f"{name} runs: expected int32 [G, 2], got {runs.dtype} {list(runs.shape)}"
+                )
+        if len(self.teacher) != len(self.student):
+            raise AlignmentError(
+                f"runs: {len(self.teacher)} of the teacher, {len(self.student)} of the student"
+            )
+
+    def __len__(self) -> int:
+        return len(self.teacher)
+
+    def __repr__(self) -> str:
+        if len(self) > 8:
+            return f"Alignment({len(self)} pairs)"
+        return f"Alignment(teacher={self.teacher.tolist()}, student={self.student.tolist()})"
+
+    def swap(self) -> Alignment:
+        """Return these pairs with the sides exchanged."""
+        return Alignment(self.student, self.teacher)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,3 +256,40 @@ def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
             f"teacher, sequence {teacher.sequence_of(token)}: token id {int(teacher.ids[token])} "
             f"is outside its vocabulary of {size}; was it tokenised by another tokenizer?"
         )
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Holds B texts in the teacher's tokens and in the student's own.
+
+    vocabulary: maps the teacher's pieces to the student's.
+    max_length: the most tokens of a text that the student reads.
+    """
+
+    texts: Sequence[str]
+    teacher: Tokens
+    student: Tokens
+    vocabulary: VocabularyMap
+    max_length: int
+
+    @cached_property
+    def text(self) -> FlatText:
+        """Join the characters of the texts, once for all strategies of a batch."""
+        return FlatText.of(self.texts)
+
+    def align(self, strategy: str) -> tuple[Tokens, Alignment]:
+        """Return the student's input and its pairs of runs, by the name of a strategy.
+
+        The input of `reduce` is made of the teacher's tokens; that of others is the student's own.
+        Raises AlignmentError as the strategies do, and for an unknown name.
+        """
+        match strategy:
+            case "span":
+                return self.student, align_span(self.text, self.teacher, self.student)
+            case "match":
+                pairs = align_match(self.text, self.teacher, self.student, self.vocabulary)
+                return self.student, pairs
+            case "reduce":
+                reduced = align_reduce(self.teacher, self.vocabulary, self.max_length)
+                return reduced.tokens, reduced.alignment
+        raise AlignmentError(f"strategy: expected span, match or reduce, got {strategy!r}")

@@ -1,4 +1,5 @@
-"""Flat batches: the characters of many texts and the tokens of many sequences, without padding."""
+"""Flat batches: the characters of many texts and the tokens of many sequences, without padding; the
+one error of this package."""
 
 from __future__ import annotations
 
@@ -7,15 +8,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.alignment import AlignmentError, Booleans, Integers
 from teachonce.support.arrays import starts
 
+Integers = NDArray[np.integer[Any]]
+Booleans = NDArray[np.bool_]
 SOLID, BLANK, IGNORABLE = 0, 1, 2
 CODE_POINTS = 0x110000
+
+
+class AlignmentError(ValueError):
+    """Says in one line what is wrong with input that cannot be aligned, and where."""
 
 
 def character_class(character: str) -> int:

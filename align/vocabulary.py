@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from teachonce.align.alignment import AlignmentError, Booleans
 from teachonce.align.normalisers import normaliser_of
+from teachonce.align.text import AlignmentError, Booleans
 
 Style = Literal["prefix", "blank", "suffix", "none"]
 ROLES = ("cls", "sep", "mask", "pad", "unk")

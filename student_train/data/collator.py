@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import Alignment, AlignmentError, Tokens
+from teachonce.align import Alignment, AlignmentError, Sides, Tokens
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.student_train.data.batch import (
@@ -33,16 +33,17 @@ from teachonce.student_train.data.token_cache import token_table, tokenize
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.registry import Term, features_of
-from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides, Strategy
+from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
 
 
 @dataclass(frozen=True)
 class _Aligned:
-    """What the terms of one alignment read: groups of a store's `features`, and of these
+    """What the terms of the alignment `name` read: groups of a store's `features`, and of these
     `Loss.teacher`."""
 
+    name: str
     strategy: Strategy
     features: list[str]
     teacher: set[str]
@@ -50,7 +51,7 @@ class _Aligned:
     @classmethod
     def by(cls, name: str, terms: Sequence[Term]) -> _Aligned:
         losses = [term.loss for term in terms if term.alignment == name]
-        return cls(ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
+        return cls(name, ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
 
 
 class Collator:
@@ -190,7 +191,7 @@ class Collator:
         view: int,
         key: tuple[int, ...],
     ) -> Distillation:
-        student, alignment = wanted.strategy.align(sides)
+        student, alignment = sides.align(wanted.name)
         inputs = None
         if wanted.strategy.second_input:
             # What the teacher saw masked, the student sees masked; in view 0 that is nothing.

@@ -139,6 +139,7 @@ class Term:
     pool: how the outputs of a run of that alignment become one: `sum` or `mean`.
     temperature: of a tempered loss; None of others.
     widths: the first numbers of a text's vector that it compares as well (`--matryoshka`).
+    pools_logits: the outputs that become one are logits, not the states under them.
     """
 
     loss: Loss
@@ -147,6 +148,7 @@ class Term:
     pool: str = "mean"
     temperature: float | None = None
     widths: tuple[int, ...] = ()
+    pools_logits: bool = False
 
     @property
     def name(self) -> str:

@@ -155,6 +155,7 @@ class TrainOptions(OptionFields):
                     self.pool_of(name) if name else "mean",
                     self.temperature if loss.tempered else None,
                     self.matryoshka if loss.nests else (),
+                    bool(name) and ALIGNMENTS[name].pools_logits,
                 )
             )
         return tuple(found)

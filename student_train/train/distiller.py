@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
@@ -28,7 +29,6 @@ from teachonce.student_train.model.any_student import (
     size_of,
     tag_logits,
 )
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 
@@ -62,6 +62,7 @@ class Distiller(nn.Module):
     ) -> None:
         super().__init__()
         self.student, self.terms = student, tuple(terms)
+        self.bf16 = False  # a training sets it; other callers autocast as they need
         own, self.layers = size_of(student)
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
@@ -147,11 +148,13 @@ class Distiller(nn.Module):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Compute the losses of `terms`, else of its own, as `forward` does, and the logits [G,C]
         of a task; None without one."""
-        sides, found = self.sides(batch, terms), dict[str, Tensor]()
-        for term in sides.terms:
-            if pairs := sides.of(term):  # the mean over the teacher's features
-                found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
-        return found, sides.answers()
+        device, found = batch.inputs.ids.device.type, dict[str, Tensor]()
+        with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
+            sides = self.sides(batch, terms)
+            for term in sides.terms:
+                if pairs := sides.of(term):  # the mean over the teacher's features
+                    found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
+            return found, sides.answers()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
         """Run the student over a batch, and return what the losses of `terms` compare."""
@@ -333,7 +336,7 @@ class _Aligned:
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
         if self._pieces is None:
-            if ALIGNMENTS[term.alignment].pools_logits:
+            if term.pools_logits:
                 logits = distiller.logits(last[runs.member]).float()
                 self._pieces = runs.pool_members(logits, term.pool)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,9 +16,6 @@ from teachonce.student_train.losses.task import NO_LABEL
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.arrays import Array
-
-Measured = tuple[dict[str, torch.Tensor], torch.Tensor | None]
-"""Losses by name, and the logits of a task; see `Distiller.measured`."""
 
 
 def evaluate(
@@ -48,16 +45,15 @@ def evaluate_batches(
     distiller: Distiller,
     batches: Iterable[StudentBatch],
     terms: Sequence[Term],
-    measured: Callable[[StudentBatch, Sequence[Term]], Measured] | None = None,
 ) -> dict[str, float]:
     """Measure the losses over batches; see `evaluate`."""
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
-    sums, found, measured = _Sums(terms), False, measured or distiller.measured
+    sums, found = _Sums(terms), False
     for batch in batches:
         moved, found = batch.to(device), True
-        sums.add(moved, *measured(moved, terms))
+        sums.add(moved, *distiller.measured(moved, terms))
     distiller.train(was_training)
     return sums.figures() if found else {}
 

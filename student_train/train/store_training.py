@@ -1,4 +1,4 @@
-"""A student on one store: its batches, its losses, its held-out part."""
+"""A student on one store: its batches, its distiller, its held-out part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import closing
 from itertools import chain
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from teachonce.student_train.data.batch import StudentBatch
@@ -16,12 +15,10 @@ from teachonce.student_train.data.cache import source_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.joined import joined
 from teachonce.student_train.data.stream import loaded
-from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.plan.train_plan import Source, TrainPlan
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import Measured, evaluate_batches, held_out
-from teachonce.support.errors import UserError
+from teachonce.student_train.train.evaluate import evaluate_batches, held_out
 
 
 class StoreTraining:
@@ -50,6 +47,7 @@ class StoreTraining:
             for one, each in sources
         ]
         self.distiller = Distiller.of(student, plan.options, self.store).to(self.device)
+        self.distiller.bf16 = plan.options.precision == "bf16"
 
     def steps_of(self, number: int) -> int:
         """Count the optimiser steps of a stage."""
@@ -120,29 +118,6 @@ class StoreTraining:
     def _as_one(self, batches: Sequence[StudentBatch]) -> StudentBatch:
         return joined([each.to(self.device) for each in batches], self.store.features.vocabulary)
 
-    def loss(
-        self, batch: StudentBatch, terms: Sequence[Term] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the weighted sum of `terms`, else of the stage's losses, and each of them.
-
-        Raises UserError if no weight that is trained has a part in them.
-        """
-        terms = self.stage.terms if terms is None else terms
-        parts, _ = self._measured(batch, terms)
-        loss = self.distiller.weighted(parts, terms)
-        if not loss.requires_grad:
-            raise UserError(
-                f"--freeze {','.join(self.stage.options.freeze)}: nothing moves that the losses"
-                f" {', '.join(parts)} depend on; choose other losses, or freeze less"
-            )
-        return loss, parts
-
-    def _measured(self, batch: StudentBatch, terms: Sequence[Term]) -> Measured:
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.plan.options.precision == "bf16"
-        ):
-            return self.distiller.measured(batch, terms)
-
     def validate(self) -> dict[str, float]:
         """Measure the losses on the held-out part; see `evaluate`."""
         blocks, plan = self._source.held_out, self.stage.measured
@@ -151,7 +126,7 @@ class StoreTraining:
             for store, collator in (self._read if len(blocks) else ())
         ]
         batches = map(self._as_one, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
-        return evaluate_batches(self.distiller, batches, plan.terms, self._measured)
+        return evaluate_batches(self.distiller, batches, plan.terms)
 
 
 def _in_turn(streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:

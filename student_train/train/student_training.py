@@ -269,10 +269,21 @@ class _StudentTraining(Training):
                         yield number, (training, each.terms, next(some).to(self.device))
 
     def _losses(self, taken: Taken) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the losses of a batch; those of a balanced stage's two batches add up."""
+        """Compute the weighted sum of a batch's losses, and each of them; the sums of a balanced
+        stage's two batches add up.
+
+        Raises UserError if no weight that is trained has a part in them.
+        """
         training, terms, batch = taken
         self.read += batch.tokens
-        return training.loss(batch, terms)
+        parts, _ = training.distiller.measured(batch, terms)
+        loss = training.distiller.weighted(parts, terms)
+        if not loss.requires_grad:
+            raise UserError(
+                f"--freeze {','.join(self.options.freeze)}: nothing moves that the losses"
+                f" {', '.join(parts)} depend on; choose other losses, or freeze less"
+            )
+        return loss, parts
 
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # less where a stage has ended early

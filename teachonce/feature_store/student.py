@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from teachonce.align import AlignmentError, Tokens
+from teachonce.align import AlignmentError, Sides, Tokens
 from teachonce.align.vocabulary import byte_of_character
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.read.store import FeatureStore
@@ -26,7 +26,7 @@ from teachonce.student_train.model.student_tokenizer import (
     length_read,
     student_tokenizer,
 )
-from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
+from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.words import is_made_of_text
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
@@ -208,7 +208,7 @@ class Student:
         Raises StoreError where the stored tokens do not fit the stored texts.
         """
         try:
-            return {name: strategy.align(sides) for name, strategy in ALIGNMENTS.items()}
+            return {name: sides.align(name) for name in ALIGNMENTS}
         except AlignmentError as error:
             raise StoreError(f"{self.store.path}: {error}; {VERIFY}") from error
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from teachonce.align import Tokens
+from teachonce.align import Sides, Tokens
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.token_cache import tokenize
 from teachonce.student_train.output.run import prepare
-from teachonce.student_train.settings.alignments import ALIGNMENTS, Sides
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
@@ -65,7 +64,7 @@ def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: s
         collator.vocabulary,
         collator.max_length,
     )
-    _, alignment = ALIGNMENTS[align].align(sides)
+    _, alignment = sides.align(align)
     assert raw.logits is not None and wanted.logit_runs is not None
     rows = alignment.teacher[:, 0]  # each run has one token of the teacher
     teacher = torch.from_numpy(raw.logits.values[rows] @ weight[shared].T + bias[shared])

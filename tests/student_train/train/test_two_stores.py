@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
+from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.joined import geometric_mean
 from teachonce.student_train.losses.logits import LogitTargets, kl
 from teachonce.student_train.output.run import make_collator, prepare
@@ -54,6 +55,11 @@ def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
     plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 3}
     plain |= {"device": "cpu", "precision": "fp32", "loss": {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}}
     return TrainOptions(store=store.path, **plain | changes).resolved()
+
+
+def loss_of(training: StoreTraining, batch: StudentBatch) -> float:
+    distiller = training.distiller
+    return float(distiller.weighted(distiller.measured(batch)[0]).detach())
 
 
 def trainings_of(*stores: FeatureStore, **changes: Any) -> tuple[list[StoreTraining], TrainOptions]:
@@ -109,8 +115,7 @@ def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: Featur
     trainings, options = trainings_of(store, foreign)
     batches = [training.batches(0) for training in trainings]
     wanted = [
-        float(training.loss(next(some))[0].detach())
-        for training, some in zip(trainings, batches, strict=True)
+        loss_of(training, next(some)) for training, some in zip(trainings, batches, strict=True)
     ]
     for some in batches:
         some.close()
