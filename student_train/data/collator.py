@@ -27,9 +27,9 @@ from teachonce.student_train.data.batch import (
     TeacherStates,
 )
 from teachonce.student_train.data.cache import Resident
-from teachonce.student_train.data.masking import IGNORED, MaskedTokens, Masker
+from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens, Masker, tokenize
 from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
-from teachonce.student_train.data.token_cache import token_table, tokenize
+from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.registry import Term, features_of

@@ -11,9 +11,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -21,81 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.align import Tokens
 from teachonce.store import FeatureStore, open_store
-from teachonce.store.format.pairs import offsets_of
-from teachonce.store.read.stored_tokenizer import encoded, is_plain, within_bounds
+from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
+from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
 from teachonce.support import files
-from teachonce.support.arrays import Array, ranges, starts
 
-ARRAYS: Mapping[str, type] = {
-    "start": np.int64,
-    "ids": np.int32,
-    "begin": np.int32,
-    "end": np.int32,
-    "special": np.bool_,
-    "types": np.uint8,
-}
 VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 UNFINISHED = ".tmp-"
 TRIED = 32  # texts by which a table that was kept is tried
-ROWS_AT_ONCE = 2**20  # of an array that may be larger than the memory
-
-
-@dataclass(frozen=True)
-class TokenTable:
-    """Holds the tokens of all sequences of a store, flat, mapped from files.
-
-    start int64 [n+1]; ids, begin, end int32 [N], special bool [N], types uint8 [N].
-    """
-
-    start: Array
-    ids: Array
-    begin: Array
-    end: Array
-    special: Array
-    types: Array
-    folder: Path | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folder's name: another process maps the files, too."""
-        arrays = (self.start, self.ids, self.begin, self.end, self.special, self.types)
-        return (TokenTable, arrays) if self.folder is None else (_load, (self.folder,))
-
-    def counts(self, vocabulary: int) -> Array:
-        """Count how often each piece occurs in the store: int64 [V]."""
-        found = np.zeros(vocabulary, np.int64)
-        for rows in _pieces(len(self.ids)):
-            found += np.bincount(self.ids[rows], minlength=vocabulary)
-        return found
-
-    def of(self, index: Array) -> Tokens:
-        """Return the tokens of some sequences [B], one after another."""
-        lengths = self.start[index + 1] - self.start[index]
-        rows = ranges(self.start[index], lengths)
-        offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
-        ids, special = self.ids[rows].astype(np.int64), self.special[rows]
-        return Tokens(ids, offsets, special, starts(lengths), self.types[rows])
-
-
-def tokenize(tokenizer: Any, texts: list[str], separator: str | None = None) -> Tokens:
-    """Tokenise each text, or pair of texts, by a `tokenizers.Tokenizer`, cut as its truncation
-    says: of a pair, the longer text first."""
-    encodings = encoded(tokenizer, texts, "--vocab", separator)
-    if separator is None:
-        spans = np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2)
-    else:
-        each = zip(encodings, texts, strict=True)
-        spans = np.concatenate([offsets_of(found, text, separator) for found, text in each])
-    return Tokens(
-        ids=np.array([i for e in encodings for i in e.ids], np.int64),
-        offsets=spans,
-        special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
-        start=starts([len(e.ids) for e in encodings]),
-        types=np.array([t for e in encodings for t in e.type_ids], np.uint8),
-    )
 
 
 def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
@@ -109,11 +43,11 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
         if not _whole(folder) or not _fits(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)
-        return _load(folder)
+        return TokenTable.load(folder)
     except OSError:
         with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
             _make(store, tokenizer, Path(there))
-            return replace(_load(Path(there)), folder=None)
+            return replace(TokenTable.load(Path(there)), folder=None)
 
 
 def cache_folder() -> Path:
@@ -171,7 +105,7 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
     tokenizer gives. Where it is not plain (see `is_plain`) no text is tried.
     """
     try:
-        table = _load(folder)
+        table = TokenTable.load(folder)
     except ValueError:  # a file that is no array
         return False
     columns = (table.ids, table.begin, table.end, table.special, table.types)
@@ -193,20 +127,14 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
 
 def _in_range(table: TokenTable, vocabulary: int) -> bool:
     """Whether starts ascend, ids are in the vocabulary, and characters are spans."""
-    for rows in _pieces(len(table.start)):
+    for rows in slices(len(table.start)):
         if (np.diff(table.start[rows.start : rows.stop + 1]) < 0).any():
             return False
-    for rows in _pieces(len(table.ids)):
+    for rows in slices(len(table.ids)):
         ids, begin, end = table.ids[rows], table.begin[rows], table.end[rows]
         if min(ids.min(), begin.min()) < 0 or ids.max() >= vocabulary or (begin > end).any():
             return False
     return True
-
-
-def _pieces(rows: int) -> Iterator[slice]:
-    """Yield slices of so many rows, one after another."""
-    for low in range(0, rows, ROWS_AT_ONCE):
-        yield slice(low, min(low + ROWS_AT_ONCE, rows))
 
 
 def _digest(folder: Path) -> str:
@@ -216,16 +144,6 @@ def _digest(folder: Path) -> str:
         with (folder / name).open("rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()
-
-
-def _load(folder: Path) -> TokenTable:
-    columns = {name: _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()}
-    return TokenTable(**columns, folder=folder)
-
-
-def _mapped(file: Path, dtype: type) -> Array:
-    empty = not file.stat().st_size  # an empty file cannot be mapped
-    return np.empty(0, dtype) if empty else np.memmap(file, dtype, mode="r")
 
 
 def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:

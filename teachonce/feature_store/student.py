@@ -19,7 +19,7 @@ from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
 from teachonce.store.tools.show import Pieces
-from teachonce.student_train.data.token_cache import tokenize
+from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.vocabularies import check_vocabulary, vocabulary_map
 from teachonce.student_train.model.student_tokenizer import (
     check_pair_form,

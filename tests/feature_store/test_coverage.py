@@ -23,7 +23,7 @@ from teachonce.feature_store import coverage, student
 from teachonce.feature_store.cli import main
 from teachonce.feature_store.student import Student, sample, tokenized_there, tokens_from
 from teachonce.store import open_store
-from teachonce.student_train.data.token_cache import tokenize
+from teachonce.student_train.data.student_tokens import tokenize
 from tests.feature_store.test_json import facts
 from tests.store.making import PIECES, begin, features_of, make_part, put_part
 

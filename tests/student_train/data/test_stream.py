@@ -20,9 +20,8 @@ from teachonce.store import Features, FeatureStore, TaskSpec, open_store
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.data.blocks import split_blocks, told_of_masks, view_of
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.masking import IGNORED, MASK, RANDOM, Masker
 from teachonce.student_train.data.stream import loaded, student_batches
-from teachonce.student_train.data.token_cache import tokenize
+from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, Masker, tokenize
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import covering_spans_of_texts

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data import token_cache
-from teachonce.student_train.data.token_cache import token_table, tokenize
+from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.student_train.data.token_cache import token_table
 from teachonce.support.arrays import Array
 
 

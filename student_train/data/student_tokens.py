@@ -1,17 +1,103 @@
-"""Masks: the tokens that are hidden from the student, and what it reads in their place."""
+"""What a student reads: a store's text in its tokens, and the tokens that are masked."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from teachonce.align import Tokens
-from teachonce.support.arrays import Array, covering_spans_of_texts
+from teachonce.store.format.pairs import offsets_of
+from teachonce.store.read.stored_tokenizer import encoded
+from teachonce.support.arrays import Array, covering_spans_of_texts, ranges, starts
 from teachonce.training.rare_masks import rare_weights, waits
 
+ARRAYS: Mapping[str, type] = {
+    "start": np.int64,
+    "ids": np.int32,
+    "begin": np.int32,
+    "end": np.int32,
+    "special": np.bool_,
+    "types": np.uint8,
+}
+ROWS_AT_ONCE = 2**20  # of an array that may be larger than the memory
 IGNORED = -100
 MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as they are
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Holds the tokens of all sequences of a store, flat, mapped from files.
+
+    start int64 [n+1]; ids, begin, end int32 [N], special bool [N], types uint8 [N].
+    """
+
+    start: Array
+    ids: Array
+    begin: Array
+    end: Array
+    special: Array
+    types: Array
+    folder: Path | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenTable:
+        """Map the files of a folder. Raises ValueError for a file that is no array, OSError for a
+        missing one."""
+        columns = {name: _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()}
+        return cls(**columns, folder=folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folder's name: another process maps the files, too."""
+        arrays = (self.start, self.ids, self.begin, self.end, self.special, self.types)
+        return (TokenTable, arrays) if self.folder is None else (TokenTable.load, (self.folder,))
+
+    def counts(self, vocabulary: int) -> Array:
+        """Count how often each piece occurs in the store: int64 [V]."""
+        found = np.zeros(vocabulary, np.int64)
+        for rows in slices(len(self.ids)):
+            found += np.bincount(self.ids[rows], minlength=vocabulary)
+        return found
+
+    def of(self, index: Array) -> Tokens:
+        """Return the tokens of some sequences [B], one after another."""
+        lengths = self.start[index + 1] - self.start[index]
+        rows = ranges(self.start[index], lengths)
+        offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
+        ids, special = self.ids[rows].astype(np.int64), self.special[rows]
+        return Tokens(ids, offsets, special, starts(lengths), self.types[rows])
+
+
+def tokenize(tokenizer: Any, texts: list[str], separator: str | None = None) -> Tokens:
+    """Tokenise each text, or pair of texts, by a `tokenizers.Tokenizer`, cut as its truncation
+    says: of a pair, the longer text first."""
+    encodings = encoded(tokenizer, texts, "--vocab", separator)
+    if separator is None:
+        spans = np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2)
+    else:
+        each = zip(encodings, texts, strict=True)
+        spans = np.concatenate([offsets_of(found, text, separator) for found, text in each])
+    return Tokens(
+        ids=np.array([i for e in encodings for i in e.ids], np.int64),
+        offsets=spans,
+        special=np.array([s for e in encodings for s in e.special_tokens_mask], bool),
+        start=starts([len(e.ids) for e in encodings]),
+        types=np.array([t for e in encodings for t in e.type_ids], np.uint8),
+    )
+
+
+def slices(rows: int) -> Iterator[slice]:
+    """Cut N rows into slices of at most `ROWS_AT_ONCE`."""
+    for low in range(0, rows, ROWS_AT_ONCE):
+        yield slice(low, min(low + ROWS_AT_ONCE, rows))
+
+
+def _mapped(file: Path, dtype: type) -> Array:
+    empty = not file.stat().st_size  # an empty file cannot be mapped
+    return np.empty(0, dtype) if empty else np.memmap(file, dtype, mode="r")
 
 
 @dataclass(frozen=True)
