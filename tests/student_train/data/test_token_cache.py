@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data import token_cache
-from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.student_train.data.student_tokens import ARRAYS, tokenize
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.support.arrays import Array
 
@@ -174,7 +174,7 @@ def test_a_forged_table_is_made_anew(
     token_table(store, tokenizer)
     (folder,) = cache.iterdir()
     before = (folder / name).read_bytes()
-    values: Array = np.frombuffer(before, token_cache.ARRAYS[name]).copy()
+    values: Array = np.frombuffer(before, ARRAYS[name]).copy()
     values[:] = ~values if values.dtype == bool else values[::-1] + 1
     (folder / name).write_bytes(values.tobytes())
     (folder / token_cache.DIGEST).write_text(token_cache._digest(folder))
