@@ -5,7 +5,7 @@ other, with the start of each sequence, and offsets in characters (Unicode code 
 
     text.py         FlatText: the characters of a batch; Tokens: its tokens; AlignmentError
     strategies.py   Alignment: pairs of runs of tokens; align_match, align_span, align_reduce
-                    Sides: a batch of texts in both tokens, aligned by the name of a strategy
+                    Tokenizations: a batch of texts in both tokens, aligned by a strategy's name
     vocabulary.py   Vocabulary: the pieces of a tokenizer.json without their marks (##, Ġ, ▁, </w>)
     normalisers.py  the normalisers of a tokenizer.json
     mapping.py      VocabularyMap: teacher id -> the student's same piece, or its split
@@ -51,7 +51,7 @@ from teachonce.align.mapping import VocabularyMap
 from teachonce.align.strategies import (
     Alignment,
     Reduced,
-    Sides,
+    Tokenizations,
     align_match,
     align_reduce,
     align_span,
@@ -64,7 +64,7 @@ __all__ = [
     "AlignmentError",
     "FlatText",
     "Reduced",
-    "Sides",
+    "Tokenizations",
     "Tokens",
     "Vocabulary",
     "VocabularyMap",

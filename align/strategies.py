@@ -259,7 +259,7 @@ def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
 
 
 @dataclass(frozen=True)
-class Sides:
+class Tokenizations:
     """Holds B texts in the teacher's tokens and in the student's own.
 
     vocabulary: maps the teacher's pieces to the student's.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import Alignment, AlignmentError, Sides, Tokens
+from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.student_train.data.batch import (
@@ -59,7 +59,7 @@ class Collator:
     alignments and targets a batch has; it is aligned once in each way that a term requires.
 
     `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
-    its text is tokenised once for all batches (`token_table`), without it each batch anew.
+    its text is tokenised once for all batches (`token_table`), without it batch by batch.
     Raises UserError for a tokenizer that `align` cannot read.
     """
 
@@ -174,9 +174,9 @@ class Collator:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         if self.separator is not None:
             types = pair_types(teacher, batch.texts, self.separator)
-            told = native.types is not None and native.types.any()
-            teacher = replace(teacher, types=types if told else np.zeros_like(types))
-        sides = Sides(batch.texts, teacher, native, self.vocabulary, self.max_length)
+            typed = native.types is not None and native.types.any()
+            teacher = replace(teacher, types=types if typed else np.zeros_like(types))
+        sides = Tokenizations(batch.texts, teacher, native, self.vocabulary, self.max_length)
         return {
             name: self._distillation(batch, sides, each, read, view, key)
             for name, each in self.alignments.items()
@@ -185,7 +185,7 @@ class Collator:
     def _distillation(
         self,
         batch: Batch,
-        sides: Sides,
+        sides: Tokenizations,
         wanted: _Aligned,
         read: MaskedTokens,
         view: int,

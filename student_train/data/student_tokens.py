@@ -133,7 +133,7 @@ class Masker:
         self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
 
     def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
-        """Mask tokens chosen one by one, anew for each `key`."""
+        """Mask tokens chosen one by one; each `key` draws others."""
         rng = np.random.default_rng(key)
         order = rng.random(len(tokens.ids))
         if self.weights is None:

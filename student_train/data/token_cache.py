@@ -1,7 +1,7 @@
-"""A store's text in a student's tokens, made once for each vocabulary and kept for the next one.
+"""A store's text in a student's tokens, made once for each vocabulary and cached.
 
-Kept under `$TEACHONCE_CACHE`, else the user's cache folder, named by hashes of the text, the
-tokenizer and the greatest length: another text or vocabulary has another name.
+Tables lie under `$TEACHONCE_CACHE`, else in the user's cache folder, named by hashes of the text,
+the tokenizer and the greatest length: another text or vocabulary has another name.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 UNFINISHED = ".tmp-"
-TRIED = 32  # texts by which a table that was kept is tried
+TRIED = 32  # texts that are tokenised again to check a cached table
 
 
 def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
-    """Return the table of a store for a `tokenizers.Tokenizer`; make and keep it where there is
-    none yet.
+    """Return the table of a store for a `tokenizers.Tokenizer`; make and cache it if there
+    is none yet.
 
-    Where the cache folder cannot be written it is made anew each time, in a temporary folder.
+    If the cache folder cannot be written, the table is made in a temporary folder each time.
     """
     try:
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
@@ -64,7 +64,7 @@ def cache_folder() -> Path:
 
 
 def drop_tables(store: FeatureStore) -> None:
-    """Remove what is kept of a store's text, in the tokens of whichever vocabulary.
+    """Remove all cached tables of a store's text.
 
     Tables of earlier releases, whose names do not tell the text, go with it: nobody reads them.
     """
@@ -78,7 +78,7 @@ def drop_tables(store: FeatureStore) -> None:
 def _key(store: FeatureStore, tokenizer: Any) -> str:
     separator = store.features.separator
     digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
-    digest.update(tokenizer.to_str().encode())  # this text tells the truncation, too
+    digest.update(tokenizer.to_str().encode())  # this text holds the truncation, too
     return f"{_text_key(store)}-{digest.hexdigest()[:32]}"
 
 

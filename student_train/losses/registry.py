@@ -1,7 +1,7 @@
-"""The losses that a student can learn by: one entry for each says all that other code asks of it.
+"""The losses that a student can be trained by: one entry for each holds all that other code needs.
 
 Losses are computed, and their projections drawn, in the order of the entries. That order decides
-the last bits of a student: insert a new entry beside its relatives, and move none.
+the last bits of a student: insert a new entry next to its relatives, and reorder none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
     "pieces",  # vocabulary logits of aligned runs
     "classes",  # logits of the classes of a task
-    "scores",  # the output for the teacher's logits or log odds: --outputs tells which
+    "scores",  # the output for the teacher's logits or log odds: see --outputs
     "runs",  # pooled states of aligned runs
     "sentence",  # the state that a text is classified by
     "maps",  # attention between aligned runs
@@ -64,14 +64,14 @@ _FEATURE_OF: dict[Teacher, str] = {
 
 @dataclass(frozen=True)
 class Loss:
-    """Says all that other code asks of one loss.
+    """Describes one loss to all other code.
 
     name: as `--loss` calls it. A loss of a task and one of a vocabulary may share a name.
     formula: a function, or module and function of this package. It takes the student's side, the
         teacher's side, of maps also which pairs of runs are present, and the temperature if
         `tempered`. It returns a scalar with its own normaliser.
     teacher, student: what it compares.
-    unit: the unit of its value, as a model card tells it.
+    unit: the unit of its value, as a model card prints it.
     projection: when the student's states pass through a linear map to the teacher's width: never,
         always, or only where the widths differ. That of vectors stays a part of the student.
     """

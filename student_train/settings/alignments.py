@@ -1,4 +1,4 @@
-"""The alignments that `--align` chooses from: one entry for each. `align.Sides` makes them;
+"""The alignments that `--align` chooses from: one entry for each. `align.Tokenizations` makes them;
 it is not imported here, as `--help` must not wait for NumPy."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class Strategy:
     """Describes one alignment.
 
     about: what a run is, as `--help` says it.
-    second_input: the student's tokens are not its own. It reads them beside its own.
+    second_input: the student reads a second input, made of the teacher's tokens.
     predicted: the student piece that a teacher's piece becomes as a target of logits. It is the
         same piece, which not every piece has, or the first piece of its split, which the first
         token of a run predicts.

@@ -44,7 +44,7 @@ class Distiller(nn.Module):
     terms: the losses that a batch is measured by. Other terms can be given for a batch.
     features: what the store holds of the teacher.
     every: the terms of all stages, which projections are made for; those of `terms` if left out.
-    frozen: the projections keep their random weights.
+    frozen: the projections retain their random weights.
     separate: `logit` and `log-odds` have an output layer of their own.
 
     `of` takes all of these from options and a store.

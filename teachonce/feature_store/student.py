@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from teachonce.align import AlignmentError, Sides, Tokens
+from teachonce.align import AlignmentError, Tokenizations, Tokens
 from teachonce.align.vocabulary import byte_of_character
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.read.store import FeatureStore
@@ -177,11 +177,11 @@ class Student:
             )
         return "; ".join(note for note in notes if note)
 
-    def sides(self, texts: Sequence[str], teacher: Tokens) -> Sides:
+    def sides(self, texts: Sequence[str], teacher: Tokens) -> Tokenizations:
         """Put the student's tokens of some texts beside the teacher's."""
         texts = list(texts)
         native = self._tokens(texts)
-        return Sides(texts, teacher, native, self.vocabulary, self.max_length)
+        return Tokenizations(texts, teacher, native, self.vocabulary, self.max_length)
 
     def _tokens(self, texts: list[str]) -> Tokens:
         """Tokenise texts; where the tokenizer's work has no bound, in a process that has one."""
@@ -202,7 +202,7 @@ class Student:
         """Write one of its pieces for people."""
         return self._names.written(self.backend.id_to_token(number) or str(number))
 
-    def aligned(self, sides: Sides) -> dict[str, tuple[Tokens, Any]]:
+    def aligned(self, sides: Tokenizations) -> dict[str, tuple[Tokens, Any]]:
         """Align two sides in every way: by name the student's tokens, and the runs of both.
 
         Raises StoreError where the stored tokens do not fit the stored texts.

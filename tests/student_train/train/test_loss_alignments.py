@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from teachonce.align import Sides
+from teachonce.align import Tokenizations
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.stream import student_batches
@@ -60,13 +60,13 @@ def test_each_loss_is_what_it_is_under_its_own_alignment_alone(
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     calls: list[str] = []
-    aligned = Sides.align
+    aligned = Tokenizations.align
 
-    def counting(sides: Sides, strategy: str) -> Any:
+    def counting(sides: Tokenizations, strategy: str) -> Any:
         calls.append(strategy)
         return aligned(sides, strategy)
 
-    monkeypatch.setattr(Sides, "align", counting)
+    monkeypatch.setattr(Tokenizations, "align", counting)
     yield calls
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from teachonce.align import Sides, Tokens
+from teachonce.align import Tokenizations, Tokens
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.collator import Collator
@@ -57,7 +57,7 @@ def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: s
     weight, bias = head.head()
     shared = np.flatnonzero(match >= 0)
     assert len(np.unique(match[shared])) == len(shared) == wanted.shared.ids.shape[1]
-    sides = Sides(
+    sides = Tokenizations(
         raw.texts,
         Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
         tokenize(collator.tokenizer, raw.texts),
