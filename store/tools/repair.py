@@ -76,7 +76,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         whole = opened.sealed
         if report.found:
             whole = _mend(staging, opened, report, lease)
-        report.advice = _advice(staging, opened, report, left, whole)
+        report.advice = _advice(opened, report, left, whole)
         return left, report
     except OSError as error:
         raise StoreError(f"{path}: cannot be repaired: {files.reason(error)}") from error
@@ -142,7 +142,7 @@ def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -
     return True
 
 
-def _advice(staging: LocalStaging, opened: Opened, report: Report, left: int, whole: bool) -> str:
+def _advice(opened: Opened, report: Report, left: int, whole: bool) -> str:
     """What became of the store, and what to do next, as a line; "" if it was sound and is."""
     lines, what = [], made_by(opened.store.identity)
     if whole and report.found:

@@ -239,23 +239,20 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
     two labels of one name.
     """
     (kind,) = (kind for kind, each in FACTORIES.items() if each is factory)
-    config = load_config(model)
-    tokenizer = _padding_tokenizer(model)
-    network, _ = load_with_head(model, config, kind, {"dtype": torch.float32})
-    _match_inputs(tokenizer, network)
+    tokenizer, network = load_with_tokenizer(model, kind)
     task = task_of(network, kind, model.name)
     assert task is not None  # as it is for LM heads alone
     return tokenizer, network, task
 
 
-def load_encoder(model: ResolvedModel) -> tuple[Any, Any]:
-    """Load tokenizer and network (float32) of a checkpoint, without any head.
+def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, Any]:
+    """Load tokenizer and network (float32) of a checkpoint, with `head` as for `load_with_head`.
 
-    Raises UserError as `load_with_fresh_head` does.
+    Raises UserError as `load_with_fresh_head` does, and if the checkpoint has no such head.
     """
     config = load_config(model)
     tokenizer = _padding_tokenizer(model)
-    network, _ = load_with_head(model, config, "none", {"dtype": torch.float32})
+    network, _ = load_with_head(model, config, head, {"dtype": torch.float32})
     _match_inputs(tokenizer, network)
     return tokenizer, network
 

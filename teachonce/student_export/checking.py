@@ -111,7 +111,7 @@ def _correlation(expected: Array, found: Array) -> float:
 
 
 def _task(student: Student, path: Path) -> Check:
-    task: Any = _task_of(student, path)
+    task: Any = _task_of(student)
     examples = task.read(path)
     if student.task is not None:
         task.adopt(student.task, {"check": examples})
@@ -145,7 +145,7 @@ def _task(student: Student, path: Path) -> Check:
     )
 
 
-def _task_of(student: Student, path: Path) -> Any:
+def _task_of(student: Student) -> Any:
     if student.kind == "embedding":
         return SentenceSimilarity()
     assert student.task is not None  # as only LM heads have none

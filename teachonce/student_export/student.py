@@ -17,8 +17,7 @@ from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.loading import (
     input_limit,
     load_config,
-    load_encoder,
-    load_with_head,
+    load_with_tokenizer,
     task_of,
 )
 from teachonce.checkpoints.names import MODULES, resolve_model, resolve_vectors
@@ -148,9 +147,7 @@ def load_student(folder: Path) -> Student:
             f"{folder}: is an encoder with neither a head nor a pooling ({MODULES}); export a"
             " masked LM, a student of a task or one of sentence vectors"
         )
-    # also leaves types of texts out of the tokenizer's words, where the encoder has none
-    tokenizer, _ = load_encoder(model)
-    network, _ = load_with_head(model, config, kind, {"dtype": torch.float32})
+    tokenizer, network = load_with_tokenizer(model, kind)
     return Student(
         folder,
         kind,
@@ -175,7 +172,7 @@ def _inputs(tokenizer: Any) -> tuple[str, ...]:
 
 def _embedding(folder: Path) -> Student:
     model = resolve_model(str(folder))
-    tokenizer, encoder = load_encoder(model)
+    tokenizer, encoder = load_with_tokenizer(model)
     found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
     longest = input_limit(encoder.config, tokenizer)
     return Student(

@@ -43,7 +43,7 @@ class FarShard(Shard):
         whole = first.begin == 0 and piece.whole <= len(piece.data)
         if first.begin == 0 and not whole:  # not as small as it seemed
             piece = self._piece(Range(name, -tail, tail))
-        super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], layout, end))
+        super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], end))
         self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
         self._decoded, self._read = Counter[Range](), Counter[Range]()  # bytes of each run
         for run, (_, size) in zip(self._runs, self.places, strict=True):

@@ -109,7 +109,7 @@ def index_bytes(layout: Layout) -> int:
     return layout.chunks * ENTRY_BYTES + CRC_BYTES
 
 
-def read_index(data: Bytes, layout: Layout, end: int) -> list[list[int]]:
+def read_index(data: Bytes, end: int) -> list[list[int]]:
     """Begin and size of each chunk of a shard, from its index, which begins at `end`; zeros for a
     chunk that is missing or lies elsewhere. Raises Damage."""
     index = _checked(data, "the index").view("<u8").reshape(-1, 2)
@@ -161,7 +161,7 @@ class MappedShard(Shard):
         end = len(self._data) - index_bytes(layout)
         if end < 0:
             raise Damage(f"the file has {len(self._data)} bytes, too few for its index")
-        super().__init__(layout, read_index(self._data[end:], layout, end))
+        super().__init__(layout, read_index(self._data[end:], end))
         self._sound: set[int] = set()
 
     def prefetch(self, chunk: int) -> None:

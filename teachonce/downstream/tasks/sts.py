@@ -14,7 +14,7 @@ from transformers import DataCollatorWithPadding
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from teachonce.checkpoints.embedders import Embedder, has_modules
-from teachonce.checkpoints.loading import load_encoder
+from teachonce.checkpoints.loading import load_with_tokenizer
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.tasks.pair import Pair, PairScore, check_scores
 from teachonce.store import TaskSpec
@@ -86,7 +86,7 @@ class SentenceSimilarity(PairScore):
         self.shift, self.scale = float(scores.min()), float(np.ptp(scores))
 
     def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
-        tokenizer, encoder = load_encoder(model)
+        tokenizer, encoder = load_with_tokenizer(model)
         return tokenizer, BiEncoder(encoder)
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
