@@ -96,7 +96,7 @@ def test_the_wheel_holds_one_package_and_its_data(built: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert "teachonce/store/FORMAT.md" in sources and "teachonce/align/py.typed" in sources
+    assert "teachonce/store/FORMAT.md" in sources and "teachonce/py.typed" in sources
     assert {name for name in names if ".dist-info/" not in name} == sources
 
 
