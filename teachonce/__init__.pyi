@@ -4,6 +4,7 @@ from teachonce.align import Alignment as Alignment
 from teachonce.align import AlignmentError as AlignmentError
 from teachonce.align import FlatText as FlatText
 from teachonce.align import Reduced as Reduced
+from teachonce.align import Tokenizations as Tokenizations
 from teachonce.align import Tokens as Tokens
 from teachonce.align import Vocabulary as Vocabulary
 from teachonce.align import VocabularyMap as VocabularyMap
