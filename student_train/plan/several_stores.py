@@ -86,7 +86,7 @@ def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
         return
     what = "other masked views"
     if _unmasked(one) != _unmasked(two):
-        what = "other text, or parts of another size (--part-tokens),"
+        what = "other text, or parts of another size,"
     raise UserError(
         f"--combine outputs: {other.path} has {what} than {first.path}; dump both teachers with the"
         f" same corpus, lengths, views and seed, or {LOSSES}"

@@ -8,45 +8,60 @@ A package adds, for example, a codec by a table in its pyproject.toml:
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from teachonce.support.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def added_object(group: str, name: str, option: str = "") -> Any | None:
     """Load the object that an installed package adds under a name; None if no package does.
 
     Call it for a name that is not built in: to look through all installed packages takes some 50
-    ms. Raises UserError, which starts with the `option`, if the object cannot be loaded.
+    ms. Raises UserError, which starts with the `option`, if the object cannot be loaded, or if
+    several packages add one.
     """
     from importlib.metadata import entry_points
 
-    for entry in entry_points(group=group, name=name):
-        try:
-            return entry.load()
-        except Exception as error:  # a foreign module may raise any
-            raise UserError(
-                f"{option}{name}: {entry.value}, which an installed package adds to {group},"
-                f" cannot be loaded ({first_line(error)}); update that package, or remove it"
-            ) from error
-    return None
+    if not re.fullmatch(r"[\w.-]+", name):
+        return None
+    entries = tuple(entry_points(group=group, name=name))
+    if len(values := {entry.value for entry in entries}) > 1:
+        raise UserError(
+            f"{option}{name}: several installed packages add it to {group}:"
+            f" {', '.join(sorted(values))}; remove all but one"
+        )
+    if not entries:
+        return None
+    added = f"{entries[0].value}, which an installed package adds to {group},"
+    return _load(entries[0], f"{option}{name}: {added}")
 
 
 def load_outside(word: str, group: str, option: str) -> Any | None:
     """Load `module:attribute`, or the object that an installed package adds under this name; None
     if no package does. Raises UserError, which starts with the `option`, if it cannot be loaded."""
-    if ":" not in word:
-        return added_object(group, word, f"{option} ")
-    if not word.rpartition(":")[2].isidentifier():
-        return None
     from importlib.metadata import EntryPoint
 
+    if ":" not in word:
+        return added_object(group, word, f"{option} ")
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", word):
+        return None
+    return _load(EntryPoint(word, word, group), f"{option} {word}:")
+
+
+def _load(entry: EntryPoint, what: str) -> Any:
     try:
-        return EntryPoint(word, word, group).load()
-    except Exception as error:  # a foreign module may raise any
-        raise UserError(f"{option} {word}: cannot be loaded ({first_line(error)})") from error
+        return entry.load()
+    except (Exception, SystemExit) as error:  # a foreign module may raise any
+        why = f"exit {error.code}" if isinstance(error, SystemExit) else first_line(error)
+        raise UserError(
+            f"{what} cannot be loaded ({why}); install, update or remove that package"
+        ) from error
 
 
 class NameOrAdded(click.Choice[str]):

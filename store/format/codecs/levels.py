@@ -87,12 +87,14 @@ def forms_of(codec: object) -> tuple[Level, ...]:
     """
     if not isinstance(codec, str) or codec not in LEVELS:
         added = added_object(GROUP, codec) if isinstance(codec, str) else None
-        forms = added if isinstance(added, tuple) else (added,)
-        if not all(isinstance(form, Level) for form in forms):
+        if added is None:
             raise StoreError(
                 f"features: codec must be one of {', '.join(LEVELS)}, got {codec!r}; if another"
                 f" package adds it ({GROUP}), install that"
             )
+        forms = added if isinstance(added, tuple) else (added,)
+        if not all(isinstance(form, Level) for form in forms):
+            raise StoreError(f"codec {codec}: expected a Level, got {type(added).__name__}")
         LEVELS[str(codec)] = forms
     return LEVELS[str(codec)]
 

@@ -79,11 +79,13 @@ def _format(name: str) -> Format:
         found: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)
     else:
         found = added_object(GROUP, name)
-    if not isinstance(found, Format):
+    if found is None:
         raise UserError(
             f"--format {name}: expected one of {', '.join(FORMATS)}; if another package adds it"
             f" ({GROUP}), install that"
         )
+    if not isinstance(found, Format):
+        raise UserError(f"--format {name}: expected a Format, got {type(found).__name__}")
     return found
 
 
