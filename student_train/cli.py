@@ -254,3 +254,7 @@ def kept(out: Path) -> str:
 def told(number: float) -> str:
     """Write a number: counts whole, measures with five digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
+
+
+if __name__ == "__main__":
+    main()

@@ -163,3 +163,7 @@ def _command() -> click.Command:
 
 
 main = _command()
+
+
+if __name__ == "__main__":
+    main()

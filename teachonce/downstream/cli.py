@@ -232,3 +232,7 @@ WORK: dict[str, tuple[Callable[[Asked], dict[str, Any] | None], str]] = {
     "table": (_table, "joined_table"),
 }
 """What does the work of a task, and shows its result; all other tasks are fine-tuned for."""
+
+
+if __name__ == "__main__":
+    main()

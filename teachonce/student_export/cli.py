@@ -65,3 +65,7 @@ def main(**words: Any) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     export(options, click.echo)
+
+
+if __name__ == "__main__":
+    main()
