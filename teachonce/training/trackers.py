@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -158,12 +157,12 @@ def _started(name: str, facts: Facts, id: str | None) -> tuple[Any, str]:
         return tracker, str(tracker.tracker.info.run_id)
     how: dict[str, Any] = {"group": group, "config": facts.plain(), "resume": "allow"}
     if name == "wandb":
-        id = id or uuid.uuid4().hex[:8]
+        id = id or os.urandom(4).hex()
         how |= {"id": id, "name": facts.name, "dir": str(facts.folder)}
         how |= {"reinit": "create_new"}  # a sweep has one after another
         tracker = tracking.WandBTracker(project, **how)
     else:
-        id = id or f"{facts.name}-{uuid.uuid4().hex[:8]}"
+        id = id or f"{facts.name}-{os.urandom(4).hex()}"
         tracker = tracking.TrackioTracker(project, **how, name=id, embed=False)
     tracker.start()
     return tracker, id
