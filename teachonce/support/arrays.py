@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.random import PCG64, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
@@ -34,7 +33,7 @@ def permutation(length: int, *seed: int) -> Array:
     The raw output of PCG64 is the same in all versions of NumPy (its distributions are not), so a
     seed gives the same order in all of them.
     """
-    raw = PCG64(SeedSequence(list(seed))).random_raw(length)
+    raw = np.random.PCG64(np.random.SeedSequence(list(seed))).random_raw(length)
     return np.argsort(raw, kind="stable")
 
 
