@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,15 @@ class Watch:
     say_progress: bool = False
 
 
+class WatchWords(TypedDict, total=False):
+    """The fields of `Watch`, as arguments."""
+
+    on_step: Callable[[int, dict[str, float]], object] | None
+    on_validation: Callable[[int, dict[str, float]], object] | None
+    say: Callable[[str], object]
+    say_progress: bool
+
+
 def train(
     store: FeatureStore,
     student: PreTrainedModel,
@@ -77,18 +86,15 @@ def train(
     out: Path | None = None,
     *,
     others: Sequence[tuple[FeatureStore, Collator]] = (),
-    **how: Any,
+    resume: bool = False,
+    **watch: Unpack[WatchWords],
 ) -> Trained:
     """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
-    `features` and `meta`) and on the `others`.
-
-    `how` has `resume` of `train_plan`, and the fields of `Watch`.
-    """
+    `features` and `meta`) and on the `others`; see `train_plan`."""
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options, *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]
-    resume = how.pop("resume", False)
-    return train_plan(plan, student, collators, out, resume=resume, watch=Watch(**how))
+    return train_plan(plan, student, collators, out, resume=resume, watch=Watch(**watch))
 
 
 def train_plan(
