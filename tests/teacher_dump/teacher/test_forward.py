@@ -133,7 +133,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
             done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
         except UserError as error:
             assert "do not fit into the memory" in str(error), error
-            spare += spare // 4
+            spare += spare // 16  # in small steps: some size between must hold halves alone
             print(f"refused with {spare >> 20} MiB")
         else:
             print(f"halved {done.halved} of {done.tokens} with {spare >> 20} MiB")
