@@ -118,6 +118,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
     ctypes.CDLL(None).mallopt(m_arena_max, 1)
     torch.set_num_threads(1)
     spare = 64 << 20
+    dump(dump_options(model, corpus, out.with_name("warm.h5")))  # loads late libraries, unlimited
 
     def write(*arguments: Any) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -133,7 +134,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
             done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
         except UserError as error:
             assert "do not fit into the memory" in str(error), error
-            spare += spare // 16  # in small steps: some size between must hold halves alone
+            spare += spare // 16
             print(f"refused with {spare >> 20} MiB")
         else:
             print(f"halved {done.halved} of {done.tokens} with {spare >> 20} MiB")
