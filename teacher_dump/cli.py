@@ -121,7 +121,10 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
     if done.without_tokens:
         click.echo(f"{counted(done.without_tokens, 'window')} without any token left out")
     if done.cut:
-        click.echo(f"{counted(done.cut, 'document')} cut at the longest sequence (--max-length)")
+        click.echo(
+            f"{done.cut:,} of {counted(done.read, 'text')} longer than the window (--max-length)"
+            f" and cut: {max(done.lost, 0.001):.1%} of all characters left out"
+        )
     if done.surrogates:
         held = counted(done.surrogates, "character")
         click.echo(f"{held} that UTF-8 cannot hold replaced by U+FFFD")

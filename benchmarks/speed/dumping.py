@@ -37,6 +37,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.teacher.teacher import PRECISIONS, load_teacher
 from teachonce.teacher_dump.windows.cutting import iter_windows
+from teachonce.teacher_dump.windows.truncating import iter_truncated
 from teachonce.teacher_dump.windows.window import Window, length_batches, padded
 
 KEPT = 16
@@ -63,10 +64,11 @@ HEAD = (
 def parts_of(options: DumpOptions) -> list[list[Window]]:
     """The windows of every part, as the dump cuts them."""
     tokenizer = load_teacher(options.model, head="none").tokenizer
-    windows = iter_windows(
-        Corpus.open(options.sources()), tokenizer, options.max_length or 128, options.stride,
-        one_each=options.head == "embedding",
-    )  # fmt: skip
+    corpus, length = Corpus.open(options.sources()), options.max_length or 128
+    if options.head == "embedding":
+        windows = iter_truncated(corpus, tokenizer, length)
+    else:
+        windows = iter_windows(corpus, tokenizer, length, options.stride)
     return list(gathered(windows, options.part_tokens, options.limit))
 
 

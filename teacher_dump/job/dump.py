@@ -64,7 +64,9 @@ class DumpSummary:
     widened: int = 0  # times in this run that a sequence was run again in float32
     task: str | None = None
     gold: int = 0  # sequences with a gold label, or tokens with a gold tag
-    cut: int = 0  # documents that were longer than the one sequence that is kept of them
+    cut: int = 0  # documents that were truncated to one sequence
+    read: int = 0  # documents of one sequence that the teacher read
+    lost: float = 0.0  # share of their characters that was cut off
     finished_before: bool = False  # the same command had made the store: nothing was done
 
 
@@ -174,6 +176,8 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
         task=plan.features.task.kind if plan.features.task else None,
         gold=counters["gold"],
         cut=counters["cut"],
+        read=counters["read"],
+        lost=counters["lost"] / max(1, counters["characters"]),
     )
 
 

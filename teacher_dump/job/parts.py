@@ -134,6 +134,10 @@ def count(done: Counter[str], part: list[Window]) -> None:
     done["documents"] = part[-1].document + 1
     done["sequences"] += len(part)
     done["tokens"] += tokens_of(part)
+    done["read"] += len(part)
+    done["cut"] += sum(w.lost > 0 for w in part)
+    done["lost"] += sum(w.lost for w in part)
+    done["characters"] += sum(w.lost + len(w.text) for w in part)
     done["gold"] += sum(int((w.numbers >= 0).sum()) for w in part if w.numbers is not None)
 
 

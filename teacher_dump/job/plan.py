@@ -258,6 +258,17 @@ def _check_length(asked: int | None, limit: int | None) -> None:
         raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
 
 
+def _check_prompt(prompt: str, tokenizer: Any, max_length: int) -> None:
+    """Raise UserError for a prompt that leaves no room for a text."""
+    tokens = len(tokenizer(prompt)["input_ids"])
+    if tokens >= max_length:
+        raise UserError(
+            f"--max-length {max_length}: the prompt {prompt!r:.60} alone is {tokens} tokens, the"
+            " special ones included, and leaves no room for a text; give a larger --max-length,"
+            " --prompt with the name of a shorter one, or --prompt '' for none"
+        )
+
+
 def _logits_of(
     spec: str, width: int, vocabulary: int, next_token: bool = False
 ) -> LogitsSpec | None:
@@ -295,6 +306,8 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
             " --task mlm`"
         )
     vector = teacher.text_vectors.spec if teacher.text_vectors else None
+    if vector and vector.prompt:
+        _check_prompt(vector.prompt, teacher.tokenizer, max_length)
     if vector and options.student_column:
         vector = replace(vector, parallel=True)
     stored = logits or task or vector or teacher.hidden.groups or teacher.attention.groups

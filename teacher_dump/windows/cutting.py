@@ -37,7 +37,6 @@ def iter_windows(
     max_length: int,
     stride: int = 0,
     counters: Counter[str] | None = None,
-    one_each: bool = False,
 ) -> Iterator[Window]:
     """Yield the windows of all documents in order, each of at most `max_length` tokens in all.
 
@@ -45,34 +44,40 @@ def iter_windows(
     windows, joined, are the document. With stride N windows overlap: each begins at the first word
     from which at most N tokens are left to the end of the window before it. Cuts are made before
     blanks and CJK characters, else between words (`masked_views.word_spans`). A word longer than a
-    window is cut inside, but not between a letter and its marks. `one_each` keeps only the first
-    window of each document, for documents that have one label.
+    window is cut inside, but not between a letter and its marks.
 
     `counters` is filled on the way: `no_tokens` (windows left out), `surrogates` (characters
-    replaced), `cut` (documents with text after the window that `one_each` keeps). Raises UserError
-    for a slow tokenizer, for an impossible `max_length` or `stride`, and for a character that alone
-    gives more tokens than a window holds.
+    replaced). Raises UserError for a slow tokenizer, for an impossible `max_length` or `stride`,
+    and for a character that alone gives more tokens than a window holds.
     """
-    backend = fast_backend(tokenizer)
-    specials = backend.num_special_tokens_to_add(is_pair=False)
+    budget = checked_budget(tokenizer, max_length)
+    if not 0 <= stride < budget:
+        raise UserError(
+            f"--stride {stride}: expected 0 to {budget - 1} "
+            f"(--max-length {max_length} less {max_length - budget} special tokens less 1)"
+        )
+    tally = Counter[str]() if counters is None else counters
+    sizes = max_length, budget, stride
+    encode = encoder(fast_backend(tokenizer))
+    return (
+        window
+        for batch in document_batches(documents)
+        for window in _cut_batch(batch, encode, sizes, tally)
+    )
+
+
+def checked_budget(tokenizer: Any, max_length: int) -> int:
+    """Return how many tokens of text a window of `max_length` tokens holds.
+
+    Raises UserError for a slow tokenizer, and where there is no room for two.
+    """
+    specials = int(fast_backend(tokenizer).num_special_tokens_to_add(is_pair=False))
     if max_length < specials + 2:
         raise UserError(
             f"--max-length {max_length}: expected at least {specials + 2} "
             f"({specials} special tokens and 2 of text)"
         )
-    if not 0 <= stride < max_length - specials:
-        raise UserError(
-            f"--stride {stride}: expected 0 to {max_length - specials - 1} "
-            f"(--max-length {max_length} less {specials} special tokens less 1)"
-        )
-    tally = Counter[str]() if counters is None else counters
-    sizes = max_length, max_length - specials, stride
-    encode = encoder(backend)
-    return (
-        window
-        for batch in document_batches(documents)
-        for window in _cut_batch(batch, encode, sizes, tally, one_each)
-    )
+    return max_length - specials
 
 
 def fast_backend(tokenizer: Any) -> Any:
@@ -98,12 +103,6 @@ def encoder(backend: Any) -> Encode:
     return encode
 
 
-def prompted(documents: Iterable[Document], prompt: str) -> Iterator[Document]:
-    """Yield the documents with a prompt before each text."""
-    for document in documents:
-        yield replace(document, text=prompt + document.text) if prompt else document
-
-
 def document_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yield the documents in lists whose tokens memory holds."""
     batch: list[Document] = []
@@ -123,13 +122,12 @@ def _cut_batch(
     encode: Encode,
     sizes: Sizes,
     counters: Counter[str],
-    one_each: bool,
 ) -> Iterator[Window]:
     texts = [storable(document.text, counters) for document in documents]
     whole = [i for i, text in enumerate(texts) if len(text) <= SEGMENT]
     encodings = dict(zip(whole, encode([texts[i] for i in whole]), strict=True))
     long = {
-        i: Cutter(text, documents[i].number, encodings.get(i), encode, sizes, one_each)
+        i: Cutter(text, documents[i].number, encodings.get(i), encode, sizes)
         for i, text in enumerate(texts)
         if i not in encodings or len(encodings[i]) > sizes[0]
     }
@@ -144,7 +142,6 @@ def _cut_batch(
     for i, document in enumerate(documents):
         if i in long:
             windows = long[i].kept
-            counters["cut"] += long[i].cut
         else:
             windows = [make_window(texts[i], document.number, 0, False, encodings[i])]
         for window in windows:
@@ -158,7 +155,7 @@ class Cutter:
     """Cuts a long document: proposes windows by the offsets of a segment, and keeps those that fit.
 
     Now and then a text gives more tokens alone than it had in its document. Its window is then
-    proposed again, shorter. With `first_only` the first window is the only one.
+    proposed again, shorter.
     """
 
     def __init__(
@@ -168,7 +165,6 @@ class Cutter:
         whole: Any,
         encode: Encode,
         sizes: Sizes,
-        first_only: bool = False,
     ) -> None:
         self.text = text
         self.kept: list[Window] = []
@@ -184,8 +180,7 @@ class Cutter:
         self._cuts = (np.sort(first_choice), words.reshape(-1))
         # begin of the next window, end of the last one kept
         self._begin = self._end = 0
-        self._first_only = first_only
-        self._lookahead = 1 if first_only else LOOKAHEAD
+        self._lookahead = LOOKAHEAD
         # tokens that the last try had too many, and the character that this one must not pass
         self._surplus, self._ceiling = 0, len(text)
         self._reach = SEGMENT
@@ -196,12 +191,7 @@ class Cutter:
 
     @property
     def done(self) -> bool:
-        return not self.cut or bool(self._first_only and self.kept)
-
-    @property
-    def cut(self) -> bool:
-        """Whether there is text after the last window."""
-        return self._end < len(self.text)
+        return self._end >= len(self.text)
 
     def plan(self) -> list[tuple[int, int, int]]:
         """Propose the next windows, at most `_lookahead`: (begin, end, begin of the one after)."""

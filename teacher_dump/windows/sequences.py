@@ -22,14 +22,11 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import (
     SEGMENT,
-    Cutter,
-    Encode,
     document_batches,
-    encoder,
     fast_backend,
     iter_windows,
-    prompted,
 )
+from teachonce.teacher_dump.windows.truncating import Truncation, iter_truncated
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 
@@ -46,15 +43,11 @@ def windows_of(
     task, vector, length = features.task, features.embedding, features.max_length
     if vector and parallel:
         return iter_parallel(documents, tokenizer, length, vector.prompt, counters)
+    if features.separator is None and (vector or (task and task.kind == "classification")):
+        prompt = vector.prompt if vector else ""
+        return iter_truncated(documents, tokenizer, length, prompt, counters)
     if features.separator is None:
-        return iter_windows(
-            prompted(documents, vector.prompt) if vector else documents,
-            tokenizer,
-            length,
-            stride,
-            counters,
-            one_each=bool(vector or (task and task.kind == "classification")),
-        )
+        return iter_windows(documents, tokenizer, length, stride, counters)
     if task and task.scores:
         documents = whole_pairs(documents, features.separator, "a score is of both")
     return iter_pairs(documents, tokenizer, length, features.separator, counters)
@@ -72,7 +65,8 @@ def windows_as_in(store: FeatureStore, documents: Iterable[Document]) -> Iterato
             f"{store.path}: does not tell how its documents were cut (--stride), so texts cannot be"
             " found in it; give numbers of documents or hashes of their texts"
         )
-    return windows_of(documents, _Stored(store.tokenizer()), store.features, stride)
+    side = store.teacher_settings("tokenizer_config.json").get("truncation_side", "right")
+    return windows_of(documents, _Stored(store.tokenizer(), side), store.features, stride)
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,7 @@ class _Stored:
     """A stored tokenizer in the place of one of transformers."""
 
     backend_tokenizer: Any
+    truncation_side: Any
     is_fast: bool = True
 
 
@@ -94,7 +89,7 @@ def iter_pairs(
     divides.
 
     Of a longer pair the longer text is cut first, until both have as many tokens (`longest_first`
-    of tokenizers), each between words as `iter_windows` cuts. `counters` is filled as by that.
+    of tokenizers), each as `Truncation` cuts. `counters` is filled as by `iter_windows`.
     Raises UserError for a slow tokenizer, for one that puts nothing between two texts, for an
     impossible `max_length`, and for a character that alone gives more tokens than fit.
     """
@@ -111,7 +106,7 @@ def iter_pairs(
             f"--max-length {max_length}: expected at least {specials + 2} "
             f"({specials} special tokens and one of each text)"
         )
-    fit = _Fitting(encoder(backend), max_length, specials, separator)
+    fit = _Fitting(Truncation.of(tokenizer), max_length, specials, separator)
     tally = Counter[str]() if counters is None else counters
     for batch in document_batches(documents):
         for window in fit.windows(batch, tally):
@@ -140,8 +135,11 @@ def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iter
 class _Fitting:
     """Makes pairs fit into `max_length` tokens, of which `specials` are special ones."""
 
-    def __init__(self, encode: Encode, max_length: int, specials: int, separator: str) -> None:
-        self._encode, self._max_length = encode, max_length
+    def __init__(
+        self, truncation: Truncation, max_length: int, specials: int, separator: str
+    ) -> None:
+        self._truncation, self._encode = truncation, truncation.encode
+        self._max_length = max_length
         self._budget, self._separator = max_length - specials, separator
 
     def windows(self, documents: list[Document], counters: Counter[str]) -> Iterator[Window]:
@@ -152,16 +150,17 @@ class _Fitting:
         short = [i for i, pair in enumerate(pairs) if max(map(len, pair)) <= SEGMENT]
         encodings = dict(zip(short, self._encode([pairs[i] for i in short]), strict=True))
         for i, document in enumerate(documents):
+            lost = 0
             if i not in encodings or len(encodings[i]) > self._max_length:
-                pair = self._cut(pairs[i], document.number)
-                texts[i], encodings[i] = self._separator.join(pair), self._encode([pair])[0]
-                counters["cut"] += 1
+                cut = self._cut(pairs[i], document)
+                text, encodings[i] = self._separator.join(cut), self._encode([cut])[0]
+                lost, texts[i] = len(texts[i]) - len(text), text
             window = make_window(
                 texts[i], document.number, 0, False, encodings.pop(i), self._separator
             )
-            yield replace(window, gold=document.gold)
+            yield replace(window, gold=document.gold, lost=lost)
 
-    def _cut(self, pair: tuple[str, ...], number: int) -> tuple[str, ...]:
+    def _cut(self, pair: tuple[str, ...], document: Document) -> tuple[str, ...]:
         """Cut a pair's texts to as many tokens as fit, the longer one first."""
         heads = self._encode([text[:SEGMENT] for text in pair])
         counts = [len(head) - sum(head.special_tokens_mask) for head in heads]
@@ -170,20 +169,13 @@ class _Fitting:
         first_is_longer = counts[0] > counts[1]
         budgets = (longer, shorter) if first_is_longer else (shorter, longer)
         each = zip(pair, heads, budgets, strict=True)
-        return tuple(self._beginning(text, head, budget, number) for text, head, budget in each)
+        return tuple(self._beginning(text, head, budget, document) for text, head, budget in each)
 
-    def _beginning(self, text: str, head: Any, budget: int, number: int) -> str:
-        """Return the longest beginning of a text that has at most `budget` tokens."""
-        specials = sum(head.special_tokens_mask)
+    def _beginning(self, text: str, head: Any, budget: int, document: Document) -> str:
+        """Return what has at most `budget` tokens of a text, of which `head` is tokenised."""
         whole = head if len(text) <= SEGMENT else None
-        if whole is not None and len(whole) - specials <= budget:
-            return text
-        sizes = budget + specials, budget, 0
-        cutter = Cutter(text, number, whole, self._encode, sizes, first_only=True)
-        while not cutter.done:
-            plan = cutter.plan()
-            cutter.keep(plan, self._encode([text[begin:end] for begin, end, _ in plan]))
-        return cutter.kept[0].text
+        begin, end = self._truncation.checked_span(text, budget, whole, document)
+        return text[begin:end]
 
 
 def iter_parallel(
@@ -196,20 +188,18 @@ def iter_parallel(
     """Yield a window of at most `max_length` tokens for the second text of each document, with the
     tokens of the first, at most as many, as `Window.read`; `prompt` is put before both.
 
-    `counters` is filled as by `iter_windows`, where `cut` and `no_tokens` count texts. Raises
+    `counters` is filled as by `iter_windows`, where `no_tokens` counts texts. Raises
     UserError as `iter_windows` does, and at an empty text.
     """
     for batch in document_batches(whole_pairs(documents, SEPARATOR, "each is of no use alone")):
         first, second = (
-            iter_windows(
-                *(prompted(_sides(batch, side), prompt), tokenizer, max_length),
-                counters=counters,
-                one_each=True,
-            )
+            iter_truncated(_sides(batch, side), tokenizer, max_length, prompt, counters)
             for side in (0, 1)
         )
-        read = {window.document: window.ids for window in first}
-        yield from (replace(w, read=read[w.document]) for w in second if w.document in read)
+        read = {window.document: window for window in first}
+        for window in second:
+            if other := read.get(window.document):
+                yield replace(window, read=other.ids, lost=window.lost + other.lost)
 
 
 def _sides(documents: list[Document], side: int) -> Iterator[Document]:

@@ -29,7 +29,8 @@ class Window:
     (0, 0). `gold` holds the document's gold label or tags. `numbers` int32 holds them as numbers of
     the teacher's labels: the label [1] or the tags of the tokens [T], -1 where there is none.
     `types` is the text of a pair that each token is of, as the tokenizer numbers them. `read`
-    are the ids that the teacher reads, where these are of another text.
+    are the ids that the teacher reads, where these are of another text. `lost` is the number of
+    characters of a truncated document that the window does not have; `packed` leaves it out.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Window:
     numbers: Array | None = None
     types: Array | None = None  # int32[T]
     read: Array | None = None  # int32
+    lost: int = 0
 
     @property
     def teacher_ids(self) -> Array:

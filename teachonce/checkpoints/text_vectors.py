@@ -74,6 +74,12 @@ def text_vectors(
             " not; put a Lowercase normalizer into its tokenizer.json and take do_lower_case out"
         )
     text = _prompt(name, settings, prompt)
+    if text and getattr(tokenizer, "truncation_side", "right") == "left":
+        raise UserError(
+            f"--prompt {prompt or 'of ' + SETTINGS}: {name} cuts long texts at their beginning"
+            " (truncation_side of tokenizer_config.json is left), where the prompt is; give"
+            " --prompt '' or set truncation_side to right"
+        )
     path = finder(model)(SETTINGS)
     return TextVectors(
         head.eval(),

@@ -78,6 +78,8 @@ def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
         )
         if getattr(tokenizer, key, None)
     }
+    if tokenizer.truncation_side != "right":
+        settings["truncation_side"] = tokenizer.truncation_side
     settings["model_max_length"] = max_length
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     return {

@@ -13,6 +13,7 @@ import torch
 
 from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.store import EmbeddingSpec, open_store
+from teachonce.store.tools.verify import verify
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
 from tests.end_to_end.support import dumped
@@ -43,10 +44,17 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def library(folder: Path, texts: list[str], prompt: str | None = None, batch: int = 3) -> Any:
+def library(
+    folder: Path,
+    texts: list[str],
+    prompt: str | None = None,
+    batch: int = 3,
+    longest: int | None = None,
+) -> Any:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = longest or model.max_seq_length
     return model.encode(texts, batch_size=batch, prompt_name=prompt)
 
 
@@ -82,6 +90,50 @@ def test_a_folder_is_read_as_it_is(
     assert [record.text for record in store] == [spec.prompt + text for text in ENGLISH[:12]]
     assert not store.features.of_tokens and len(store) == 12
     assert json.loads(store.teacher_file("config_sentence_transformers.json"))["prompts"] == PROMPTS
+
+
+LONG = (
+    "storiesandriversandcities" * 3,  # a WordPiece of more than 100 characters is unknown
+    "ACGTTGCA" * 12,
+    "see https://a.example/" + "old/story?x=1&y=" * 20,
+    "это " + "старыедеревни" * 7,
+    " ".join(ENGLISH[:9]),
+    "short",
+)
+
+
+@pytest.mark.parametrize("kind", ("bert", "roberta", "xlmr"))
+@pytest.mark.parametrize("prompt, side", (("query", "right"), (None, "right"), (None, "left")))
+def test_long_texts_have_the_vectors_of_the_library(
+    tiny_teacher: TinyTeacher, tmp_path: Path, kind: str, prompt: str | None, side: str
+) -> None:
+    folder = modules(
+        pooling("mean"), base=tiny_teacher(kind), folder=tmp_path / "m", prompts=PROMPTS
+    )
+    _changed(folder, "tokenizer_config.json", truncation_side=side)
+    texts = [*LONG[4:]] if side == "left" else [*LONG]
+    if side == "left" and kind != "roberta":  # alone, a piece inside of a word is another one
+        texts = ["the " * 60, "short"]
+    corpus = texts_of(tmp_path / "a.txt", tuple(texts))
+    asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
+    asked |= {"prompt": prompt, "max_length": 24}
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
+    wanted = library(folder, texts, prompt, 1, 24)
+    assert np.allclose(store.embeddings(), wanted, atol=2e-5)
+    assert verify(store.path).problems == []
+
+
+def test_a_prompt_and_texts_cut_at_their_beginning(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    folder = modules(
+        pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "m", prompts=PROMPTS
+    )
+    _changed(folder, "tokenizer_config.json", truncation_side="left")
+    with pytest.raises(UserError, match="--prompt query: .*truncation_side .* --prompt ''"):
+        load_teacher(
+            str(folder), head="embedding", attention="none", vectors=VectorWords(prompt="query")
+        )
 
 
 def test_vectors_are_cut_as_the_folder_says(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:

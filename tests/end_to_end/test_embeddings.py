@@ -35,11 +35,11 @@ def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
     words = ("--model", teacher, "--corpus", corpus, "--out", out, "--head", "embedding")
     told = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
     says(told, "embedding 32 wide (mean, length 1, prompt 'find: '), hidden none, attention none")
-    says(told, "1 document cut at the longest sequence (--max-length)", "1 empty line skipped")
+    says(told, "1 of 14 texts longer than the window (--max-length) and cut: 41.8%", "1 empty line")
     store = open_store(out)
     assert [r.text for r in store][: len(ENGLISH)] == [f"find: {text}" for text in ENGLISH]
     assert f"find: {' '.join(ENGLISH)}".startswith(store[len(ENGLISH)].text)
-    assert len(store[len(ENGLISH)].token_ids) <= 60
+    assert len(store[len(ENGLISH)].token_ids) == 60
     told = ok(feature_store, "verify", out, "--model", teacher, "--device", "cpu")
     says(told, "sequence/embedding, 1 - cosine", "every error is within")
     says(ok(feature_store, "info", out), "embedding   32 wide, mean, of length 1, prompt 'find: '")
@@ -111,6 +111,7 @@ def test_it_goes_on_after_a_stop(
         (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
         (("--label-column", "x"), "--label-column x: labels are kept beside a classification"),
         (("--text-column", "a,b"), "pairs of texts are for a classification head"),
+        (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
         (("--prompt", "title"), "has no such prompt; it has: document, query"),
         (("--head", "none", "--pooling", "max"), "--pooling max: for vectors of texts"),
         (("--head", "none", "--prompt", "query"), "--prompt query: for vectors of texts"),

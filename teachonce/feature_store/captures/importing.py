@@ -253,7 +253,7 @@ def _of_texts(
     capture: Capture, teacher: TeacherFiles, max_length: int, tally: Counter[str]
 ) -> Iterator[Stretch]:
     """Yield the sequence of each text, or the beginning of one that is longer than `max_length`."""
-    from teachonce.teacher_dump.windows.cutting import iter_windows
+    from teachonce.teacher_dump.windows.truncating import iter_truncated
 
     waiting: dict[int, Sample] = {}
     counters: Counter[str] = Counter()
@@ -264,13 +264,12 @@ def _of_texts(
             waiting[number] = sample
             yield Document(sample.text or "", sample.where, number)
 
-    for window in iter_windows(
-        documents(), teacher.tokenizer, max_length, counters=counters, one_each=True
-    ):
+    for window in iter_truncated(documents(), teacher.tokenizer, max_length, counters=counters):
+        tally["cut"] += window.lost > 0
         for number in [each for each in waiting if each < window.document]:
             del waiting[number]  # without a token
         yield Stretch(window, waiting.pop(window.document), 0)
-    tally["cut"], tally["lost"] = counters["cut"], counters["no_tokens"]
+    tally["lost"] = counters["no_tokens"]
 
 
 def _write(
