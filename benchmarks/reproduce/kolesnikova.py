@@ -54,7 +54,7 @@ TABLE_1 = Published(
     },
 )
 PAIRS, SENTIMENT, ENTITIES, ANSWERS = (
-    "paraphrases macro F1", "sentiment macro F1", "entities F1", "questions F1"
+    "paraphrases macro F1", "sentiment weighted F1", "entity F1", "questions F1"
 )  # fmt: skip
 
 

@@ -25,21 +25,34 @@ from teachonce.student_train.output.report import read_report
 from teachonce.support.errors import UserError
 
 
-def downstream(work: Work, out: Path, *words: str | Path) -> dict[str, float]:
-    """Run `downstream`, unless that is done already, and read its main measure.
+def downstream(
+    work: Work, out: Path, *words: str | Path, measure: str | None = None
+) -> dict[str, float]:
+    """Run `downstream`, unless that is done already, and read the figure that `measure` names, the
+    task's main one by default.
 
-    The measure is given on "test", and by the first part of its name on each of several files. A
-    dry run reads none.
+    The figure is returned for "test", and by the first part of its name for each of several files.
+    A dry run reads none. Raises UserError if the task has no such figure.
     """
     scores = out / "scores.json"
     work.steps.run("teachonce.downstream.cli", *words, "--out", out, done=scores.exists)
-    return {} if work.steps.dry else _read(scores)
+    return {} if work.steps.dry else _read(scores, measure)
 
 
-def _read(path: Path) -> dict[str, float]:
+def figure_named(measure: str, measures: Mapping[str, str]) -> str:
+    """Return the key of the figure that a column is named after: the longest name of a task's
+    `measures` (name to key) that `measure` ends with. Raises UserError if there is none."""
+    named = [name for name in measures if measure.endswith(name)]
+    if not named:
+        raise UserError(f"column {measure!r}: the task's figures are {', '.join(measures)}")
+    return measures[max(named, key=len)]
+
+
+def _read(path: Path, measure: str | None) -> dict[str, float]:
     found = json.loads(path.read_text())
+    key = figure_named(measure, found["measures"]) if measure else found["primary"]
     scores = {
-        split: float(figures[found["primary"]])
+        split: float(figures[key])
         for split, figures in found["mean"].items()
         if split.startswith("test")
     }
@@ -253,7 +266,7 @@ class Reproduction:
         for task in self.source.tasks:
             words = [self._filled(word, seed) for word in task.words]
             folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
-            scores = downstream(self.work, folder, *words, "--model", model)
+            scores = downstream(self.work, folder, *words, "--model", model, measure=task.measure)
             for file, score in scores.items():
                 found[task.measure if file == "test" else file] = score
         return found

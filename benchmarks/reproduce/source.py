@@ -39,8 +39,9 @@ class Arm:
 class Task:
     """A task to score a model by: the words of `downstream` beside --model and --out.
 
+    measure: the column; it ends with the name of the figure of the task that it shows.
     In a word, {work} is the folder of all arms, and {seed} the seed of the arm. Several files to
-    test have a column each beside the measure, which is their mean.
+    test have a column each next to the measure, which is their mean.
     """
 
     measure: str

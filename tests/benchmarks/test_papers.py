@@ -10,14 +10,22 @@ import pytest
 from benchmarks.reproduce.costs import Size, given, student_cost
 from benchmarks.reproduce.differences import DIFFERENCES, differing
 from benchmarks.reproduce.papers import NAMES, sources
+from benchmarks.reproduce.reproduction import figure_named
 from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Arm, Source
 from teachonce.downstream.cli import main as score
 from teachonce.downstream.options import AS_IS, Asked
+from teachonce.downstream.tasks.classify import Classify
+from teachonce.downstream.tasks.qa import QA
+from teachonce.downstream.tasks.sts import SentenceSimilarity
+from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.student_train.cli import main as train
 from teachonce.support.errors import UserError
 from teachonce.support.options import scoped
 
 LANGUAGES = ("de", "sk")
+MEASURES = {
+    each.name: each.measures for each in (Classify, QA, SentenceSimilarity, Entities, PartsOfSpeech)
+}
 LARGE = Size(parameters=1e8, width=768, layers=12, heads=12, pieces=50_000)
 
 
@@ -69,6 +77,34 @@ def test_all_words_of_a_source_are_understood(data: Path) -> None:
             taken, as_is = scoped(Asked, found["task"]), scoped(Asked, AS_IS)
             known = taken & as_is if found.get("as_is") else taken - {"as_is"}
             assert found.keys() <= known | {"task"}
+
+
+FIGURES = {
+    "kolesnikova": {"para": "macro_f1", "sentiment": "weighted_f1", "ent": "entity_f1", "q": "f1"},
+    "mukherjee": {"": "accuracy"},
+    "zhao": {"SST": "accuracy", "MNLI": "accuracy", "SNIPS i": "accuracy", "SNIPS s": "entity_f1",
+             "MRPC": "macro_f1"},
+    "slovakbert": {"NER": "entity_f1", "POS": "macro_f1", "STS": "spearman", "Bool": "accuracy"},
+    "tinymbert": {"": "entity_f1"},
+}  # fmt: skip
+"""The figure of each column of a paper, by how the column's name begins, as the heading of its
+table names it. The F1 of MRPC, of ParaPhraser and of the thesis's NER are the nearest figures."""
+
+
+def test_a_column_shows_the_figure_that_the_papers_table_names(data: Path) -> None:
+    for name in NAMES:
+        for size in (SMALL, FULL):
+            for source in sources(name, size, data).values():
+                for task in source.tasks:
+                    kind = task.words[task.words.index("--task") + 1]
+                    (key,) = {
+                        key
+                        for start, key in FIGURES[name].items()
+                        if task.measure.startswith(start)
+                    }
+                    assert figure_named(task.measure, MEASURES[kind]) == key
+    with pytest.raises(UserError, match=r"'SST-2 F2': the task's figures are accuracy, macro F1"):
+        figure_named("SST-2 F2", MEASURES["classify"])
 
 
 def test_claims_are_of_arms_and_measures_that_are_there(data: Path) -> None:
