@@ -125,9 +125,12 @@ def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
     """Return the losses that a store can serve best, with their weights. `states` tells whether the
     student can learn hidden states beside vectors of texts."""
     features = store.features
-    if features.task and features.task.scores:
+    task = store.task
+    if task and (task.scores or task.answers == "numbers"):
         return dict(SCORE_LOSS)
-    if features.task:
+    if task and task.answers == "several labels":
+        return {"kl": 1.0}
+    if task:
         return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
     if features.embedding:
         return {**VECTOR_LOSS, **(STATES_LOSS if states and features.hidden else {})}

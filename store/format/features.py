@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.levels import KINDS, Level, form_of, forms_of
@@ -17,6 +17,11 @@ Calibration = dict[str, tuple[Floats, Floats]]
 TIERS = ("topk", "sample", "head")
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
 """For each task where a part keeps the gold labels, and the name of the outputs of a view."""
+
+SEVERAL_LABELS = "multi_label_classification"
+PROBLEM_TYPES = (SEVERAL_LABELS, "regression")
+"""Values of `problem_type` of transformers that change what the outputs of a classifier mean."""
+Answers = Literal["one label", "several labels", "numbers"]
 
 MAX_LABELS = 2**16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -82,13 +87,15 @@ class TaskSpec:
     `labels` are the names of its C classes or tags, by number. `later_label` is the one of the
     pieces of a word after its first, where a tagger was taught these, too (Mukherjee & Awadallah
     2020, "X" in their published code). `separator` is the character between the two texts of each
-    pair that the teacher classified; None where it classified single texts.
+    pair that the teacher classified; None where it classified single texts. `problem_type`, of
+    transformers, is None where the teacher chooses one label of a text, or gives one score.
     """
 
     kind: str
     labels: tuple[str, ...]
     later_label: str | None = None
     separator: str | None = None
+    problem_type: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in tuple(TASKS):  # it may be unhashable
@@ -108,6 +115,13 @@ class TaskSpec:
                 "features: separator must be one white character, of a classification, got"
                 f" {self.separator!r:.80}"
             )
+        if self.problem_type is not None and (
+            self.problem_type not in PROBLEM_TYPES or self.kind != "classification"
+        ):
+            raise StoreError(
+                f"features: problem_type of a classification must be {' or '.join(PROBLEM_TYPES)},"
+                f" or absent, got {self.problem_type!r:.80} of {self.kind}"
+            )
 
     def _separates(self) -> bool:
         one = isinstance(self.separator, str) and len(self.separator) == 1
@@ -117,6 +131,14 @@ class TaskSpec:
     def scores(self) -> bool:
         """Whether the teacher gives one number, as a reranker does, and tells no classes apart."""
         return self.kind == "classification" and len(self.labels) == 1
+
+    @property
+    def answers(self) -> Answers:
+        """What the outputs of a text, or of a token, are: logits of one label of all (softmax), of
+        several labels at once (a sigmoid for each), or numbers as they are."""
+        if self.problem_type == SEVERAL_LABELS:
+            return "several labels"
+        return "numbers" if self.problem_type or self.scores else "one label"
 
     @property
     def gold(self) -> str:
@@ -137,12 +159,15 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "labels": list(self.labels)}
-        more = {"later_label": self.later_label, "separator": self.separator}
+        names = ("later_label", "separator", "problem_type")
+        more = {name: getattr(self, name) for name in names}
         return found | {key: value for key, value in more.items() if value is not None}
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        found = _object(value, "task", ("kind", "labels"), ("later_label", "separator"))
+        found = _object(
+            value, "task", ("kind", "labels"), ("later_label", "separator", "problem_type")
+        )
         if not isinstance(found["labels"], list):
             raise StoreError(f"features: labels must be a list, got {found['labels']!r:.80}")
         return TaskSpec(**found)

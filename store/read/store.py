@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -17,7 +17,7 @@ from teachonce.store.containers.interface import Source
 from teachonce.store.containers.network import surely
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import Calibration, Features, TaskSpec
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import DAMAGED, Manifest, check_root, opening
 from teachonce.store.format.pairs import divided
@@ -33,6 +33,7 @@ from teachonce.store.read.order import KINDS, StreamOrder, StreamWords
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.record import LazyMap, Record
+from teachonce.store.read.stored_task import stored_task
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
 from teachonce.support.arrays import Array, Floats
@@ -100,8 +101,8 @@ class FeatureStore(Sequence[Record]):
         *,
         calibrated: bool = True,
     ) -> None:
-        """Read the calibration, unless it is not `calibrated`: such a store can be looked through
-        though its calibration is damaged, but no hidden state can be decoded."""
+        """Read the calibration if `calibrated`; a store with a damaged one can be read without, but
+        no hidden state can be decoded."""
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
@@ -142,6 +143,11 @@ class FeatureStore(Sequence[Record]):
             raise StoreError(f"{self.path}: has no {name}")
         return checked_array(self.source, name, entry)
 
+    @cached_property
+    def task(self) -> TaskSpec | None:
+        """What the teacher was fine-tuned for; see `stored_task`."""
+        return stored_task(self.features.task, self.teacher_files(), self.path)
+
     def _names(self, group: str) -> tuple[str, ...]:
         begin = f"{group}/"
         return tuple(n.removeprefix(begin) for n in self.manifest.arrays if n.startswith(begin))
@@ -151,8 +157,8 @@ class FeatureStore(Sequence[Record]):
         return self._index.part(place)
 
     def keep(self, keeps: Callable[[str], bool] | None) -> None:
-        """Choose the arrays of parts, by their paths there, that stay in memory from their first
-        use on; None: no array, as when the store is opened."""
+        """Choose the arrays of parts, by path, that stay in memory after their first use; None: no
+        array, as when the store is opened."""
         self._index.keep(Keeping(keeps) if keeps else None)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
@@ -195,10 +201,8 @@ class FeatureStore(Sequence[Record]):
             yield from part.texts(position, position + end - begin)
 
     def embeddings(self) -> Floats:
-        """float32 [n, W]: the teacher's vectors of all sequences.
-
-        Raises StoreError if the store has none, or if they do not match their checksums.
-        """
+        """float32 [n, W]: the teacher's vectors of all sequences. StoreError if the store has none,
+        or if they do not match their checksums."""
         if self.features.embedding is None:
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
@@ -236,7 +240,7 @@ class FeatureStore(Sequence[Record]):
         **more: Unpack[StreamWords],
     ) -> Iterator[Batch]:
         """Yield every sequence of the blocks once, in batches with B * longest <= batch_tokens, or
-        of `batch_texts` sequences, whatever their length.
+        of `batch_texts` sequences.
 
         The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
         `features` a subset of hidden, logits, attention, task, embedding. `more` are `view`, 0;
@@ -264,9 +268,9 @@ class FeatureStore(Sequence[Record]):
     ) -> Iterator[Batch]:
         """Batches of the sequences whose numbers are given, int64 [B] each, in that order.
 
-        `features` as for `stream`. Each sequence is read by itself: keep the arrays in memory
-        (`keep`) where all of a store is read so. Arrays of a batch are valid until the next one.
-        Raises StoreError for a number that the store does not have.
+        `features`, and how long arrays are valid, as for `stream`. Each sequence is read by itself:
+        keep the arrays in memory (`keep`) where all of a store is read so. Raises StoreError for a
+        number that the store does not have.
         """
         kinds = KINDS if features is None else tuple(features)
         return self._streamer.gather(batches, view, kinds)
@@ -291,8 +295,7 @@ class FeatureStore(Sequence[Record]):
     def table(self, columns: Sequence[str] | None = None, floats: str = "float32") -> Table:
         """The store as a table of Arrow: a row for each sequence, made when it is asked for.
 
-        `columns` and `floats` as for `to_parquet`. The table has a `schema`, and gives `batches`,
-        each a `pyarrow.RecordBatch` of some 16 MB.
+        `columns` and `floats` as for `to_parquet`. It has a `schema`, and `batches` of some 16 MB.
         """
         from teachonce.store.read.arrow import Table
 
@@ -336,9 +339,8 @@ class FeatureStore(Sequence[Record]):
 
         `columns` and `floats` as for `to_parquet`. The rows are written once to an Arrow file in
         `cache_dir`, by default a folder of the cache of `datasets`, and mapped into memory; the
-        same store and columns take the file that is there. With `streaming` a
-        `datasets.IterableDataset` reads the store whenever it is gone through, and nothing is
-        written. Raises StoreError as `to_parquet` does.
+        same store and columns take the file that is there. With `streaming` an `IterableDataset`
+        reads the store each time and writes nothing. Raises StoreError as `to_parquet` does.
         """
         from teachonce.store.read.table_files import dataset_of, streamed_dataset_of
 
@@ -362,10 +364,8 @@ class FeatureStore(Sequence[Record]):
         return load_tokenizer(data, where, written_with.get("tokenizers"))
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
-        """A stored file of the teacher that is a JSON object, such as config.json.
-
-        Raises StoreError if there is none, or if it is no such object.
-        """
+        """A stored file of the teacher that is a JSON object, such as config.json. StoreError if
+        there is none, or if it is no such object."""
         return json_object(self.teacher_file(name), f"{self.path}: {name} in it")
 
     def teacher_weights(self) -> Mapping[str, Array]:

@@ -201,8 +201,12 @@ def _task(task: TaskSpec) -> str:
     more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
     later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
     pairs = " of pairs of texts" if task.separator else ""
-    if task.scores:
+    if task.scores and not task.problem_type:
         return f"a score{pairs}"
+    if task.answers == "numbers":
+        return f"regression{pairs}, {counted(len(task.labels), 'number')}: {shown}{more}"
+    if task.answers == "several labels":
+        return f"any of {counted(len(task.labels), 'label')}{pairs}: {shown}{more}"
     return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
 
 

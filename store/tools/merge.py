@@ -6,6 +6,7 @@ import shlex
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
             )
         unlike = [
             f"{key} is {one} and {two}"
-            for key, one, two in differences(first.features.to_json(), other.features.to_json())
+            for key, one, two in differences(_features(first), _features(other))
             # Of other codecs they are others.
             if key.split(".")[0] != "encodings" or first.features.codec == other.features.codec
         ]
@@ -96,6 +97,10 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
                 f"{both} hold different features: {told(unlike)}; dump one of them again with "
                 "the options of the other (for the codec alone, `feature-store convert --codec`)"
             )
+
+
+def _features(store: FeatureStore) -> dict[str, Any]:
+    return replace(store.features, task=store.task).to_json()
 
 
 def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> None:

@@ -86,9 +86,12 @@ def _largest(ids: Array, shares: Array, count: int) -> Best:
 
 def _said(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
     """List the most likely labels by their logits [C], with probabilities."""
-    raised = np.exp(logits - logits.max())
-    order = np.argsort(-raised, kind="stable")[:BEST]
-    shares = raised / raised.sum()
+    if task.answers == "several labels":
+        shares = 1 / (1 + np.exp(-np.float64(logits)))
+    else:
+        raised = np.exp(logits - logits.max())
+        shares = raised / raised.sum()
+    order = np.argsort(-shares, kind="stable")[:BEST]
     return [{"label": task.labels[place], "probability": float(shares[place])} for place in order]
 
 
@@ -128,9 +131,12 @@ def sequence_facts(
     }
     if store.features.embedding:
         facts["embedding_length"] = float(np.linalg.norm(record.embedding))
-    task = store.features.task
+    task = store.task
     if task and task.scores:
         facts["score"] = float(record.views[view].class_logits[0])
+    elif task and task.answers == "numbers":
+        outputs = zip(task.labels, record.views[view].class_logits.tolist(), strict=True)
+        facts["says"] = [{"label": label, "number": number} for label, number in outputs]
     elif task and task.kind == "classification":
         facts["label"] = _gold(task, record.label)
         facts["says"] = _said(task, record.views[view].class_logits)

@@ -106,6 +106,9 @@ def begun_otherwise(
     as JSON, of a dump; see `differences`."""
     begun = Features.from_json(stored["features"])
     told = {**stored["features"], "encodings": begun.level.encodings(begun.kinds)}  # no prose
+    if begun.task and begun.task.problem_type is None and (task := features.get("task")):
+        # A store written before features had it; the teacher's config, which is compared, has it.
+        features = {**features, "task": {k: v for k, v in task.items() if k != "problem_type"}}
     then = {**stored, "features": told}
     now = {"identity": _json(identity, "identity"), "features": features}
     return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from teachonce.store import Features, FeatureStore
+from teachonce.store.format.features import Answers
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -126,6 +127,11 @@ def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
     if blocks is None:
         return bool(known.any())
     return any(known[begin:end].any() for begin, end in blocks.tolist())
+
+
+def answers_of(store: FeatureStore) -> Answers | None:
+    """Return what the outputs of a store's task are; None without a task."""
+    return store.task.answers if store.task else None
 
 
 def _of_part(store: FeatureStore, place: int) -> Array:

@@ -84,7 +84,7 @@ class Collator:
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
         self.head = head
         self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
-        self.task = store.features.task if store else None
+        self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
         self.source: Streamed | Resident = Streamed()
         self._serve(plan)
@@ -251,7 +251,8 @@ class Collator:
         """Take targets of each text, or of the tokens that begin a word: its first piece stands for
         a word. Where the teacher has a label for later pieces, take targets of all tokens."""
         if batch.labels is not None:
-            return TaskTargets(None, _float(batch.class_logits), _long(batch.labels))
+            answers = self.task.answers if self.task else "one label"
+            return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), answers)
         assert batch.tags is not None and self.task is not None
         runs = alignment.teacher[:, 0]
         if self.task.later_label is None:

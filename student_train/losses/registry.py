@@ -18,6 +18,8 @@ from teachonce.support.plugins import load_outside
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
     from torch import Tensor
 
+    from teachonce.store.format.features import Answers
+
 Teacher = Literal[
     "nothing",  # the text alone
     "gold",  # gold labels or tags
@@ -74,6 +76,7 @@ class Loss:
     unit: the unit of its value, as a model card prints it.
     projection: when the student's states pass through a linear map to the teacher's width: never,
         always, or only where the widths differ. That of vectors stays a part of the student.
+    answers: what the outputs of a task must be for the formula; None for any.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Loss:
     unit: str
     projection: Literal["none", "always", "widths differ"] = "none"
     tempered: bool = False
+    answers: Answers | None = None
 
     @property
     def feature(self) -> str | None:
@@ -163,6 +167,10 @@ class Term:
 
 HALVES = "half squared distances"
 DEVIATIONS = "squared deviations of a channel"
+A_LABEL = "nats a label"
+ODDS = "squared log-odds"
+ONE: Answers = "one label"
+SEVERAL: Answers = "several labels"
 
 LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
@@ -189,13 +197,19 @@ LOSSES = (
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),
     Loss("logit", "logits.logit", "logits", "pieces", "squared logits"),
     Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
-    Loss("ce", "task.ce", "gold", "classes", "nats a gold label"),
-    Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True),
+    Loss("ce", "task.ce", "gold", "classes", "nats a gold label", answers=ONE),
+    Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True, answers=ONE),
+    Loss("kl", "task.kl_labels", "classes", "classes", A_LABEL, tempered=True, answers=SEVERAL),
     Loss("logit", "task.logit", "classes", "scores", "squared logits"),
-    Loss("hard", "task.hard", "classes", "classes", "nats"),
-    Loss("log-odds", "task.log_odds", "classes", "scores", "squared log-odds"),
+    Loss("hard", "task.hard", "classes", "classes", "nats", answers=ONE),
+    Loss("hard", "task.hard_labels", "classes", "classes", A_LABEL, answers=SEVERAL),
+    Loss("log-odds", "task.log_odds", "classes", "scores", ODDS, answers=ONE),
+    Loss("log-odds", "task.log_odds_labels", "classes", "scores", ODDS, answers=SEVERAL),
     Loss("margin", "task.margin", "classes", "scores", "squared differences of two logits"),
-    Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES),
+    Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES, answers=ONE),
+    Loss(
+        "log-odds-half", "task.half_log_odds_labels", "classes", "scores", HALVES, answers=SEVERAL
+    ),
 )
 
 
@@ -231,12 +245,13 @@ def named(names: Iterable[str]) -> list[Loss]:
     return [loss for loss in (*LOSSES, *outside) if loss.name in wanted]
 
 
-def losses_for(task: bool, names: Iterable[str] | None = None) -> list[Loss]:
-    """List the losses of a student of a `task`, or else of a vocabulary, in their order: of
-    `names`, or all. Names that such a student cannot learn by are left out."""
-    other = "vocabulary" if task else "task"
+def losses_for(answers: Answers | None, names: Iterable[str] | None = None) -> list[Loss]:
+    """List the losses of a student of a task with such `answers`, or for None of a vocabulary, in
+    their order: of `names`, or all. Names that such a student cannot learn by are left out."""
+    other = "vocabulary" if answers else "task"
     names = [*loss_names(), *_OUTSIDE] if names is None else names
-    return [loss for loss in named(names) if loss.head != other]
+    able = [loss for loss in named(names) if loss.head != other]
+    return [loss for loss in able if loss.answers in (None, answers)]
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:
@@ -248,7 +263,7 @@ def features_of(losses: Iterable[Loss]) -> list[str]:
 def help_text() -> str:
     """List the names as `--help` does: of any student, of a vocabulary, of a task."""
     of_any, of_vocabulary, of_task = (
-        ", ".join(loss.name for loss in LOSSES if loss.head == head)
+        ", ".join(dict.fromkeys(loss.name for loss in LOSSES if loss.head == head))
         for head in (None, "vocabulary", "task")
     )
     return f"{of_any}; of a vocabulary {of_vocabulary}; of a task {of_task}"

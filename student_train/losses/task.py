@@ -1,7 +1,8 @@
 """Losses of logits over the classes of a task, against the teacher's or gold labels.
 
 Shape letters: G texts of a classification, or tagged tokens; C classes or tags. Each is zero, with
-a gradient, where there is nothing to compare.
+a gradient, where there is nothing to compare. Formulas with `labels` in their name are for teachers
+that give a text several labels at once: the probability of each label is the sigmoid of its logit.
 """
 
 from __future__ import annotations
@@ -65,6 +66,42 @@ def hard(logits: Tensor, teacher: Tensor) -> Tensor:
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.cross_entropy(logits.float(), teacher.argmax(dim=1))
+
+
+def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student) in nats of the probability of each label, the sigmoid of logits
+    [G,C] / T, mean over G and C."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    own, wanted, log_sigmoid = (
+        logits.float() / temperature,
+        teacher / temperature,
+        functional.logsigmoid,
+    )
+    yes = wanted.sigmoid() * (log_sigmoid(wanted) - log_sigmoid(own))
+    no = (-wanted).sigmoid() * (log_sigmoid(-wanted) - log_sigmoid(-own))
+    return (yes + no).mean() * temperature**2
+
+
+def hard_labels(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Binary cross-entropy in nats of logits [G,C] against the labels to which the teacher gives
+    more than 1/2, mean over G and C."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    return functional.binary_cross_entropy_with_logits(logits.float(), (teacher > 0).float())
+
+
+def log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's probability
+    of each label, mean over G and C: `log_odds` of two classes for each label."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    return functional.mse_loss(logits.float(), torch.logit(teacher.sigmoid(), eps=LEAST))
+
+
+def half_log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Half the squared distance of what `log_odds_labels` compares, mean over G."""
+    return log_odds_labels(logits, teacher) * (teacher.shape[1] / 2)
 
 
 def margin(scores: Tensor, teacher: Tensor) -> Tensor:

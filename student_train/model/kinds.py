@@ -286,6 +286,8 @@ def make_student(
         common["label2id"] = {label: number for number, label in enumerate(task.labels)}
         if task.later_label is not None:
             common["later_label"] = task.later_label
+        if task.problem_type is not None:
+            common["problem_type"] = task.problem_type
     kind = find_models(shape.kind)
     head = task.kind if task else "mlm"
     if head not in kind.models:

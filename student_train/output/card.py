@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from teachonce.store import FeatureStore
+from teachonce.store import FeatureStore, TaskSpec
+from teachonce.store.format.features import PROBLEM_TYPES, Answers
 from teachonce.store.tools.store_card import hub_datasets
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.model.any_student import head_of
@@ -56,6 +57,18 @@ HEADS = {
         '"A text."',
     ),
 }
+SEVERAL_LABELS = Head(
+    "AutoModelForSequenceClassification",
+    "text-classification",
+    "classifier that gives a text any number of labels",
+    '"A text.", top_k=None',  # the probability of each label
+)
+NUMBERS = Head(
+    "AutoModelForSequenceClassification",
+    "text-classification",
+    "regression of texts",
+    '"A text.", top_k=None',
+)
 
 
 EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model", '"A text."')
@@ -119,7 +132,7 @@ def model_card(
         base += f"datasets: {json.dumps(corpora)}\n"
     pairs = "separator" in report["store"]["features"].get("task", {})
     scores = pairs and student.config.num_labels == 1
-    head = EMBEDDER if vectors else SCORER if scores else HEADS[head_of(student)]
+    head = EMBEDDER if vectors else SCORER if scores else _head(student)
     library = "sentence-transformers" if vectors or scores else "transformers"
     if vectors:
         loading = _how_to_embed(student)
@@ -191,10 +204,11 @@ def _settings(settings: dict[str, Any]) -> str:
 def how_to_load(student: PreTrainedModel, pairs: bool = False) -> str:
     """Write Markdown with code that loads a student's folder and predicts, of a text or of a pair.
     It says what to import where transformers has no class of that kind."""
-    head = HEADS[head_of(student)]
+    head = _head(student)
     imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
     note = note or f"`{head.auto}` loads it, too."
-    text = '{"text": "A text.", "text_pair": "Another text."}' if pairs else head.text
+    pair = '{"text": "A text.", "text_pair": "Another text."}'
+    text = head.text.replace('"A text."', pair) if pairs else head.text
     return f"""```python
 {imported}from transformers import pipeline
 
@@ -203,6 +217,23 @@ print(predict({text}))
 ```
 
 {note}"""
+
+
+def answers_of_student(student: PreTrainedModel) -> Answers | None:
+    """Return what the outputs of a student's task are, as its config says; None without a task."""
+    if (kind := head_of(student)) == "mlm":
+        return None
+    said = student.config.problem_type
+    problem_type = said if kind == "classification" and said in PROBLEM_TYPES else None
+    labels = tuple(map(str, range(len(student.config.id2label or ()))))
+    return TaskSpec(kind, labels, problem_type=problem_type).answers
+
+
+def _head(student: PreTrainedModel) -> Head:
+    answers, head = answers_of_student(student), HEADS[head_of(student)]
+    if student.config.num_labels == 1 and student.config.problem_type is None:
+        return head  # of pairs a score
+    return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(answers), head)
 
 
 def _how_to_embed(student: PreTrainedModel) -> str:
@@ -228,11 +259,13 @@ def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
     """Write a line on what the answers of a task's student have learnt by; nothing without one."""
-    if head_of(student) == "mlm":
+    if (answers := answers_of_student(student)) is None:
         return ""
     learnt = {
         side: [
-            loss.name for loss in losses_for(True, losses_learnt(settings)) if loss.student == side
+            loss.name
+            for loss in losses_for(answers, losses_learnt(settings))
+            if loss.student == side
         ]
         for side in ("classes", "scores")
     }
@@ -252,7 +285,7 @@ def _list(names: list[str]) -> str:
 
 def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield the figures whose names do not tell their unit, and how a card tells it."""
-    for loss in losses_for(head_of(student) != "mlm"):
+    for loss in losses_for(answers_of_student(student)):
         yield f"valid_{loss.name}", f"is in {loss.unit}"
         if loss.of_masked:
             told = "divides that by the characters that the masked tokens cover"

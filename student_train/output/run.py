@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.tools.laws import check_tokens
+from teachonce.student_train.data.blocks import answers_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.any_student import has_attention
@@ -216,10 +217,10 @@ def _prepared(plan: TrainPlan) -> Prepared:
         options.student,
         tokenizer,
         tokenizer.model_max_length,
-        task=store.features.task,
+        task=store.task,
         **_network(plan),
     )
-    if store.features.task and store.features.task.scores:
+    if store.features.task and "config.json" in store.teacher_files():
         _take_activation(student, store)
     compares_maps = any(term.loss.student == "maps" for term in plan.terms)
     # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
@@ -236,7 +237,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
 
 
 def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
-    """Have CrossEncoder put behind the student's scores what it puts behind the teacher's."""
+    """Have CrossEncoder put behind the student's outputs what it puts behind the teacher's."""
     config = store.teacher_settings("config.json")
     for name in ("sentence_transformers", "sbert_ce_default_activation_function"):
         if name in config:
@@ -275,7 +276,7 @@ def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Colla
     return Collator(
         tokenizer,
         store.teacher_file("tokenizer.json").decode(),
-        plan.options.batch_plan(plan.options.terms(store.features.task is not None)),
+        plan.options.batch_plan(plan.options.terms(answers_of(store))),
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
         store=store,

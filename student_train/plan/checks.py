@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from teachonce.store import FeatureStore
-from teachonce.student_train.data.blocks import has_gold, view_of
-from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for
+from teachonce.store import FeatureStore, TaskSpec
+from teachonce.student_train.data.blocks import answers_of, has_gold, view_of
+from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for, named
 from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
 from teachonce.student_train.model.named_start import check_named, check_word_vectors
 from teachonce.student_train.plan.several_stores import check_joined, check_labels
@@ -19,6 +19,7 @@ from teachonce.student_train.settings.shapes import Shape
 from teachonce.student_train.settings.terms import parse_alignments
 from teachonce.student_train.settings.words import stays_in_memory
 from teachonce.support.arrays import Array
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 
@@ -199,22 +200,16 @@ def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 
 def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     options = stage.options
-    task, name = store.features.task, store.path
-    able = {loss.name for loss in losses_for(task is not None)}
+    task, name = store.task, store.path
+    able = {loss.name for loss in losses_for(answers_of(store))}
     wrong = sorted(options.loss.keys() - able)
+    if wrong and task and any(loss.head == "task" for loss in named(wrong[:1])):
+        _refuse_answers(wrong[0], task, name)
     if wrong and task:
         of_task = [loss.name for loss in LOSSES if loss.head == "task"]
         raise UserError(
             f"--loss {wrong[0]}: the teacher of {name} does {task.kind}, and so does its student,"
             f" which has no masked-LM head; use {', '.join(of_task)} or losses of hidden states"
-        )
-    empty = [
-        loss for loss in ("ce", "kl", "hard", "log-odds", "log-odds-half") if loss in options.loss
-    ]
-    if task and task.scores and empty:
-        raise UserError(
-            f"--loss {empty[0]}: the teacher of {name} gives one score and tells no classes apart;"
-            " use logit, margin or losses of hidden states"
         )
     if wrong:
         raise UserError(
@@ -237,6 +232,20 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
             f" ({options.held_out:g} of all) has a gold label to judge by; hold out more, or dump"
             " more labels"
         )
+
+
+def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
+    """Refuse a loss of a task whose formula is for other outputs."""
+    able = [each.name for each in losses_for(task.answers) if each.head == "task"]
+    what = f"gives {counted(len(task.labels), 'number')} (regression)"
+    if task.scores:
+        what = "gives one score and tells no classes apart"
+    if task.answers == "several labels":
+        what = "gives a text several labels at once, of which no gold ones are stored"
+    raise UserError(
+        f"--loss {loss}: the teacher of {name} {what}; use {', '.join(able)} or losses of hidden"
+        " states"
+    )
 
 
 def _check_static(stage: Stage, shape: Shape) -> None:

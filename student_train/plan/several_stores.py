@@ -15,7 +15,7 @@ LOSSES = "give --combine losses, which takes any stores"
 
 def check_labels(first: FeatureStore, other: FeatureStore) -> None:
     """Check that two stores have teachers of one task, with the same labels; raise UserError."""
-    one, two = first.features.task, other.features.task
+    one, two = first.task, other.task
     if one == two:
         return
     kinds = [task.kind if task else "masked LM" for task in (one, two)]
@@ -23,6 +23,9 @@ def check_labels(first: FeatureStore, other: FeatureStore) -> None:
         problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
     elif one.separator != two.separator:
         problem = f"classifies {_read(two)}, that of {first.path} {_read(one)}"
+    elif one.problem_type != two.problem_type:
+        there, here = (_problem(task) for task in (two, one))
+        problem = f"is of problem_type {there}, that of {first.path} of {here}"
     elif one.labels == two.labels:
         here, there = (task.later_label or "no label" for task in (one, two))
         problem = f"has {there} for a word's later pieces, that of {first.path} {here}"
@@ -39,6 +42,10 @@ def check_labels(first: FeatureStore, other: FeatureStore) -> None:
         " labels in the same order: dump teachers that were fine-tuned on the same labels"
         " (downstream --save sorts them), or train a student of each store"
     )
+
+
+def _problem(task: TaskSpec) -> str:
+    return task.problem_type or ("none" if task.scores else "single_label_classification")
 
 
 def _read(task: TaskSpec) -> str:

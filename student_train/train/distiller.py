@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import Features, FeatureStore
 from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
+from teachonce.student_train.data.blocks import answers_of
 from teachonce.student_train.losses.registry import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
@@ -126,12 +127,12 @@ class Distiller(nn.Module):
 
         Raises UserError for a model that can be no student.
         """
-        task = head_of(student) != "mlm"
+        answers = None if head_of(student) == "mlm" else answers_of(store)
         return cls(
             student,
-            options.terms(task),
+            options.terms(answers),
             store.features,
-            every=options.every_term(task),
+            every=options.every_term(answers),
             frozen=options.projection == "frozen",
             separate=options.outputs == "separate",
         )

@@ -32,9 +32,10 @@ def evaluate(
     `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
     characters they cover (nats). It compares students with different vocabularies. For a task,
     `valid_accuracy` is the share of the gold labels that the student gives, and `valid_agreement`
-    the share of the teacher's best ones, at all pieces that it learns from; of scores,
-    `valid_spearman` is their rank correlation with the teacher's. The result is empty if there are
-    no blocks.
+    the share of the teacher's best ones, at all pieces that it learns from. If a text has several
+    labels at once, `valid_agreement` is the share of yes and no for each label that equal the
+    teacher's. Of scores and other numbers, `valid_spearman` is the rank correlation with the
+    teacher's, the mean over the outputs. The result is empty if there are no blocks.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
     return evaluate_batches(distiller, batches, plan.terms)
@@ -121,8 +122,11 @@ class _Sums:
 
 
 def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
-    if judged[0][0].shape[1] == 1:
+    if judged[0][0].shape[1] == 1 or judged[0][1].answers == "numbers":
         return _ranked(judged)
+    if judged[0][1].answers == "several labels":
+        same = [(own > 0) == (t.logits > 0) for own, t in judged if t.logits is not None]
+        return {"valid_agreement": float(torch.cat(same).float().mean())} if same else {}
     best = torch.cat([logits.argmax(dim=1) for logits, _ in judged])
     gold = torch.cat([targets.gold for _, targets in judged])
     found, known = {}, gold != NO_LABEL
@@ -135,13 +139,15 @@ def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
 
 
 def _ranked(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
-    """Tell how like the teacher's the student's order of all texts is by their scores."""
+    """Return the rank correlation of the student's numbers of all texts with the teacher's, the
+    mean over the outputs; nothing if an output gives all texts one number."""
     from scipy.stats import spearmanr
 
     if judged[0][1].logits is None:
         return {}
-    own = torch.cat([logits for logits, _ in judged])[:, 0].float().cpu().numpy()
-    teacher = torch.cat([t.logits for _, t in judged if t.logits is not None])[:, 0].cpu().numpy()
-    if len(own) < 2 or own.std() == 0 or teacher.std() == 0:
+    own = torch.cat([logits for logits, _ in judged]).float().cpu().numpy().T
+    teacher = torch.cat([t.logits for _, t in judged if t.logits is not None]).cpu().numpy().T
+    if own.shape[1] < 2 or not (own.std(axis=1) * teacher.std(axis=1)).all():
         return {}
-    return {"valid_spearman": float(spearmanr(own, teacher).statistic)}
+    found = [spearmanr(one, other).statistic for one, other in zip(own, teacher, strict=True)]
+    return {"valid_spearman": float(sum(found) / len(found))}

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from teachonce.checkpoints.text_vectors import POOLINGS
-from teachonce.store import Features, FeatureStore, Record, UserError
+from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
@@ -197,12 +197,18 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
             " made with"
         )
     task = teacher.task and replace(teacher.task, separator=features.separator)
-    if task != features.task:
-        theirs, mine = (", ".join(t.labels) if t else "none" for t in (features.task, teacher.task))
+    if task != store.task:
+        theirs, mine = (_named(each) for each in (store.task, teacher.task))
         raise UserError(
             f"--model {teacher.name}: its labels are {mine:.200}, the store's are {theirs:.200};"
             f" give the model that {store.path} was made with"
         )
+
+
+def _named(task: TaskSpec | None) -> str:
+    if task is None:
+        return "none"
+    return ", ".join([*task.labels, *([f"({task.problem_type})"] if task.problem_type else [])])
 
 
 class _Sample:

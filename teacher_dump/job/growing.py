@@ -80,7 +80,8 @@ class Growth:
             and key not in free(features) - BOUND
             and not (merged and key not in BOUND and old == ABSENT)
         ]
-        found += differences(self.store.features.to_json(), features.to_json(), "features")
+        stored = replace(self.store.features, task=self.store.task)
+        found += differences(stored.to_json(), features.to_json(), "features")
         if found:
             differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
             raise UserError(

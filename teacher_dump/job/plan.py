@@ -13,12 +13,14 @@ from teachonce.checkpoints.declared import (
     DECLARED,
     check_declared,
     config_of,
+    declared_head,
     layers_of,
     longest_input,
 )
 from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_model
 from teachonce.store import Features, LogitsSpec
 from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.format.features import SEVERAL_LABELS, Answers
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -121,6 +123,8 @@ class DumpPlan:
         if task := features.task:
             logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
             logits = "a score of each pair" if task.scores and task.separator else logits
+            if task.problem_type:
+                logits = f"of {counted(len(task.labels), 'output')} ({task.problem_type})"
         elif logits != "none" and not features.logits:
             headless = options.head == "none"
             reason = "--head none" if headless else "no masked-LM head in the checkpoint"
@@ -194,6 +198,10 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head)
+    classes, said = config.get("architectures"), config.get("problem_type")
+    kind = declared_head([*map(str, classes)]) if isinstance(classes, list) else None
+    if kind == "classification" and head in ("auto", kind) and said == SEVERAL_LABELS:
+        check_gold(options, "several labels")
     tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
     longest = longest_input(tokens, config.get("max_position_embeddings"), config)
     _check_length(options.max_length, longest)
@@ -201,6 +209,17 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
     return model, open_corpus(options)
+
+
+def check_gold(options: DumpOptions, answers: Answers) -> None:
+    """Raise UserError for gold labels that a store cannot hold: it has one label of a text."""
+    if options.label_column is None or answers == "one label":
+        return
+    given = "numbers, not labels" if answers == "numbers" else "several labels at once"
+    raise UserError(
+        f"--label-column {options.label_column}: the teacher {options.model} gives a text {given},"
+        " and a store holds one gold label of a text; leave --label-column out"
+    )
 
 
 def open_corpus(options: DumpOptions) -> Corpus:
@@ -316,6 +335,8 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
             "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
             " nothing to dump"
         )
+    if task:
+        check_gold(options, task.answers)
     if task and pair_of(options.text_column):
         task = replace(task, separator=SEPARATOR)
     return Features(

@@ -27,6 +27,7 @@ from teachonce.checkpoints.declared import another_head, declared_head, longest_
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import TaskSpec
+from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
 EMBEDDING = "embedding"
@@ -182,8 +183,8 @@ def _load(
 def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
     """Read the task and the labels that a head was fine-tuned for; None for LM heads.
 
-    Raises UserError for a head whose logits are not the output of its last layer, and for two
-    labels of one name.
+    Raises UserError for a head whose logits are not the output of its last layer, for two labels of
+    one name, and for a tagger with the `problem_type` of a classifier.
     """
     config: Any = network.config
     if head not in ("classification", "tagging"):
@@ -204,7 +205,30 @@ def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec |
             f"{name}: later_label of its config.json is {later!r}, which is none of its labels,"
             f" {', '.join(names)[:200]}; take it out, or name the label of a word's later pieces"
         )
-    return TaskSpec(head, tuple(names), later)
+    return TaskSpec(head, tuple(names), later, problem_type=_problem_type(config, head, name))
+
+
+def _problem_type(config: Any, head: str, name: str) -> str | None:
+    """Return the `problem_type` of a TaskSpec.
+
+    transformers reads it for classification alone. CrossEncoder ignores it, and reads the
+    activation that its trainer wrote: a sigmoid for each of several outputs.
+    """
+    said = config.problem_type if config.problem_type in PROBLEM_TYPES else None
+    if head == "tagging":
+        if said is not None:
+            raise UserError(
+                f"{name}: problem_type of its config.json is {said}, and a tagger gives a token one"
+                " tag, in transformers too; remove problem_type from config.json if that is so, or"
+                " take another checkpoint"
+            )
+        return None
+    about = getattr(config, "sentence_transformers", None) or {}
+    activation = about.get("activation_fn") if isinstance(about, dict) else None
+    activation = activation or getattr(config, "sbert_ce_default_activation_function", None)
+    if said is None and config.num_labels > 1 and str(activation).endswith(".Sigmoid"):
+        return SEVERAL_LABELS
+    return said
 
 
 def load_with_fresh_head(

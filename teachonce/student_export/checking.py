@@ -29,6 +29,7 @@ AGREEMENT = {
     "embedding": "mean cosine with the student's vectors",
     "classification": "share of texts with the student's label",
     "score": "correlation with the student's scores",
+    "several labels": "share of yes and no for each label that are the student's",
     "tagging": "share of tokens with the student's tag",
     "mlm": "share of tokens with the student's best piece",
 }
@@ -77,15 +78,18 @@ def _agreement(student: Student, texts: Sequence[str], where: str) -> Check:
     batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
     expected = [student.run(batch) for batch in batches]
     kind = student.kind
-    if kind == "classification" and expected[0].shape[-1] == 1:
-        kind = "score"
+    if student.task is not None and student.task.kind == "classification":
+        kind = {"several labels": "several labels", "numbers": "score"}.get(
+            student.task.answers, kind
+        )
 
     def share(run: Run) -> float:
         found = [run(batch) for batch in batches]
         if not all(np.isfinite(each).all() for each in found):
             return 0.0
         if kind == "score":
-            return _correlation(np.concatenate(expected), np.concatenate(found))
+            both = (np.concatenate(expected).T, np.concatenate(found).T)
+            return min(_correlation(*outputs) for outputs in zip(*both, strict=True))
         each = [
             _alike(kind, mine, its, batch["attention_mask"].astype(bool))
             for mine, its, batch in zip(expected, found, batches, strict=True)
@@ -100,6 +104,8 @@ def _alike(kind: str, expected: Array, found: Array, present: Array) -> Floats:
     if kind == "embedding":
         lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
         return np.asarray((expected * found).sum(1) / np.maximum(lengths, 1e-12), np.float64)
+    if kind == "several labels":
+        return np.asarray(((expected > 0) == (found > 0)).mean(axis=-1), np.float64)
     same = expected.argmax(-1) == found.argmax(-1)
     return np.asarray(same if same.ndim == 1 else same[present], np.float64)
 
@@ -111,6 +117,11 @@ def _correlation(expected: Array, found: Array) -> float:
 
 
 def _task(student: Student, path: Path) -> Check:
+    if student.task and student.task.answers != "one label" and len(student.task.labels) > 1:
+        raise UserError(
+            f"--check {path}: no task scores a student of problem_type"
+            f" {student.task.problem_type}; give a .txt of lines"
+        )
     task: Any = _task_of(student)
     examples = task.read(path)
     if student.task is not None:

@@ -94,6 +94,8 @@ def write_about(student: Student, made: list[Exported], folder: Path) -> None:
     }
     if student.task is not None:
         about["labels"] = list(student.task.labels)
+        if student.task.problem_type:
+            about["problem_type"] = student.task.problem_type
     files.write(folder / ABOUT, _json(about))
 
 

@@ -95,7 +95,7 @@ def check_space(model: str, documents_by: str) -> None:
     if report is None:
         return
     names = losses_learnt(report["settings"])
-    learnt = [loss for loss in losses_for(False, names) if loss.of_text]
+    learnt = [loss for loss in losses_for(None, names) if loss.of_text]
     if all(loss.projection == "none" for loss in learnt):
         raise UserError(
             f"--documents-by {documents_by}: {model} has learnt {', '.join(sorted(names))}, none of"

@@ -157,6 +157,7 @@ class LabelTask(Task):
             "num_labels": len(self.labels),
             "id2label": dict(enumerate(self.labels)),
             "label2id": {label: number for number, label in enumerate(self.labels)},
+            "problem_type": None,  # the checkpoint's may be of other outputs
         }
 
 

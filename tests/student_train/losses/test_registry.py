@@ -26,26 +26,28 @@ def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
 
 
 def test_a_name_means_one_loss_of_a_student() -> None:
-    for task in (False, True):
-        names = [loss.name for loss in losses_for(task)]
+    for answers in (None, "one label", "several labels", "numbers"):
+        names = [loss.name for loss in losses_for(answers)]
         assert len(names) == len(set(names))
-    assert [loss.formula for loss in losses_for(True, ["kl"])] == ["task.kl"]
-    assert [loss.formula for loss in losses_for(False, ["kl"])] == ["logits.kl"]
-    assert not losses_for(True, ["mlm"]) and not losses_for(False, ["ce", "log-odds"])
+    assert [loss.formula for loss in losses_for("one label", ["kl"])] == ["task.kl"]
+    assert [loss.formula for loss in losses_for(None, ["kl"])] == ["logits.kl"]
+    assert not losses_for("one label", ["mlm"]) and not losses_for(None, ["ce", "log-odds"])
 
 
 def test_a_whole_text_is_compared_through_a_gelu_as_tokens_are() -> None:
-    (loss,), (of_tokens,) = (losses_for(True, [name]) for name in ("sentence-gelu", "hidden-gelu"))
+    (loss,), (of_tokens,) = (
+        losses_for("one label", [name]) for name in ("sentence-gelu", "hidden-gelu")
+    )
     assert loss.measure is of_tokens.measure and loss.projection == "always"
     assert (loss.teacher, loss.student, loss.feature) == ("sentence", "sentence", "hidden")
 
 
 def test_what_losses_read_of_a_store() -> None:
     names = ["mlm", "kl", "hidden", "attention", "ce"]
-    assert features_of(losses_for(False, names)) == ["hidden", "logits", "attention"]
-    assert features_of(losses_for(True, names)) == ["hidden", "task", "attention"]
-    assert features_of(losses_for(False, ["mlm"])) == []
-    assert features_of(losses_for(False, ["similarity", "embedding"])) == ["embedding"]
+    assert features_of(losses_for(None, names)) == ["hidden", "logits", "attention"]
+    assert features_of(losses_for("one label", names)) == ["hidden", "task", "attention"]
+    assert features_of(losses_for(None, ["mlm"])) == []
+    assert features_of(losses_for(None, ["similarity", "embedding"])) == ["embedding"]
 
 
 def test_help_lists_every_loss() -> None:

@@ -33,6 +33,27 @@ def test_losses_are_what_their_papers_say() -> None:
         assert float(loss(own[:0], teacher[:0]).detach()) == 0
 
 
+def test_losses_of_several_labels_are_binary_ones_of_each_label() -> None:
+    torch.manual_seed(0)
+    own, teacher = torch.randn(5, 3, requires_grad=True), 3 * torch.randn(5, 3)
+    p, q = (teacher / 2).sigmoid(), (own / 2).sigmoid()
+    by_hand = 4 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+    assert torch.allclose(task.kl_labels(own, teacher, 2.0), by_hand, atol=1e-6)
+    entropy = -(teacher.sigmoid() * functional.logsigmoid(teacher)).mean()
+    entropy -= ((-teacher).sigmoid() * functional.logsigmoid(-teacher)).mean()
+    ours = functional.binary_cross_entropy_with_logits(own, teacher.sigmoid())  # transformers' own
+    assert torch.allclose(task.kl_labels(own, teacher, 1.0), ours - entropy, atol=1e-6)
+    yes = functional.binary_cross_entropy_with_logits(own, (teacher.sigmoid() > 0.5).float())
+    assert torch.equal(task.hard_labels(own, teacher), yes)
+    assert torch.allclose(task.log_odds_labels(teacher, teacher), torch.zeros(()), atol=1e-8)
+    certain = torch.tensor([[99.0, -99.0]])
+    for loss in (task.hard_labels, task.log_odds_labels, task.half_log_odds_labels):
+        assert loss(torch.zeros(1, 2), certain).isfinite()
+        assert float(loss(own[:0], teacher[:0]).detach()) == 0
+    assert task.kl_labels(-certain, certain, 1.0).isfinite()
+    assert float(task.kl_labels(own[:0], teacher[:0], 1.0).detach()) == 0
+
+
 def test_logit_and_hard_are_the_numbers_worked_out_by_hand() -> None:
     own, teacher = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])
     assert task.logit(own, teacher).item() == pytest.approx((0 + 4 + 9 + 0) / 4)

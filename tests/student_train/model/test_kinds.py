@@ -89,9 +89,7 @@ def test_every_shape_has_its_model() -> None:
 def test_trained_under_every_loss(
     kind: str, align: str, store: FeatureStore, tmp_path: Path
 ) -> None:
-    names = [
-        loss.name for loss in losses_for(task=False) if loss.student in ("masked", "pieces", "runs")
-    ]
+    names = [loss.name for loss in losses_for(None) if loss.student in ("masked", "pieces", "runs")]
     if ALIGNMENTS[align].predicted != "same":  # only of pieces that both have
         names.remove("kl-shared")
     names += ["attention"] if parse_student(named(kind)).heads else []

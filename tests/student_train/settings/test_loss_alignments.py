@@ -23,7 +23,7 @@ LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
 )
 def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden: str) -> None:
     options = TrainOptions(store="a.zarr", loss=LOSS, align=words)
-    aligned = {term.name: term.alignment for term in options.terms(task=False)}
+    aligned = {term.name: term.alignment for term in options.terms(None)}
     assert (aligned["kl"], aligned["hidden"]) == (kl, hidden)
     assert options.describing()["align"] == words
 

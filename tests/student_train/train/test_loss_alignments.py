@@ -48,7 +48,7 @@ def test_each_loss_is_what_it_is_under_its_own_alignment_alone(
     words: str, store: FeatureStore, plain: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     options = TrainOptions(store=store.path, loss=LOSS, align=words)
-    aligned = {term.name: term.alignment or "span" for term in options.terms(task=False)}
+    aligned = {term.name: term.alignment or "span" for term in options.terms(None)}
     found = measured(store, words)
     assert list(found) == list(plain["span"])
     for name, value in found.items():
