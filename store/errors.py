@@ -21,6 +21,11 @@ VERIFY = "run `feature-store verify`"
 """What to do where a store can be opened, but something in it cannot be read."""
 REPAIR = "run `feature-store repair`, which mends it or says what else to do"
 """What to do where a store cannot even be opened."""
+NO_NUMBERS = (
+    "no teacher gives such values: make the store again, or leave that feature out;"
+    " `feature-store verify` lists all of them"
+)
+"""What to do where the values of a store break a law."""
 MISSING = (
     "no such file or folder; check the name, or type the command that makes it (`teacher-dump`,"
     " `feature-store merge` or `feature-store convert`)"
@@ -39,6 +44,6 @@ NO_QUEUE = (
 def without_remedy(message: object) -> str:
     """A message without the advice at its end, for places where the advice would not help."""
     text = str(message)
-    for remedy in (VERIFY, REPAIR, NO_STORE, "the store is damaged"):
+    for remedy in (VERIFY, REPAIR, NO_STORE, NO_NUMBERS, "the store is damaged"):
         text = text.removesuffix(remedy).rstrip("; :")
     return text

@@ -85,10 +85,20 @@ def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     return (VOCABULARY ** rng.random(shape, np.float32)).astype(np.int64) - 1
 
 
+def _different(ids: Array) -> Array:
+    """Raise ids [N, K] that a row has twice to the next free ones, and leave the others."""
+    order, places = np.argsort(ids, axis=1), np.arange(ids.shape[1])
+    least = np.maximum.accumulate(np.take_along_axis(ids, order, axis=1) - places, axis=1)
+    found = np.empty_like(ids)
+    raised = np.minimum(least, VOCABULARY - ids.shape[1]) + places
+    np.put_along_axis(found, order, raised, axis=1)
+    return found
+
+
 def _put_logits(part: PartWriter, rows: Array, kept: int, rng: np.random.Generator) -> None:
     """Steeply falling logits, and some probability left over."""
     logits = -np.cumsum(rng.standard_exponential((len(rows), kept), np.float32), axis=1)
     left = rng.standard_normal(len(rows), np.float32) - 2
     total = np.log(np.exp(logits).sum(axis=1) + np.exp(left))
-    ids = _ids(logits.shape, rng)
+    ids = _different(_ids(logits.shape, rng))
     part.put_topk(0, rows, ids, logits - total[:, None], left - total, total + 9)

@@ -16,7 +16,7 @@ import numpy as np
 from teachonce.store.containers.interface import Source
 from teachonce.store.containers.network import surely
 from teachonce.store.containers.paths import queue_of
-from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.errors import NO_NUMBERS, StoreError, without_remedy
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.identity import made_by
 from teachonce.store.format.index import IndexedParts
@@ -35,7 +35,8 @@ from teachonce.store.format.manifest import (
     read_entries,
     seal_checksum,
 )
-from teachonce.support.arrays import Array
+from teachonce.store.format.value_laws import not_finite
+from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted, takes_option
 
 
@@ -293,3 +294,23 @@ def read_outside(source: Source) -> Callable[[str], Array]:
         return values
 
     return lambda name: surely(source.remote, lambda: read(name))
+
+
+def finite(values: Array, what: str) -> Array:
+    """Return an array that was read outside the parts. Raises StoreError for NaN and infinity."""
+    if values.dtype.kind == "f" and not_finite(values) is not None:
+        raise StoreError(f"{what} has NaN or infinite values; {NO_NUMBERS}")
+    return values
+
+
+def check_calibration(
+    pair: tuple[Array, ...], features: Features, what: str
+) -> tuple[Floats, Floats]:
+    """Return mean and deviation of a hidden state. Raises StoreError for what is none."""
+    mean, deviation = pair
+    for array in pair:
+        if array.shape != (features.width,) or array.dtype != np.float32:
+            raise StoreError(f"{what} is not [D]; {DAMAGED}")
+    if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
+        raise StoreError(f"{what} is not finite with deviations over 0; {NO_NUMBERS}")
+    return mean, deviation

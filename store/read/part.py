@@ -1,10 +1,8 @@
-"""One part of a store: its arrays, opened one by one, read by slices, checked in a thread."""
+"""One part of a store: its arrays, opened one by one, read by slices."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
@@ -202,37 +200,3 @@ class PartReader:
         columns = [self.read(f"view{view}/mask/{k}", left, right) for k in ("begin", "end")]
         action = self.read(f"view{view}/mask/action", left, right).astype(np.int32)
         return start - left, np.stack([*columns, action], axis=1)
-
-
-class ReadingCheck:
-    """Checks the arrays of parts beside a stream that reads them, in one thread.
-
-    `sound` are the arrays, by part and path, that were found sound before; those found now are
-    added.
-    """
-
-    def __init__(self, sound: set[tuple[int, str]]) -> None:
-        self._sound, self._asked = sound, set(sound)
-        self._thread = ThreadPoolExecutor(1, "checksums")
-        self._running: list[Future[None]] = []
-
-    def begin(self, part: PartReader, names: Iterable[str]) -> None:
-        """Check arrays of a part that were not checked before; return at once."""
-        for name in names:
-            key = part.part.number, name
-            if key not in self._asked:
-                self._asked.add(key)
-                self._running.append(self._thread.submit(self._check, part, name))
-
-    def _check(self, part: PartReader, name: str) -> None:
-        part.check(name)
-        self._sound.add((part.part.number, name))
-
-    def tell(self, wait: bool = False) -> None:
-        """Raise the StoreError of an array that was found damaged; `wait` for all to be checked."""
-        while self._running and (wait or self._running[0].done()):
-            self._running.pop(0).result()
-
-    def close(self) -> None:
-        """Check no further."""
-        self._thread.shutdown(wait=False, cancel_futures=True)

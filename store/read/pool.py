@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from teachonce.store.errors import StoreError
+from teachonce.store.errors import NO_NUMBERS, StoreError
+from teachonce.store.format.features import Calibration
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.read.part import PartReader, ReadingCheck
+from teachonce.store.format.value_laws import Broken, broken
+from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
+from teachonce.store.read.part_laws import line_of, line_of_token
+from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
@@ -261,6 +265,46 @@ class Pool:
         with ThreadPoolExecutor(AT_ONCE, "open-at-once") as readers:
             for some in (["sequence/token_start"], names):
                 list(readers.map(opened, product(some, parts)))
+
+    def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
+        """Check each array that was read by itself. Raises StoreError, which names the token.
+
+        `lawful` notes for some arrays which sequences of the store, bool [n], were checked before:
+        in later epochs that a training reads it costs nothing.
+        """
+        arrays = self.token | self.maps | self.sequence
+        seen = lawful.setdefault(tuple(arrays), np.zeros(len(self._index), bool))
+        asked = self.index if self._asked is None else self.index[self._asked]
+        if seen[asked].all():
+            return
+        arrays |= {f"view{self.view}/logits/{key}": values for key, values in self.draws.items()}
+        for name, values in arrays.items():
+            if law := broken(self.features, calibration, name, values):
+                part, line = self._place(name, law)
+                raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
+        seen[asked] = True
+
+    def _place(self, name: str, law: Broken) -> tuple[PartReader, str]:
+        """Find the part of a row of the pool that breaks a law, and say where it is there."""
+        drawn = self.draws and name.endswith(("/logits/ids", "/logits/counts"))
+        edges: Any = self.draw_start if drawn else self._edges_of(self.excerpt(name), name)
+        if drawn:  # from draws to tokens
+            row = int(np.searchsorted(edges, law.row, "right")) - 1
+            edges, name, law = self.ragged.token_start, name, law._replace(row=row)
+        place = int(np.searchsorted(edges, law.row, "right")) - 1
+        excerpt = self.ragged if drawn else self.excerpt(name)
+        done = 0
+        for part, first, last in self._located(excerpt):
+            if place < done + last - first:
+                position = first + place - done
+                row = law.row - int(edges[place])
+                if drawn:
+                    start = int(part.token_start[position])
+                    return part, line_of_token(part, name, start + row, law.what)
+                start = int(self._starts(part, name)[position])
+                return part, line_of(part, name, law._replace(row=start + row))
+            done += last - first
+        raise AssertionError(name)
 
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
         """Begin to check the arrays of this pool, whole, in those of its parts that belong to a

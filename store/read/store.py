@@ -19,12 +19,14 @@ from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, TaskSpec
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.manifest import DAMAGED, Manifest, check_root, opening
+from teachonce.store.format.manifest import Manifest, check_root, opening
 from teachonce.store.format.pairs import divided
 from teachonce.store.read.cached_arrays import Keeping
 from teachonce.store.read.manifests import (
     calibration_paths,
+    check_calibration,
     checked_array,
+    finite,
     sealed_manifest,
     unfinished,
     unsealed_manifest,
@@ -127,17 +129,15 @@ class FeatureStore(Sequence[Record]):
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
         """Mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
-        mean, deviation = map(self.outside, calibration_paths(name))
-        for array in (mean, deviation):
-            if array.shape != (self.features.width,) or array.dtype != np.float32:
-                raise StoreError(f"{self.path}: calibration of {name} is not [D]; {DAMAGED}")
-        return mean, deviation
+        pair = tuple(map(self._outside, calibration_paths(name)))
+        return check_calibration(pair, self.features, f"{self.path}: calibration of {name}")
 
     def outside(self, name: str) -> Array:
-        """Read a whole array outside the parts (teacher/..., calibration/...).
+        """Read a whole array outside the parts (teacher/..., calibration/...). Raises StoreError if
+        there is none, if it is damaged, or if it holds NaN or infinity."""
+        return finite(self._outside(name), f"{self.path}: {name}")
 
-        Raises StoreError if there is none, or if it is damaged.
-        """
+    def _outside(self, name: str) -> Array:
         entry = self.manifest.arrays.get(name)
         if entry is None:
             raise StoreError(f"{self.path}: has no {name}")

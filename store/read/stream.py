@@ -17,9 +17,9 @@ from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.read.order import StreamOrder
-from teachonce.store.read.part import ReadingCheck
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.pool import Buffers, Pool
+from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 
@@ -138,6 +138,7 @@ class Streamer:
         self._index, self._calibration = index, calibration
         self._spare: list[Buffers] = []
         self._sound: set[tuple[int, str]] = set()  # arrays that a stream has checked
+        self._lawful = dict[tuple[str, ...], Array]()
 
     def close(self) -> None:
         """Let go of the buffers."""
@@ -174,6 +175,7 @@ class Streamer:
             while following:
                 found, following = following, None
                 found[0].read(taken)
+                found[0].check_values(self._calibration, self._lawful)
                 if following := next(pools, None):
                     ahead.submit(following[0].prefetch)
                 yield found
@@ -204,6 +206,7 @@ class Streamer:
             def read() -> None:
                 asking_it.result()
                 found[0].read(buffers)
+                found[0].check_values(self._calibration, self._lawful)
 
             future = reading.submit(read)
             ask()
@@ -240,6 +243,7 @@ class Streamer:
             blocks = np.stack([sequences, sequences + 1], axis=1)
             pool = Pool(self._index, blocks, view, kinds)
             pool.read(pool_buffers)
+            pool.check_values(self._calibration, self._lawful)
             yield _gather(pool, self._calibration, pool.place, buffers)
 
 

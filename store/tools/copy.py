@@ -18,6 +18,7 @@ from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import Counts, dimension_names
 from teachonce.store.format.manifest import digest
 from teachonce.store.read.part import DAMAGED, PartReader
+from teachonce.store.read.part_laws import check_values
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
 from teachonce.store.tools.verify import outside_entries, verify_store
@@ -179,6 +180,8 @@ def copy_part(
         _check_copied(writer, number, store, place, target, documents)
         return
     counts, arrays = contents_of(store.part(place))
+    if not _is_plain(writer, store, target):  # encoded again, NaN would become an ordinary number
+        check_values(store.part(place), store.calibration)
     arrays[DOCUMENT] = arrays[DOCUMENT] + documents
     recoded = recode_part(
         arrays, store.features, writer.features, store.calibration, target.calibration
@@ -198,13 +201,18 @@ def _check_copied(
     kept, part = writer.published_part(number).arrays, store.part(place)
     came = {name: entry.sha256 for name, entry in part.part.arrays.items()}
     came[DOCUMENT] = digest(part.document + documents)
-    plain = store.features.codec == writer.features.codec and same_calibration(
-        store.calibration, target.calibration
-    )
+    plain = _is_plain(writer, store, target)
     names = [name for name in kept if plain or not ENCODED.fullmatch(name)]
     unlike = [name for name in names if kept[name].sha256 != came[name]]
     if unlike:
         raise UserError(_other_source(writer.path, store, f"{unlike[0]} of part {number}"))
+
+
+def _is_plain(writer: StoreWriter, store: FeatureStore, target: FeatureStore) -> bool:
+    """Whether values are copied as they are stored."""
+    return store.features.codec == writer.features.codec and same_calibration(
+        store.calibration, target.calibration
+    )
 
 
 def _other_source(path: str | Path, store: FeatureStore, what: str) -> str:

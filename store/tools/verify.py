@@ -19,14 +19,16 @@ from teachonce.store.extras.mixed_vocab import GROUP as MIXED_VOCAB
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import GROUP as WORD_COUNTS
 from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.features import Calibration
 from teachonce.store.format.index import GROUP as INDEX
 from teachonce.store.format.index import IndexedParts
 from teachonce.store.format.layout import PartShapes, groups_above, part_number, part_of
 from teachonce.store.format.manifest import Entry, Part
 from teachonce.store.read.part import checksum
+from teachonce.store.read.part_laws import check_part
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.damaged import Opened, Problem, Report, open_damaged
-from teachonce.store.tools.laws import check_part, parts_with_other_tokens
+from teachonce.store.tools.laws import parts_with_other_tokens
 from teachonce.support.background import in_order
 
 MAX_THREADS = 16
@@ -79,7 +81,6 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
     """Check an open store as `verify` does, and close it."""
     count = len(store.manifest.parts)
     report = Report(count)
-    of_part = partial(_of_part, store, PartShapes(store.features), _absent(store, report))
     workers = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as threads:
         try:
@@ -87,11 +88,14 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             numbers = set(store.manifest.numbers.tolist())
             flaws = threads.submit(_flaws, store, [*names, "manifest"], "", numbers)
             _check_outside(store, report, threads)
+            calibration = _calibration(store, report)
+            shapes, absent = PartShapes(store.features), _absent(store, report)
+            of_part = partial(_of_part, store, calibration, shapes, absent)
             found = in_order(threads, of_part, range(count), 2 * workers)
             for _, one in zip(progress(range(count), "part"), found, strict=True):
                 report.take(one)
             _add(report, flaws.result(), set(names))
-            report.found += [*_others(store, report), *_broken_calibration(store, report)]
+            report.found += [*_others(store, report), *_broken_teacher(store, report)]
             report.found += _broken_files(store, report)
             report.odd.sort(key=lambda flaw: flaw.path)
         except BaseException:  # Ctrl-C, for one, must not wait for what is queued
@@ -111,7 +115,9 @@ def _check_outside(store: FeatureStore, report: Report, threads: ThreadPoolExecu
     report.found += _check_groups(store, groups)
 
 
-def _of_part(store: FeatureStore, shapes: PartShapes, absent: set[int], place: int) -> Report:
+def _of_part(
+    store: FeatureStore, calibration: Calibration, shapes: PartShapes, absent: set[int], place: int
+) -> Report:
     """Report on the part at a place: its attributes, arrays, groups and files, and, if its arrays
     are sound, what they mean."""
     part, report = store.manifest.parts[place], Report(1)
@@ -129,7 +135,7 @@ def _of_part(store: FeatureStore, shapes: PartShapes, absent: set[int], place: i
     _add(report, _flaws(store, names, here), set(names))
     if not report.damaged_parts():
         try:
-            lines = check_part(store.part(place))
+            lines = check_part(store.part(place), calibration)
         except StoreError as error:
             lines = [str(error)]
         report.found += [Problem(line, part.number) for line in lines]
@@ -286,15 +292,25 @@ def _others(store: FeatureStore, report: Report) -> list[Problem]:
     return found
 
 
-def _broken_calibration(store: FeatureStore, report: Report) -> Iterator[Problem]:
-    """A problem for each calibration by which no hidden state can be decoded."""
-    lost = report.lost_outside()
+def _calibration(store: FeatureStore, report: Report) -> Calibration:
+    """The calibrations by which hidden states can be decoded, with a problem for each other one."""
+    lost, found = report.lost_outside(), {}
     for name in store.features.hidden:
         if not any(array.startswith(f"calibration/hidden/{name}/") for array in lost):
             try:
-                mean, deviation = store.read_calibration(name)
+                found[name] = store.read_calibration(name)
+            except StoreError as error:
+                line = without_remedy(error).removeprefix(f"{store.path}: ")
+                report.found.append(Problem(line))
+    return found
+
+
+def _broken_teacher(store: FeatureStore, report: Report) -> Iterator[Problem]:
+    """A problem for each of the teacher's weights that holds NaN or infinity."""
+    lost = report.lost_outside()
+    for name in store.manifest.arrays:
+        if name.startswith(("teacher/weights/", "teacher/head/")) and name not in lost:
+            try:
+                store.outside(name)
             except StoreError as error:
                 yield Problem(without_remedy(error))
-                continue
-            if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
-                yield Problem(f"calibration of {name} is not finite with deviations over 0")

@@ -12,9 +12,14 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
 from teachonce.store.format.sequences import Sequences, encode_masks, encode_sequences
+from teachonce.store.format.value_laws import (
+    LOG_SLACK,
+    MASS_SLACK,
+    Broken,
+    broken_mass,
+    repeated,
+)
 from teachonce.support.arrays import Array, Floats, begins, ranges, starts
-
-LOG_SLACK = 1e-2
 
 
 class PartWriter:
@@ -93,6 +98,11 @@ class PartWriter:
                 f"{name} {what}; the teacher's output is not usable (try --precision fp32)"
             )
 
+    def _lawful(self, name: str, rows: Array, law: Broken | None) -> None:
+        """Raise StoreError if a law is broken at the row `law.row` of `rows`."""
+        if law is not None:
+            self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
+
     def _shaped(self, name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
         array = np.asarray(values, np.float32)
         if array.shape != shape:
@@ -167,7 +177,8 @@ class PartWriter:
         numbers = self._logits("topk", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         path, level = f"view{view}/logits", self._features.level
-        self._arrays[f"{path}/ids"][numbers] = self._ids(view, numbers, ids, size)
+        best = self._ids(view, numbers, ids, size)
+        self._arrays[f"{path}/ids"][numbers] = best
         for key, values, shape, codec in (
             ("logprobs", logprobs, (len(numbers), size), level.logprobs),
             ("rest", rest, (len(numbers),), level.rest),
@@ -176,6 +187,9 @@ class PartWriter:
             bad = np.isnan(logs) | (logs > LOG_SLACK)
             self._check(f"{path}/{key}", numbers, bad, "is not a log-probability (<= 0)")
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
+        given = np.asarray(logprobs, np.float32)
+        self._lawful(f"{path}/ids", numbers, repeated(best, given))
+        self._lawful(f"{path}/logprobs", numbers, broken_mass(given, np.asarray(rest, np.float32)))
 
     def put_samples(
         self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike
@@ -212,6 +226,8 @@ class PartWriter:
         rows = np.arange(self.token_start[sequence], self.token_start[sequence + 1])
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
         self._check(path, rows, bad, "is not a probability")
+        off = np.abs(values.sum(axis=1) - 1) > MASS_SLACK
+        self._check(path, rows, off, "has probabilities of a row that do not sum to 1")
         begin, end = self.square_start[sequence], self.square_start[sequence + 1]
         codes = self._features.level.attention.to_codes(values)
         self._arrays[f"{path}/values"][begin:end] = codes.reshape(-1)

@@ -16,6 +16,7 @@ from teachonce.store import StoreError, open_store
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.format.manifest import seal_checksum
 from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.tools.copy import convert
 from teachonce.store.tools.laws import check_tokens
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
@@ -84,19 +85,39 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "mask": ("topk", "view1/mask/end", put(0, 0), "view1/mask is not ascending"),
     "action": ("topk", "view1/mask/action", put(0, 3), "view1/mask is not ascending"),
     "starts": ("topk", "view1/mask/start", put(-1, 3), "view1/mask/start"),
-    "best": ("topk", "view1/logits/ids", put(2, 5000), "ids are outside the vocabulary"),
-    "draws": ("sample", "view0/logits/counts", put(1, 200), "do not sum to 12 draws"),
-    "drawn": ("sample", "view0/logits/ids", put(1, 7000), "ids are outside the vocabulary"),
-    "drawn twice": ("sample", "view0/logits/ids", twice, "of a token do not ascend"),
-    "label": ("classification", "sequence/label", put(3, 4), "sequence/label holds what is no"),
+    "best": ("topk", "view1/logits/ids", put(2, 5000), "logits/ids is outside the vocabulary"),
+    "draws": ("sample", "view0/logits/counts", put(1, 200), "does not sum to 12 draws"),
+    "drawn": ("sample", "view0/logits/ids", put(1, 7000), "logits/ids is outside the vocabulary"),
+    "drawn twice": ("sample", "view0/logits/ids", twice, "has ids that do not ascend"),
+    "label": (
+        "classification",
+        "sequence/label",
+        put(3, 4),
+        "holds what is no label (-1..3)",
+    ),
     "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds what is no label"),
     "tag of a special": ("tagging", "token/tag", put(0, 1), "token/tag holds what is no label"),
-    "classes": ("classification", "view1/classes/values", put((1, 2), np.nan), "are not finite"),
-    "tags": ("tagging", "view0/tags/values", put((4, 0), np.inf), "are not finite"),
+    "classes": (
+        "classification",
+        "view1/classes/values",
+        put((1, 2), np.nan),
+        "infinite (sequence 1 of",
+    ),
+    "tags": (
+        "tagging",
+        "view0/tags/values",
+        put((4, 0), np.inf),
+        "infinite (sequence 0 of the part, token 4",
+    ),
     "no pair": ("pairs", "text/utf8", no_pair, "has not one '\\x1f'"),
     "a token of both": ("pairs", "token/end", put(1, 10), "tokens: some cover the separator"),
     "a word of both": ("pairs", "view1/mask/end", longer, "view1/mask: some cover the separator"),
-    "a vector": ("embedding", "sequence/embedding/scale", put(4, np.inf), "are not finite"),
+    "a vector": (
+        "embedding",
+        "sequence/embedding/scale",
+        put(4, np.inf),
+        "or below 0 (sequence 4",
+    ),
     "length": ("embedding", "sequence/embedding/scale", put(2, 0.02), "2 of the part have not"),
     "prompt": ("embedding", "text/utf8", put(0, ord("T")), "of sequence 0 of the part lacks the"),
     "lengths": ("topk", "sequence/token_start", put(1, 3), "do not give the squares"),
@@ -111,6 +132,80 @@ def test_laws(copy: Copy, law: str) -> None:
     found = verify(path)
     assert found.damaged_parts() == {1}, found.problems
     assert any(words in line and "part 1" in line for line in found.problems), found.problems
+
+
+def row(place: int, values: list[float]) -> Callable[[Array], Any]:
+    return put(place, values)  # type: ignore[arg-type]
+
+
+INFINITE = "is NaN or infinite (sequence 0 of the part, token 4)"
+VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
+    ("exact", "topk", "hidden/mean/values", put((4, 3), np.nan), INFINITE),
+    ("exact", "topk", "hidden/groups2.1/values", put((4, 3), np.inf), INFINITE),
+    ("default", "topk", "hidden/mean/scale", put(4, np.nan), "is NaN, infinite or below 0"),
+    ("small", "topk", "hidden/mean/scale", put((4, 0), -1), "is NaN, infinite or below 0"),
+    ("exact", "topk", "logits/logprobs", put((4, 1), np.nan), "is not a log-probability"),
+    ("exact", "topk", "logits/logprobs", put((4, 0), 5), "is not a log-probability"),
+    ("exact", "topk", "logits/logprobs", row(4, [-9, -1, -9, -9, -9]), "is not ordered"),
+    ("exact", "topk", "logits/logprobs", row(4, [-0.1, -0.1, -8, -8, -8]), "more than 1"),
+    ("default", "topk", "logits/logprobs", row(4, [9, 9, 9, 9, 9]), "more than 1"),
+    ("small", "topk", "logits/logprobs", row(4, [9, 9, 9, 9, 9]), "more than 1"),
+    ("exact", "topk", "logits/rest", put(4, np.nan), "is not a log-probability"),
+    ("exact", "topk", "logits/rest", put(4, 1), "is not a log-probability"),
+    ("default", "topk", "logits/rest", put(4, 0), "more than 1"),
+    ("default", "topk", "logits/ids", row(4, [9, 8, 9, 7, 6]), "has an id twice"),
+    ("default", "topk", "logits/log_partition", put(4, np.inf), INFINITE),
+    ("default", "head", "logits/values", put((4, 3), np.inf), INFINITE),
+    ("exact", "head", "logits/values", put((4, 3), np.nan), INFINITE),
+    ("small", "head", "logits/scale", put(4, np.inf), "is NaN, infinite or below 0"),
+    ("exact", "topk", "attention/mean/values", put(4, np.nan), "is not a probability"),
+    ("exact", "topk", "attention/mean/values", put(4, -0.5), "is not a probability"),
+    ("exact", "topk", "attention/mean/values", put(0, 1), "do not sum to 1"),
+    ("default", "topk", "attention/mean/values", put(0, 255), "do not sum to 1"),
+    ("default", "sample", "logits/counts", put(1, 0), "logits/counts is 0"),
+    ("exact", "classification", "classes/values", put((4, 0), -np.inf), "is NaN or infinite"),
+    ("exact", "tagging", "tags/values", put((4, 0), np.nan), INFINITE),
+    ("exact", "embedding", "sequence/embedding/values", put((4, 1), np.nan), "(sequence 4 of"),
+]
+
+
+@pytest.mark.parametrize("case", VALUES, ids=lambda case: f"{case[0]} {case[2]}")
+@pytest.mark.parametrize("check", (True, False))
+def test_values_that_no_teacher_gives(copy: Copy, case: Any, check: bool) -> None:
+    """verify names array, part and token; so does a stream, without the checksums' thread where
+    the array alone tells it."""
+    codec, tier, name, change, words = case
+    path = copy("h5", codec, tier)
+    inner = name if name.startswith("sequence/") else f"view0/{name}"
+    forge(path, f"parts/1/{inner}", change)
+    (problem,) = verify(path).problems
+    inner = inner.replace("rest", "logprobs") if words == "more than 1" else inner
+    assert f"part 1: {inner}" in problem and words in problem
+    together = ("ordered", "more than 1", "twice", "sum to 1")
+    if not check and any(each in words for each in together):
+        return
+    with open_store(path) as store, pytest.raises(StoreError) as refused:
+        list(store.stream(check=check))
+    assert f"part 1: {inner}" in str(refused.value) and words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ("head/weight", "weights/pooler.bias"))
+def test_weights_that_are_not_finite(copy: Copy, name: str) -> None:
+    path = copy("h5", "default", "head")
+    forge(path, f"teacher/{name}", put(1, np.nan))
+    (problem,) = verify(path).problems
+    assert f"teacher/{name} has NaN or infinite values" in problem
+    with open_store(path) as store, pytest.raises(StoreError, match="has NaN or infinite values"):
+        store.head() if "head" in name else dict(store.teacher_weights())
+
+
+def test_what_encodes_such_values_again_refuses_them(copy: Copy, tmp_path: Path) -> None:
+    path = copy("h5", "exact")
+    forge(path, "parts/1/view0/hidden/mean/values", put((4, 3), np.nan))
+    with pytest.raises(StoreError, match="part 1: view0/hidden/mean/values is NaN or infinite"):
+        convert(path, tmp_path / "small.h5", "small")
+    convert(path, tmp_path / "copy.zarr")  # the same values, as they are
+    assert verify(tmp_path / "copy.zarr").damaged_parts() == {1}
 
 
 def test_tokens_are_checked_when_a_training_opens_the_store(copy: Copy) -> None:

@@ -1,0 +1,175 @@
+"""The laws of values: which stored numbers a teacher can have given (FORMAT.md, section 6).
+
+`broken` looks at one array, and costs less than reading it; the other functions compare arrays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from teachonce.store.format.codecs.levels import bound
+from teachonce.store.format.features import Calibration, Features
+from teachonce.support.arrays import Array, Floats, starts
+
+LOG_SLACK = 1e-2  # of a log-probability over 0, by rounding
+MASS_SLACK = 0.05  # of a sum of probabilities: of bfloat16, or of a capture's fitted curve
+HALF_INFINITE = 0x7C00  # bits of the float16 from which on none is a number of at least 0
+MINUS_ZERO = 0x8000
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Broken(NamedTuple):
+    """The first row of an array, by its first axis, that breaks a law, and what is wrong there.
+
+    `leaf` is the last segment of the array's path, where several were compared.
+    """
+
+    row: int
+    what: str
+    leaf: str = ""
+
+
+def broken(features: Features, calibration: Calibration, path: str, values: Array) -> Broken | None:
+    """Check an array of a part, or some of its rows, by itself; `path` is its path in the part."""
+    *_, group, leaf = f"//{path}".split("/")
+    if not values.size:
+        return None
+    if leaf in ("id", "ids"):
+        within = f"is outside the vocabulary of {features.vocabulary}"
+        return _outside(values, 0, features.vocabulary - 1, within)
+    if leaf in ("begin", "end") and group == "token":
+        return _outside(values, 0, None, "is below 0")
+    if leaf in ("label", "tag") and features.task:
+        last = len(features.task.labels) - 1
+        return _outside(values, -1, last, f"holds what is no label (-1..{last})")
+    if leaf == "counts":
+        return _outside(values, 1, None, "is 0")
+    if values.dtype.kind != "f":
+        return None
+    if leaf == "scale" and values.dtype == np.float16:
+        return _of_scale(features, calibration, path, values)
+    if leaf in ("logprobs", "rest"):
+        return _outside(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
+    if path.split("/")[1:2] == ["attention"]:
+        return _outside(values, 0, 1 + LOG_SLACK, "is not a probability")
+    return _first(not_finite(values), "is NaN or infinite")
+
+
+def _first(bad: Array | None, what: str) -> Broken | None:
+    if bad is None or not bad.any():
+        return None
+    return Broken(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), what)
+
+
+def _outside(values: Array, low: float | None, high: float | None, what: str) -> Broken | None:
+    """Find a value below `low` or above `high`, or a NaN."""
+    # Least and largest value are found in a tenth of the time of a comparison of each.
+    fits = (low is None or values.min() >= low) and (high is None or values.max() <= high)
+    if fits:
+        return None
+    inside = np.ones(values.shape, bool)
+    if low is not None:
+        inside &= values >= low
+    if high is not None:
+        inside &= values <= high
+    return _first(~inside, what)
+
+
+def not_finite(values: Array) -> Array | None:
+    """Find NaN and infinite values: bool, shaped as `values`; None where there is none."""
+    if values.dtype == np.float16:
+        bits = np.bitwise_and(values.view(np.uint16), np.uint16(MINUS_ZERO - 1))
+        fine = not bits.size or int(bits.max()) < HALF_INFINITE
+    else:
+        flat = values.reshape(-1)
+        with np.errstate(all="ignore"):  # a sum that is finite has finite terms
+            fine = bool(np.isfinite(flat @ flat))
+    if fine:
+        return None
+    bad = ~np.isfinite(values)
+    return bad if bad.any() else None
+
+
+def _of_scale(
+    features: Features, calibration: Calibration, path: str, values: Array
+) -> Broken | None:
+    """A scale is finite, at least 0, and decodes to finite states."""
+    largest = int(values.view(np.uint16).max())
+    if largest >= HALF_INFINITE and (
+        found := _first(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
+    ):
+        return found
+    place = path.split("/")
+    if place[1] != "hidden" or place[2] not in calibration:
+        return None
+    mean, deviation = calibration[place[2]]
+    with np.errstate(all="ignore"):
+        factor, far = 128 * float(deviation.max()), float(np.abs(mean).max())
+        if float(np.uint16(largest).view(np.float16)) * factor + far < LARGEST:
+            return None
+        return _first(values.astype(np.float64) * factor + far >= LARGEST, "decodes to infinity")
+
+
+def broken_best(features: Features, ids: Array, logprobs: Array, rest: Array) -> Broken | None:
+    """Compare the stored best ids and log-probabilities [N,K] of tokens, and what is left [N]."""
+    level = features.level
+    with np.errstate(all="ignore"):
+        values = level.logprobs.from_codes(logprobs)
+        left = level.rest.from_codes(rest)
+        if found := _outside(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+            return found
+        if found := _outside(left, None, LOG_SLACK, "leaves over what is no log-probability"):
+            return found
+        if found := _first(values[:, 1:] > values[:, :-1], "is not ordered, best first"):
+            return found
+        if found := repeated(ids, values):
+            return found
+        # Both as low as they may have been before they were encoded.
+        values, left = values - bound(level, "logprobs", values), left - bound(level, "rest", left)
+    return broken_mass(values, left)
+
+
+def broken_mass(logprobs: Floats, rest: Floats) -> Broken | None:
+    """Check that probabilities [N,K] and what is left over [N], given as logs, are at most 1."""
+    total = np.exp(logprobs, dtype=np.float64).sum(axis=1) + np.exp(rest, dtype=np.float64)
+    return _first(total > 1 + MASS_SLACK, "and rest have probabilities that sum to more than 1")
+
+
+def repeated(ids: Array, logprobs: Floats) -> Broken | None:
+    """Find a row [K] with an id twice, empty places (of log-probability -inf) left out."""
+    size = ids.shape[1]
+    behind = np.arange(size, dtype=np.int64) + 2**32
+    ordered = np.sort(np.where(np.isneginf(logprobs), behind, ids), axis=1)
+    found = _first(ordered[:, 1:] == ordered[:, :-1], "has an id twice")
+    return found and found._replace(leaf="ids")
+
+
+def broken_draws(features: Features, start: Array, ids: Array, counts: Array) -> Broken | None:
+    """Compare sampled ids and their counts [M] of N tokens; `start` [N + 1] begins with 0."""
+    size = features.logits.size if features.logits else 0
+    if found := _first(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
+        return found
+    follows = np.diff(ids.astype(np.int64), prepend=-1) > 0
+    follows[start[:-1][start[:-1] < len(ids)]] = True
+    place = _first(~follows, "")
+    if place is None:
+        return None
+    token = int(np.searchsorted(start, place.row, "right")) - 1
+    return Broken(token, "has ids that do not ascend")
+
+
+def broken_maps(features: Features, codes: Array, lengths: Array) -> Broken | None:
+    """Check maps of L^2 entries, one after another, of sequences of `lengths`; rows are tokens."""
+    values: Floats = features.level.attention.from_codes(codes)
+    rows = starts(np.repeat(lengths, lengths))[:-1]
+    with np.errstate(all="ignore"):
+        bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
+        if found := _first(np.logical_or.reduceat(bad, rows), "is not a probability"):
+            return found
+        sums = np.add.reduceat(values, rows, dtype=np.float64)
+        off = np.abs(sums - 1) - MASS_SLACK
+        if (off > 0).any():
+            off -= np.add.reduceat(bound(features.level, "attention", values), rows)
+    return _first(off > 0, "has probabilities that do not sum to 1")

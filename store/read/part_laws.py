@@ -1,0 +1,256 @@
+"""Check what the arrays of a part mean: the rules of FORMAT.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from teachonce.store.errors import NO_NUMBERS, StoreError
+from teachonce.store.format.codecs.levels import bound
+from teachonce.store.format.features import Calibration
+from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.format.sequences import ACTIONS, wrong_gold
+from teachonce.store.format.value_laws import (
+    Broken,
+    broken,
+    broken_best,
+    broken_draws,
+    broken_maps,
+)
+from teachonce.store.read.part import PartReader
+from teachonce.support.arrays import Array
+
+NARROW = 0.02  # of length 1: a teacher in bfloat16 normalises so exactly
+ROWS = 4096  # tokens of sequences that are looked at at once
+SLICE_BYTES = 2**24
+BY_TEXT = ("token/id", "token/begin", "token/end")  # which are compared with the text
+
+
+def check_part(part: PartReader, calibration: Calibration) -> list[str]:
+    """A line for each rule that a part breaks. Raises StoreError if it cannot be read."""
+    texts = part.texts(0, part.part.counts.sequences)
+    lengths = np.array([len(text) for text in texts], np.int64)
+    problems = [*_broken_tokens(part, lengths)]
+    for view in range(part.features.views):
+        problems += _broken_masks(part, view, lengths)
+    problems += [*_broken_pairs(part, texts), *_broken_task(part), *_broken_vectors(part, texts)]
+    single = _broken_arrays(part, calibration)
+    problems += [single[name] for name in single]
+    whole = [name for name in part.names() if name not in single]
+    problems += _compared(part, whole) if len(problems) == len(single) else []
+    return [f"{part.where}: {problem}" for problem in problems]
+
+
+def check_values(part: PartReader, calibration: Calibration) -> None:
+    """Raise StoreError for the first value of a part that breaks a law."""
+    single = _broken_arrays(part, calibration)
+    for line in single.values() or _compared(part, part.names()):
+        raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
+
+
+def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
+    ids, begin, end = (part.all(f"token/{key}") for key in ("id", "begin", "end"))
+    special, limit = part.all("token/special"), np.repeat(lengths, np.diff(part.token_start))
+    assert len(part.square_start)  # checks the sizes of the attention maps
+    laws = {
+        "token ids outside the vocabulary": ids >= part.features.vocabulary,
+        "offsets outside the text": (begin < 0) | (begin > end) | (end > limit),
+        "special tokens with offsets": special & ((begin != 0) | (end != 0)),
+    }
+    return [_first(what, bad, part.token_start) for what, bad in laws.items() if bad.any()]
+
+
+def _first(what: str, bad: Array, start: Array) -> str:
+    row = int(bad.argmax())
+    sequence = int(np.searchsorted(start, row, "right")) - 1
+    return f"{what} (sequence {sequence} of the part, token {row - int(start[sequence])})"
+
+
+def _broken_masks(part: PartReader, view: int, lengths: Array) -> list[str]:
+    if view == 0:
+        return []
+    start, spans = part.spans(view, 0, len(lengths))
+    if start[-1] != part.part.counts.spans[view]:
+        return [f"view{view}/mask/start does not end at the number of masked words"]
+    begin, end, action = spans.T
+    after = np.zeros(len(spans), np.int64)
+    after[1:] = end[:-1]
+    heads = start[:-1]
+    after[heads[heads < len(spans)]] = 0
+    limit = np.repeat(lengths, np.diff(start))
+    bad = (begin < after) | (begin >= end) | (end > limit) | (action >= ACTIONS)
+    return [f"view{view}/mask is not ascending words of the text"] if bad.any() else []
+
+
+def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:
+    """A line for each array that breaks a law by itself, by its name; it is read by slices."""
+    found = {}
+    for name in part.names():
+        if name in BY_TEXT:
+            continue
+        spec = part.array(name)
+        row = spec.dtype.itemsize * int(np.prod(spec.shape[1:], dtype=np.int64))
+        step = max(1, SLICE_BYTES // max(1, row))
+        for begin in range(0, spec.shape[0], step):
+            values = part.read(name, begin, min(begin + step, spec.shape[0]))
+            if law := broken(part.features, calibration, name, values):
+                found[name] = line_of(part, name, Broken(begin + law.row, law.what))
+                break
+    return found
+
+
+def line_of(part: PartReader, name: str, law: Broken) -> str:
+    """Say where in a part a law is broken; `law.row` is a row of the array `name`."""
+    row, start = law.row, part.token_start
+    if name in ("sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
+        part.features.task and name.endswith("/classes/values")
+    ):
+        return f"{name} {law.what} (sequence {row} of the part)"
+    if part.array(name).shape[0] == part.part.counts.squares and "/attention/" in name:
+        sequence = int(np.searchsorted(part.square_start, row, "right")) - 1
+        row = int(start[sequence]) + (row - int(part.square_start[sequence])) // int(
+            np.diff(start)[sequence]
+        )
+    elif name.endswith(("/logits/ids", "/logits/counts")) and part.array(name).shape[1:] == ():
+        view = int(name.split("/")[0].removeprefix("view"))
+        draws = part.draw_start(view, 0, part.part.counts.tokens)
+        row = max(0, int(np.searchsorted(draws, row, "right")) - 1)
+    return line_of_token(part, name, row, law.what)
+
+
+def line_of_token(part: PartReader, name: str, row: int, what: str) -> str:
+    """Say at which token of a part a law is broken."""
+    sequence = int(np.searchsorted(part.token_start, row, "right")) - 1
+    token = row - int(part.token_start[sequence])
+    return f"{name} {what} (sequence {sequence} of the part, token {token})"
+
+
+def compare(part: PartReader, names: Container[str]) -> None:
+    """Check laws between arrays of a part, those of `names`. Raises StoreError where one is
+    broken."""
+    problems: list[str] = []
+    if "text/utf8" in names and "token/begin" in names:
+        texts = part.texts(0, part.part.counts.sequences)
+        problems += _broken_tokens(part, np.array([len(text) for text in texts], np.int64))
+    problems = problems or [*_compared(part, names)]
+    if problems:
+        raise StoreError(f"{part.where}: {problems[0]}; {NO_NUMBERS}")
+
+
+def _compared(part: PartReader, names: Container[str]) -> Iterator[str]:
+    """A line for the first token of each group of arrays that break a law together."""
+    spec, features = part.features.logits, part.features
+    edges = _edges(part)
+    for view in range(features.views):
+        here = f"view{view}/logits"
+        check = {"topk": _best, "sample": _draws}.get(spec.tier if spec else "")
+        keys = {"topk": ("ids", "logprobs", "rest"), "sample": ("start", "ids", "counts")}
+        if spec and check and all(f"{here}/{key}" in names for key in keys[spec.tier]):
+            leaf = keys[spec.tier][1]
+            yield from _first_of(part, f"{here}/{leaf}", check, view, edges)
+        for name in features.attention:
+            path = f"view{view}/attention/{name}/values"
+            if path in names:
+                yield from _first_of(part, path, _maps, path, edges)
+
+
+def _edges(part: PartReader) -> list[int]:
+    """Edges of runs of sequences, of about ROWS tokens each."""
+    tokens = range(0, part.part.counts.tokens, ROWS)
+    firsts = np.unique(np.searchsorted(part.token_start[:-1], tokens, "right") - 1)
+    return [*firsts.tolist(), part.part.counts.sequences]
+
+
+Check = Callable[[PartReader, Any, int, int], Broken | None]
+
+
+def _first_of(
+    part: PartReader, name: str, check: Check, what: Any, edges: list[int]
+) -> Iterator[str]:
+    for first, last in pairwise(edges):
+        if found := check(part, what, first, last):
+            row = int(part.token_start[first]) + found.row
+            if found.leaf:
+                name = f"{name.rpartition('/')[0]}/{found.leaf}"
+            yield line_of_token(part, name, row, found.what)
+            return
+
+
+def _best(part: PartReader, view: int, first: int, last: int) -> Broken | None:
+    rows = part.token_start[[first, last]].tolist()
+    ids, logs, rest = (
+        part.read(f"view{view}/logits/{key}", *rows) for key in ("ids", "logprobs", "rest")
+    )
+    return broken_best(part.features, ids, logs, rest)
+
+
+def _draws(part: PartReader, view: int, first: int, last: int) -> Broken | None:
+    tokens = part.token_start[[first, last]].tolist()
+    start = part.draw_start(view, *tokens)
+    whole = part.part.counts
+    if (not first and start[0]) or (
+        last == whole.sequences and int(start[-1]) != whole.draws[view]
+    ):
+        return Broken(0, "does not have as many ids as were drawn")
+    _, ids, counts = part.draws(view, *tokens)
+    return broken_draws(part.features, start - start[0], ids, counts)
+
+
+def _maps(part: PartReader, path: str, first: int, last: int) -> Broken | None:
+    codes = part.read(path, *part.square_start[[first, last]].tolist())
+    return broken_maps(part.features, codes, np.diff(part.token_start[first : last + 1]))
+
+
+def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
+    """Problems of a store of pairs: each has one separator, which no token and no masked word
+    covers."""
+    separator = part.features.separator
+    if separator is None:
+        return []
+    if several := [n for n, text in enumerate(texts) if text.count(separator) != 1]:
+        return [f"text/utf8 of sequence {several[0]} of the part has not one {separator!r}"]
+    place, problems = np.array([text.index(separator) for text in texts], np.int64), []
+    spans = {"tokens": (part.all("token/begin"), part.all("token/end"), part.token_start)}
+    for view in range(1, part.features.views):
+        start, words = part.spans(view, 0, len(texts))
+        spans[f"view{view}/mask"] = words[:, 0], words[:, 1], start
+    for what, (begin, end, start) in spans.items():
+        middle = np.repeat(place, np.diff(start))
+        if ((begin <= middle) & (end > middle)).any():
+            problems.append(f"{what}: some cover the separator of their pair")
+    return problems
+
+
+def _broken_task(part: PartReader) -> list[str]:
+    if (task := part.features.task) is None:
+        return []
+    problems = []
+    if wrong_gold(task, part.all(task.gold), part.all("token/special")).any():
+        problems.append(f"{task.gold} holds what is no label of the {task.kind}")
+    return problems
+
+
+def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
+    """Problems of a store with an embedding: a vector is finite, of length 1 where the store says
+    so, and every text begins with the prompt."""
+    if (spec := part.features.embedding) is None:
+        return []
+    problems, codec = [], part.features.level.embedding
+    stored = {key: part.all(f"{EMBEDDING}/{key}") for key in codec.names}
+    with np.errstate(invalid="ignore"):  # 0 times an infinite scale
+        vectors = codec.decode(stored, (spec.width,))
+    if spec.normalised and np.isfinite(vectors).all():
+        lengths = np.linalg.norm(vectors, axis=1)
+        slack = NARROW + np.linalg.norm(bound(part.features.level, "embedding", vectors), axis=1)
+        if (bad := np.abs(lengths - 1) > slack).any():
+            problems.append(
+                f"{EMBEDDING}/values of sequence {int(bad.argmax())} of the part have not length 1"
+            )
+    for number, text in enumerate(texts):
+        if not text.startswith(spec.prompt):
+            problems.append(f"text/utf8 of sequence {number} of the part lacks the prompt")
+            break
+    return problems
