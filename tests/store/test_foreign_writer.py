@@ -51,16 +51,17 @@ CREATED = "2026-01-31T12:00:00Z"
 def logits_and_states() -> dict[str, Array]:
     """Arrays of a view, whatever a teacher may have said."""
     rng = np.random.default_rng(0)
-    logprobs = np.sort(rng.integers(0, 9000, (7, 3)), axis=1)
+    maps = np.concatenate([rng.dirichlet(np.ones(n), n).reshape(-1) for n in (4, 3)])
+    logprobs = np.sort(rng.integers(2000, 9000, (7, 3)), axis=1)  # of at most 0.14 each
     logprobs[2, 2] = 65535
     return {
         "logits/ids": np.argsort(rng.random((7, 30522)), axis=1)[:, :3].astype(np.uint32),
         "logits/logprobs": logprobs.astype(np.uint16),
-        "logits/rest": rng.integers(0, 9000, 7).astype(np.uint16),
+        "logits/rest": rng.integers(1000, 9000, 7).astype(np.uint16),
         "logits/log_partition": rng.normal(size=7).astype(np.float32),
         "hidden/mean/values": rng.integers(-127, 128, (7, 4)).astype(np.int8),
         "hidden/mean/scale": rng.random(7).astype(np.float16),
-        "attention/mean/values": rng.integers(0, 256, 25).astype(np.uint8),
+        "attention/mean/values": np.rint(255 * np.sqrt(maps)).astype(np.uint8),
     }
 
 

@@ -11,13 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from teachonce.feature_store.captures.files import Table, open_table, vector
 from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.schema import Numbers
+from teachonce.feature_store.captures.tables import Table, numbers, open_table
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.errors import UserError
 
 LABEL = "label"
+VECTOR = Numbers(LABEL, "floats", ("numbers",))
 
 
 def recognises(path: Path) -> bool:
@@ -68,7 +70,9 @@ class CachedVectors:
 
     def _width(self) -> int:
         for where, cells in self._table.rows([LABEL]):
-            return len(vector(cells[LABEL], where, LABEL))
+            if width := len(numbers(VECTOR, cells[LABEL], where)):
+                return width
+            raise UserError(f"{where}: a vector of no number; take that row out")
         raise UserError(f"{self._table.path}: holds no row")
 
     def files(self) -> list[Path]:
@@ -84,7 +88,7 @@ class CachedVectors:
             yield Sample(where, partial(self._rows, cells[LABEL], where), text=text)
 
     def _rows(self, cell: Any, where: str) -> Rows:
-        found = vector(cell, where, LABEL)
+        found = numbers(VECTOR, cell, where)
         if len(found) != self.held.vector:
             raise UserError(
                 f"{where}: a vector of {len(found)} numbers, and those before have"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from teachonce.feature_store.captures.files import small_text
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
 
@@ -72,20 +73,21 @@ class LegacyCompression:
 
 def index_bits(vocabulary: int) -> int:
     """Bits of an id, as DistillKit rounds them."""
-    return int(np.ceil(np.log2(np.float32(vocabulary))))
+    return max(1, int(np.ceil(np.log2(np.float32(vocabulary)))))
 
 
 def read_settings(path: Path) -> Compression | LegacyCompression:
     """Read the settings of a capture, or of a training that reads it. Raises UserError."""
     import yaml
 
+    text = small_text(path)
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        found = yaml.safe_load(text)
         for key in ("teacher", "logprob_compressor", "legacy_logit_compression"):
             if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
                 found = found[key]
         return _legacy(found) if "polynomial_degree" in found else _compression(found)
-    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: not the settings of DistillKit's compression ({first_line(error)}); give its"
             " compression_config.yaml, or the settings of a training that reads the capture"
@@ -106,10 +108,12 @@ def _compression(found: Mapping[str, Any]) -> Compression:
         polynomial_terms=tuple(t if t in TERMS else _whole(t, 0) for t in terms),
         term_dtype=_kind(found.get("term_dtype", "float32")),
         residual_bins=bins,
-        delta_encoding=bool(found.get("delta_encoding", True)),
-        normalize_t=bool(found.get("normalize_t", False)),
+        delta_encoding=_flag(found, "delta_encoding", True),
+        normalize_t=_flag(found, "normalize_t", False),
     )
     tail = made.k - made.exact_k
+    if made.k > made.d:
+        raise ValueError("k is more than d, the ids of the vocabulary")
     if tail < 0 or sum(b.elements for b in bins) > tail or any(b.bits > 63 for b in bins):
         raise ValueError("k, exact_k and residual_bins do not fit one another")
     if tail and not (terms or bins):
@@ -118,14 +122,24 @@ def _compression(found: Mapping[str, Any]) -> Compression:
 
 
 def _legacy(found: Mapping[str, Any]) -> LegacyCompression:
-    return LegacyCompression(
+    made = LegacyCompression(
         d=_whole(found["vocab_size"]),
         k=_whole(found["k"]),
         exact_k=_whole(found["exact_k"], 0),
         polynomial_degree=_whole(found["polynomial_degree"], 0),
-        invert_polynomial=bool(found.get("invert_polynomial", True)),
-        with_sqrt_term=bool(found.get("with_sqrt_term", False)),
+        invert_polynomial=_flag(found, "invert_polynomial", True),
+        with_sqrt_term=_flag(found, "with_sqrt_term", False),
     )
+    if not made.exact_k <= made.k <= made.d:
+        raise ValueError("k, exact_k and vocab_size do not fit one another")
+    return made
+
+
+def _flag(found: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = found.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false for {key}, got {value!r:.80}")
+    return value
 
 
 def _whole(value: object, least: int = 1) -> int:

@@ -26,27 +26,46 @@ from teachonce.feature_store.captures.compressed_logprobs import (
     unpacked_ids,
     words_of_ids,
 )
-from teachonce.feature_store.captures.files import Table, matrix, open_table, vector
 from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample, same_length
+from teachonce.feature_store.captures.schema import OTHER, Numbers
+from teachonce.feature_store.captures.tables import Table, numbers, open_table
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
 SETTINGS = "compression_config.yaml"
-NEW = ("compressed_logprobs", "bytepacked_indices")
-LEGACY = ("packed_indices", "exact_values", "coeffs")
-PLAIN = ("token_ids", "top_values")
+IDS = Numbers("input_ids", "ids", ("tokens",))
+MASK = Numbers("attention_mask", "texts", ("tokens",))
+NEW = (
+    Numbers("compressed_logprobs", "bytes", ("tokens", "bytes")),
+    Numbers("bytepacked_indices", "bytes", ("tokens", "bytes of ids")),
+)
+LEGACY = (
+    Numbers("packed_indices", "words", ("tokens", "words")),
+    Numbers("exact_values", "floats", ("tokens", "exact values")),
+    Numbers("coeffs", "doubles", ("tokens", "coefficients")),
+)
+PLAIN = (
+    Numbers("token_ids", "ids", ("tokens", "kept ids")),
+    Numbers("top_values", "logs", ("tokens", "kept ids")),
+)
+Layout = tuple[Numbers, ...]
 
 Cells = Mapping[str, Any]
 Decode = Callable[[Cells, str, slice], tuple[Array, Floats]]
 
 
-def layout_of(columns: tuple[str, ...]) -> tuple[str, ...] | None:
+def layout_of(columns: tuple[str, ...]) -> Layout | None:
     """Return the columns that hold the logits; None where these are no columns of DistillKit."""
-    if "input_ids" not in columns:
+    if IDS.name not in columns:
         return None
-    return next((names for names in (NEW, LEGACY, PLAIN) if set(names) <= set(columns)), None)
+    layouts: tuple[Layout, ...] = (NEW, LEGACY, PLAIN)
+    return next((each for each in layouts if _names(each) <= set(columns)), None)
+
+
+def _names(layout: Layout) -> set[str]:
+    return {field.name for field in layout}
 
 
 def recognises(path: Path) -> bool:
@@ -64,12 +83,12 @@ class DistillKit:
         if table is None or layout is None:
             raise UserError(
                 f"{options.source}: no table with input_ids and logits of DistillKit"
-                f" ({', '.join(NEW)}); its columns are"
+                f" ({', '.join(each.name for each in NEW)}); its columns are"
                 f" {', '.join(table.columns) if table else 'none'}"
             )
         self._table: Table = table
         self._layout = layout
-        self._mask = ["attention_mask"] if "attention_mask" in table.columns else []
+        self._mask = [MASK.name] if MASK.name in table.columns else []
         self._compression: Compression | LegacyCompression | None = None
         if layout is not PLAIN:
             self._compression = self._settings(options)
@@ -91,13 +110,14 @@ class DistillKit:
             )
         found = read_settings(path)
         if isinstance(found, LegacyCompression) != (self._layout is LEGACY):
-            columns = ", ".join(self._layout)
+            columns = ", ".join(each.name for each in self._layout)
             raise UserError(f"{path}: is of another form of compression than the columns {columns}")
         return found
 
     def _first_width(self) -> int:
-        for where, cells in self._table.rows(["token_ids"]):
-            if width := int(matrix(cells["token_ids"], where, "token_ids").shape[1]):
+        ids = PLAIN[0]
+        for where, cells in self._table.rows([ids.name]):
+            if width := int(numbers(ids, cells[ids.name], where).shape[1]):
                 return width
         raise UserError(f"{self._table.path}: holds no row")
 
@@ -108,21 +128,25 @@ class DistillKit:
     def samples(self) -> Iterator[Sample]:
         """Yield the texts of all rows; a packed row holds several."""
         decode: Decode = {NEW: self._new, LEGACY: self._legacy, PLAIN: self._plain}[self._layout]
-        for where, cells in self._table.rows(["input_ids", *self._mask, *self._layout]):
-            ids = vector(cells["input_ids"], where, "input_ids").astype(np.int64)
+        names = [field.name for field in self._layout]
+        for where, cells in self._table.rows([IDS.name, *self._mask, *names]):
+            ids = numbers(IDS, cells[IDS.name], where)
             for begin, end in self._texts(ids, cells, where):
                 span = slice(begin, end)
                 yield Sample(where, partial(_rows, decode, cells, where, span), ids[span])
 
     def _texts(self, ids: Array, cells: Cells, where: str) -> Iterator[tuple[int, int]]:
         """Yield begin and end of each text of a row."""
-        count = len(cells[self._layout[0]].values)
+        rows = getattr(cells[self._layout[0].name], "values", None)
+        count = 0 if rows is None else len(rows)
         if len(ids) == count + 1:  # of what follows the last id nothing was given
             ids = ids[:-1]
         same_length(ids, count, "logits", where)
+        if not count:
+            raise UserError(f"{where}: holds no token with logits; take that row out")
         mask = np.ones(count, np.int64)
-        if self._mask and cells["attention_mask"].is_valid:
-            mask = vector(cells["attention_mask"], where, "attention_mask")[:count]
+        if self._mask and cells[MASK.name].is_valid:
+            mask = numbers(MASK, cells[MASK.name], where)[:count]
             same_length(ids, len(mask), "an attention_mask", where)
         edges = np.flatnonzero(np.diff(mask, prepend=mask[:1] - 1, append=mask[-1:] - 1))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -131,7 +155,7 @@ class DistillKit:
 
     def _new(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
         assert isinstance(self._compression, Compression)
-        data, packed = (matrix(cells[name], where, name)[span].astype(np.uint8) for name in NEW)
+        data, packed = self._rows_of(cells, where, span)
         settings = self._compression
         expected = settings.width, -(-settings.k * settings.id_bits // 8)
         if (data.shape[1], packed.shape[1]) != expected:
@@ -145,7 +169,7 @@ class DistillKit:
 
     def _legacy(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
         assert isinstance(self._compression, LegacyCompression)
-        packed, exact, terms = (matrix(cells[name], where, name)[span] for name in LEGACY)
+        packed, exact, terms = self._rows_of(cells, where, span)
         settings = self._compression
         bits = index_bits(settings.d)
         expected = -(-settings.k // (64 // bits)), settings.exact_k
@@ -153,19 +177,37 @@ class DistillKit:
         if settings.k == settings.exact_k:
             tail = 0
         if (packed.shape[1], exact.shape[1], terms.shape[1]) != (*expected, tail):
+            names = ", ".join(each.name for each in LEGACY)
             raise UserError(
                 f"{where}: {packed.shape[1]}, {exact.shape[1]} and {terms.shape[1]} values a token"
-                f" in {', '.join(LEGACY)}, and the settings of compression make {expected[0]},"
-                f" {expected[1]} and {tail}; give those of the capture (--compression)"
+                f" in {names}, and the settings of compression make {expected[0]}, {expected[1]}"
+                f" and {tail}; give those of the capture (--compression)"
             )
         ids = words_of_ids(packed.astype(np.int64), bits, settings.k)
         return ids, legacy_logprobs_of(exact, terms, settings)
 
     def _plain(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
-        ids, values = (matrix(cells[name], where, name)[span] for name in PLAIN)
+        ids, values = self._rows_of(cells, where, span)
         if ids.shape != values.shape:
             raise UserError(f"{where}: ids {list(ids.shape)} and values {list(values.shape)}")
-        return ids.astype(np.int64), values.astype(np.float32)
+        if self.held.kept is not None and ids.shape[1] > self.held.kept:
+            raise UserError(
+                f"{where}: keeps {ids.shape[1]:,} ids of a token, and the first row"
+                f" {self.held.kept:,}; take it out"
+            )
+        return ids, values
+
+    def _rows_of(self, cells: Cells, where: str, span: slice) -> list[Array]:
+        """Return the arrays of the tokens of a text. Raises UserError where the columns of a row
+        are not as long as one another."""
+        found = [numbers(field, cells[field.name], where) for field in self._layout]
+        for field, array in zip(self._layout, found, strict=True):
+            if len(array) != len(found[0]):
+                raise UserError(
+                    f"{where}: {self._layout[0].name} has {len(found[0]):,} tokens, and"
+                    f" {field.name} {len(array):,}; {OTHER}"
+                )
+        return [array[span] for array in found]
 
 
 def _rows(decode: Decode, cells: Cells, where: str, span: slice) -> Rows:

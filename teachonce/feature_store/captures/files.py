@@ -1,24 +1,23 @@
-"""The files of a capture: listed, hashed, unpacked, loaded within bounds; tables of rows."""
+"""The files of a capture: listed, hashed, unpacked within bounds."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.files import reason
 
 BLOCK = 1 << 20
 MOST_BYTES = 1 << 34  # that one compressed sample may take
+SLACK_BYTES, MOST_TIMES = 1 << 26, 256  # and that many times its own bytes
+MOST_TEXT = 1 << 24
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
@@ -59,175 +58,63 @@ def identity(
     }
 
 
+def regular(paths: Iterable[Path]) -> list[Path]:
+    """Return paths of files. Raises UserError for what would be waited for (a pipe, a device), or
+    cannot be read."""
+    found = list(paths)
+    for path in found:
+        try:
+            kind = path.stat().st_mode  # of what a link leads to: caches of the hub are links
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({reason(error)}); copy it again") from None
+        if not stat.S_ISREG(kind):
+            raise UserError(f"{path}: is no file (a pipe, a device or a folder); take it out")
+    return found
+
+
+def small_text(path: Path) -> str:
+    """Read a file of settings. Raises UserError for one that is too large, or is no text."""
+    regular([path])
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_TEXT + 1)
+        if len(data) > MOST_TEXT:
+            raise UserError(f"{path}: has more than {MOST_TEXT:,} bytes; give the file of settings")
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+
+
 def unzstd(data: bytes, where: str) -> bytes:
-    """Decompress a Zstandard frame. Raises UserError for what is none."""
+    """Decompress Zstandard frames. Raises UserError for what is none, or is cut off."""
     import pyarrow
 
     try:
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd") as stream:
-            return _bounded(stream.read(MOST_BYTES + 1), where)
+            return _bounded(stream.read, len(data), where)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{where}: cannot be decompressed ({first_line(error)})") from None
 
 
-def _bounded(data: bytes, where: str) -> bytes:
-    if len(data) > MOST_BYTES:
-        raise UserError(f"{where}: decompresses to more than {MOST_BYTES:,} bytes; is not read")
-    return data
-
-
 def gunzip(path: Path) -> bytes:
-    """Decompress a .gz file. Raises UserError for what is none."""
+    """Decompress a .gz file. Raises UserError for what is none, or is cut off."""
+    regular([path])
     try:
         with gzip.open(path, "rb") as file:
-            return _bounded(file.read(MOST_BYTES + 1), str(path))
-    except (OSError, EOFError) as error:
+            return _bounded(file.read, path.stat().st_size, str(path))
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be decompressed ({first_line(error)})") from None
 
 
-def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:
-    """Load what torch.save wrote of a dictionary, tensors and plain values alone.
-
-    Raises UserError for anything that is pickled besides: nothing of it is run.
-    """
-    import torch
-
-    source: Any = data if isinstance(data, Path) else io.BytesIO(data)
-    try:
-        found = torch.load(source, map_location="cpu", weights_only=True)
-    except Exception as error:  # the library raises errors of any kind for a bad file
-        told = "weights_only" in str(error) or "Unsupported" in str(error)
-        raise UserError(
-            f"{where}: holds pickled objects other than tensors, which could run code of a stranger"
-            " and are not read; save tensors alone"
-            if told
-            else f"{where}: cannot be read as tensors ({first_line(error)}); copy it again"
-        ) from None
-    if not isinstance(found, dict):
-        raise UserError(
-            f"{where}: holds a {type(found).__name__}, expected a dictionary of tensors"
-        )
-    return found
-
-
-STATE, SPLITS = "state.json", "dataset_dict.json"
-BATCH = 64  # rows that are in memory at once; of long sequences a few MB each
-
-
-@dataclass(frozen=True)
-class Table:
-    """The files of one table, Arrow or Parquet, and its columns."""
-
-    path: Path
-    files: list[Path]
-    columns: tuple[str, ...]
-    schema: Any
-
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield where each row stands, and its cells as Arrow scalars. Raises UserError."""
-        for path in self.files:
-            number = 0
-            try:
-                for batch in _batches(path, columns):
-                    cells = [batch.column(name) for name in columns]
-                    for row in range(batch.num_rows):
-                        values = {n: c[row] for n, c in zip(columns, cells, strict=True)}
-                        yield f"{path}, row {number}", values
-                        number += 1
-            except _arrow_errors() as error:
-                raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
-
-
-def _arrow_errors() -> tuple[type[Exception], ...]:
-    import pyarrow
-
-    return (pyarrow.ArrowException, OSError)
-
-
-def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=BATCH, columns=columns)
-        return
-    import pyarrow
-
-    with pyarrow.memory_map(str(path)) as file:
-        yield from pyarrow.ipc.open_stream(file)
-
-
-def open_table(path: Path) -> Table | None:
-    """Open a Parquet file, a folder of them, or a folder of `datasets`; None where it is none.
-
-    Raises UserError for one that cannot be read, and for a folder of several splits.
-    """
-    if path.is_dir() and (path / SPLITS).is_file():
-        splits = [found for found in sorted(path.iterdir()) if (found / STATE).is_file()]
-        if len(splits) != 1:
-            names = " or ".join(str(found) for found in splits) or "none that is whole"
-            raise UserError(f"{path}: a folder of several splits; give one of them: {names}")
-        path = splits[0]
-    files = _files_of(path)
-    if not files:
-        return None
-    try:
-        schema = _schema(files[0])
-    except _arrow_errors() as error:
-        raise UserError(f"{files[0]}: cannot be read ({first_line(error)})") from None
-    return Table(path, files, tuple(schema.names), schema)
-
-
-def _files_of(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path] if path.suffix == ".parquet" else []
-    if not (path / STATE).is_file():
-        return numbered(path.glob("*.parquet"))
-    try:
-        state = json.loads((path / STATE).read_text("utf-8"))
-        names = [Path(str(each["filename"])).name for each in state["_data_files"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path / STATE}: cannot be read ({first_line(error)})") from None
-    return [path / name for name in names]
-
-
-def _schema(path: Path) -> Any:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.read_schema(path)
-    import pyarrow
-
-    with pyarrow.memory_map(str(path)) as file:
-        return pyarrow.ipc.open_stream(file).schema
-
-
-def vector(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of numbers as an array [T]. Raises UserError for another."""
-    values = getattr(cell, "values", None)
-    if values is None or values.null_count or not _numeric(values.type):
-        raise UserError(f"{where}: column {name} is no list of numbers")
-    return np.asarray(values.to_numpy(zero_copy_only=False))
-
-
-def matrix(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of lists as long as each other as an array [T,B].
-
-    Raises UserError for another.
-    """
-    rows: Any = getattr(cell, "values", None)
-    inner: Any = rows.flatten() if hasattr(rows, "flatten") else None
-    known = inner is not None and (_numeric(inner.type) or not len(inner))
-    if not known or rows.null_count or inner.null_count:
-        raise UserError(f"{where}: column {name} is no list of lists of numbers")
-    flat = np.asarray(inner.to_numpy(zero_copy_only=False))
-    lengths = np.unique(np.asarray(rows.value_lengths().to_numpy(zero_copy_only=False)))
-    if len(lengths) > 1:
-        raise UserError(f"{where}: the tokens of column {name} have not all as many values")
-    return flat.reshape(len(rows), -1) if len(rows) else flat.reshape(0, 0)
-
-
-def _numeric(kind: Any) -> bool:
-    import pyarrow
-
-    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
+def _bounded(read: Callable[[int], bytes], stored: int, where: str) -> bytes:
+    """Read a stream to its end, some bytes at a time: memory grows with what comes."""
+    most = min(MOST_BYTES, SLACK_BYTES + MOST_TIMES * stored)
+    blocks, size = list[bytes](), 0
+    while block := read(BLOCK):
+        blocks.append(block)
+        size += len(block)
+        if size > most:
+            raise UserError(
+                f"{where}: decompresses to more than {most:,} bytes, of {stored:,}; is not read"
+            )
+    return b"".join(blocks)

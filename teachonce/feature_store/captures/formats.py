@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -94,6 +95,9 @@ def format_of(options: ImportOptions) -> Format:
     source = options.source
     if not source.exists():
         raise UserError(f"{source}: no such file or folder; check the path")
+    kind = source.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise UserError(f"{source}: is a pipe or a device; give a file or a folder")
     names = FORMATS if options.format is None else (options.format,)
     found = [each for each in map(_format, names) if options.format or each.recognises(source)]
     if not found:

@@ -8,7 +8,7 @@ a6b6b02 (`rows_*/data_<i>.ckpt`, perhaps .gz). Tensors alone are read; nothing p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,23 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.feature_store.captures.files import gunzip, load_tensors, numbered
+from teachonce.feature_store.captures.files import gunzip, numbered, regular
 from teachonce.feature_store.captures.formats import Format, ImportOptions
-from teachonce.feature_store.captures.sample import Held, Rows, Sample, finite, same_length
+from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
-from teachonce.support.arrays import Array
-from teachonce.support.errors import UserError, first_line
+from teachonce.feature_store.captures.tensors import load_safetensors, load_tensors
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Token ids int64 [T] of a file, and its states [T,D], one after another, as tensors.
+    """Token ids int64 [T] of a file, and its states float32 [T,D], one after another.
 
     `own`: the layers are the tool's own, unless someone chose others.
     """
 
     ids: Array
-    states: list[Any]
+    states: list[Floats]
     own: bool = True
 
 
@@ -63,81 +65,65 @@ def _specforge_files(source: Path) -> list[Path]:
     return numbered([*source.rglob("data_*.ckpt"), *source.rglob("data_*.ckpt.gz")])
 
 
+IDS = Numbers("token_ids", "ids", ("tokens",))
+SPECULATORS_FIELDS = (IDS, Numbers("hidden_states", "floats", ("tokens", "layers", "width")))
+OLD_IDS = Numbers("input_ids", "ids", ("tokens",))
+OLD_STATES = Numbers("hidden_states", "floats", ("tokens", "width"))
+LOSS_MASK = Numbers("loss_mask", "mask", ("tokens",), optional=True)
+
+
 def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
     if path.suffix == ".pt":
         found = load_tensors(path, str(path))
-        ids = _ids(found, "input_ids", path)
-        states = found.get("hidden_states")
+        states = found.get(OLD_STATES.name)
         if not isinstance(states, list) or not states:
             raise UserError(f"{path}: hidden_states is no list of tensors; it is of another format")
-        each = [_states({"hidden_states": state}, "hidden_states", path) for state in states]
-        return Captured(ids, each, own=False)
-    found = _safetensors(path)
-    ids, states = _ids(found, "token_ids", path), found.get("hidden_states")
-    if states is None or states.dim() != 3:
-        raise UserError(f"{path}: expected hidden_states [tokens, layers, width]")
-    return Captured(ids, list(states.unbind(1)))
+        read = [
+            checked((OLD_IDS, OLD_STATES), found | {OLD_STATES.name: state}, str(path))
+            for state in states
+        ]
+        each = [one[OLD_STATES.name] for one in read]
+        return Captured(read[0][OLD_IDS.name], each, own=False)
+    arrays = checked(SPECULATORS_FIELDS, load_safetensors(path), str(path))
+    states = arrays["hidden_states"]
+    return Captured(arrays["token_ids"], [states[:, n] for n in range(states.shape[1])])
 
 
 def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     found = load_tensors(gunzip(path) if path.suffix == ".gz" else path, str(path))
-    ids = _ids(found, "input_ids", path)
-    last_name = "hidden_state" if "hidden_state" in found else "target_last_hidden_states"
-    last = [_states(found, last_name, path)] if last_name in found else []
-    aux_name = "aux_hidden_state" if "aux_hidden_state" in found else "hidden_states"
-    aux = _states(found, aux_name, path)
-    width = last[0].shape[1] if last else teacher.width
-    if not width or aux.shape[1] % width:
+    last = "hidden_state" if "hidden_state" in found else "target_last_hidden_states"
+    aux = "aux_hidden_state" if "aux_hidden_state" in found else "hidden_states"
+    fields = (
+        OLD_IDS,
+        LOSS_MASK,
+        Numbers(last, "floats", ("tokens", "width"), optional=True),
+        Numbers(aux, "floats", ("tokens", "widths of the layers")),
+    )
+    arrays = checked(fields, found, str(path))
+    wide, ids = arrays[aux], arrays[OLD_IDS.name]
+    width = arrays[last].shape[1] if last in arrays else teacher.width
+    if not width or wide.shape[1] % width:
         raise UserError(
-            f"{path}: {aux_name} is {aux.shape[1]} wide, which is no multiple of the teacher's"
+            f"{path}: {aux} is {wide.shape[1]} wide, which is no multiple of the teacher's"
             f" width {width or '(unknown)'}; give the teacher's own folder by --tokenizer"
         )
-    states = [*aux.split(width, dim=1), *last]
-    length = _without_padding(ids, found.get("loss_mask"), teacher)
-    same_length(ids, len(states[0]), aux_name, str(path))
+    states = [*np.split(wide, wide.shape[1] // width, axis=1)]
+    states += [arrays[last]] if last in arrays else []
+    length = _without_padding(ids, arrays.get(LOSS_MASK.name), teacher)
+    if not length:
+        raise UserError(f"{path}: holds padding alone; take that sample out")
     eagle = "hidden_state" in found
     return Captured(ids[:length], [state[:length] for state in states], own=eagle)
 
 
-def _without_padding(ids: Array, learnt: Any, teacher: TeacherFiles) -> int:
+def _without_padding(ids: Array, mask: Array | None, teacher: TeacherFiles) -> int:
     """Count the tokens before the padding of a batch, which is captured, too: zeros or the padding
     token, that no loss is taken of."""
     padding = {0, teacher.tokenizer.pad_token_id}
-    mask = learnt.reshape(-1).numpy() if learnt is not None else np.zeros(len(ids))
     length = len(ids)
-    while (
-        length and int(ids[length - 1]) in padding and length <= len(mask) and not mask[length - 1]
-    ):
+    while length and int(ids[length - 1]) in padding and (mask is None or not mask[length - 1]):
         length -= 1
     return length
-
-
-def _ids(found: Mapping[str, Any], name: str, path: Path) -> Array:
-    value = found.get(name)
-    if getattr(value, "dtype", None) is None or value is None or value.is_floating_point():
-        raise UserError(f"{path}: has no {name}, a tensor of whole numbers; of another format")
-    return np.asarray(value.reshape(-1).numpy(), np.int64)
-
-
-def _states(found: Mapping[str, Any], name: str, path: Path) -> Any:
-    value = found.get(name)
-    if getattr(value, "dtype", None) is None or value is None or not value.is_floating_point():
-        raise UserError(f"{path}: has no {name}, a tensor of numbers; it is of another format")
-    if value.dim() == 3 and value.shape[0] == 1:
-        value = value.squeeze(0)
-    if value.dim() != 2:
-        raise UserError(f"{path}: {name} has shape {list(value.shape)}, expected [tokens, width]")
-    return value
-
-
-def _safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
 
 
 class HiddenFiles:
@@ -145,7 +131,7 @@ class HiddenFiles:
 
     def __init__(self, kind: Kind, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._kind, self._teacher = kind, teacher
-        self._files = kind.files(options.source)
+        self._files = regular(kind.files(options.source))
         if not self._files:
             raise UserError(f"{options.source}: no file of {kind.name} in it")
         first = kind.read(self._files[0], teacher)
@@ -194,7 +180,6 @@ class HiddenFiles:
                 f" {len(self.held.hidden)}"
             )
         for state in found.states:
-            same_length(found.ids, len(state), "states", str(path))
             if state.shape[1] != self.held.width:
                 raise UserError(
                     f"{path}: states are {state.shape[1]} wide, and those of {self._files[0]}"
@@ -203,13 +188,7 @@ class HiddenFiles:
         return found
 
     def _rows(self, path: Path) -> Rows:
-        states = self._read(path).states
-        named = zip(self.held.hidden, states, strict=True)
-        return Rows(
-            hidden={
-                name: finite(s.float().numpy(), f"state {name}", str(path)) for name, s in named
-            }
-        )
+        return Rows(hidden=dict(zip(self.held.hidden, self._read(path).states, strict=True)))
 
 
 def _format(kind: Kind) -> Format:

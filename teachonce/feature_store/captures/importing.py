@@ -38,7 +38,6 @@ from teachonce.teacher_dump.job.parts import gathered
 
 COUNTS = ("samples", "cut", "lost", "tokens", "partial", "over", "places", "followed")
 LONGEST = 1 << 20  # tokens of a sequence that the format allows
-TRIED = 16  # samples whose rows are read before anything is written
 UNIT = 0.01  # of length 1: vectors that were normalised in bfloat16
 
 
@@ -152,8 +151,7 @@ def _survey(capture: Capture, stop: Stop) -> Survey:
     for sample in capture.samples():
         stop.check()
         samples += 1
-        if samples <= TRIED:
-            _check_rows(sample, capture.held)
+        _check_rows(sample, capture.held)
         if sample.ids is None:
             vector = _vector(sample)
             normalised &= abs(float(np.linalg.norm(vector)) - 1) < UNIT
@@ -173,10 +171,12 @@ def _survey(capture: Capture, stop: Stop) -> Survey:
 
 
 def _check_rows(sample: Sample, held: Held) -> None:
-    """Raise UserError where the rows of a sample cannot be read: before anything is written."""
+    """Raise UserError where the logits of a sample cannot be read: before anything is written."""
+    if not held.kept:
+        return  # `samples` has looked at states, and what needs a vector reads it
     kept = sample.rows().kept
-    if kept is not None and held.kept:
-        best_first(*kept, held.kept, sample.where, Counter())
+    if kept is not None:
+        best_first(*kept, held.kept, sample.where, Counter(), held.vocabulary or 1)
 
 
 def _vector(sample: Sample) -> Array:
@@ -349,19 +349,20 @@ def _write_part(
         for name in features.hidden:
             made.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
-            ids, logprobs, rest = _kept(each, rows, span, features.logits.size, tally)
+            ids, logprobs, rest = _kept(each, rows, span, features, tally)
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
     writer.publish(made)
 
 
 def _kept(
-    each: Stretch, rows: Rows, span: slice, size: int, tally: Counter[str]
+    each: Stretch, rows: Rows, span: slice, features: Features, tally: Counter[str]
 ) -> tuple[Array, Array, Array]:
-    assert rows.kept is not None
+    assert rows.kept is not None and features.logits is not None
+    size, vocabulary = features.logits.size, features.vocabulary
     ids, logprobs = (values[span] for values in rows.kept)
     where = each.sample.where
     same_length(each.ids, len(ids), "logits", where)
-    best = best_first(ids, logprobs, size, where, tally)
+    best = best_first(ids, logprobs, size, where, tally, vocabulary)
     following = each.ids[1:, None]
     tally["places"] += len(following)
     tally["followed"] += int((best[0][:-1] == following).any(axis=1).sum())

@@ -19,34 +19,41 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.feature_store.captures.files import load_tensors, numbered, unzstd
+from teachonce.feature_store.captures.files import numbered, regular, unzstd
 from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
-from teachonce.support.arrays import Array
+from teachonce.feature_store.captures.tensors import load_tensors
+from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
 
 ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
 META = "_meta.json"
 PAYLOAD = re.compile(r"(\d+)\.pt\.zst")
 EMPTY = -999.0  # a place behind the nucleus has -1000
-KEYS = ("values", "indices_low", "bit_17")
+ARCHIVE_END = bytes(512)
+
+
+DIMS = ("tokens", "sequences", "kept ids")
+FIELDS = (
+    Numbers("values", "logs", DIMS),
+    Numbers("indices_low", "low", DIMS),
+    Numbers("bit_17", "bits", DIMS),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
-    """Values [S,B,K] and ids [S,B,K] of a microbatch, as tensors."""
+    """Values float32 [S,B,K] and ids int32 [S,B,K] of a microbatch."""
 
-    values: Any
-    low: Any
-    high: Any
+    values: Floats
+    ids: Array
 
     def sample(self, row: int) -> tuple[Array, Array]:
         """Return ids int64 and log-probabilities float32 [S,K] of one of its sequences."""
-        low = self.low[:, row].numpy().astype(np.int64)
-        ids = low | self.high[:, row].numpy().astype(np.int64) << 16
-        values = self.values[:, row].float().numpy()
-        return ids, np.where(values < EMPTY, np.float32(-np.inf), values)
+        values = self.values[:, row]
+        return self.ids[:, row].astype(np.int64), np.where(values < EMPTY, -np.inf, values)
 
 
 def recognises(path: Path) -> bool:
@@ -59,7 +66,7 @@ class Megatron:
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._source = options.source
-        self._files = _archives(options.source)
+        self._files = regular(_archives(options.source))
         if not self._files:
             raise UserError(f"{options.source}: no archive such as cp0_dp0__99.tar in it")
         ranks = set(map(_rank, self._files))
@@ -71,7 +78,8 @@ class Megatron:
             )
         self._tokens_file, self._tokens = options.tokens, _tokens(options)
         self._end = teacher.tokenizer.eos_token_id
-        self.held = Held(kept=self._kept(), vocabulary=teacher.vocabulary)
+        self._most = self._kept()
+        self.held = Held(kept=self._most, vocabulary=teacher.vocabulary)
         self.settings: dict[str, Any] = {"end": self._end}
 
     def _kept(self) -> int:
@@ -87,7 +95,7 @@ class Megatron:
             if name == META:
                 try:
                     found = json.loads(data)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise UserError(f"{path}: {META}: {first_line(error)}") from None
                 return found if isinstance(found, dict) else {}
             break
@@ -137,8 +145,14 @@ class Megatron:
                     f"{self._source}: the context ranks of data rank {rank} hold other iterations"
                     " than one another; copy all archives of the run"
                 )
-            every = [batches for _, batches in parts]
-            yield parts[0][0], [joined(list(each)) for each in zip(*every, strict=True)]
+            every = list(zip(*(batches for _, batches in parts), strict=True))
+            if any(len({part.values.shape[:2] for part in each}) > 1 for each in every):
+                raise UserError(
+                    f"{self._source}, iteration {parts[0][0]}: the context ranks of data rank"
+                    f" {rank} hold microbatches of other sizes than one another; copy all archives"
+                    " of the run"
+                )
+            yield parts[0][0], [joined(list(each)) for each in every]
 
     def _of_rank(self, context: int, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
         for path in self._files:
@@ -147,7 +161,14 @@ class Megatron:
             for name, data in _members(path):
                 if found := PAYLOAD.fullmatch(name):
                     where = f"{path}, {name}"
-                    yield int(found[1]), _microbatches(unzstd(data, where), where)
+                    batches = _microbatches(unzstd(data, where), where)
+                    for number, batch in enumerate(batches):
+                        if (size := batch.values.shape[2]) > self._most:
+                            raise UserError(
+                                f"{where}, microbatch {number}: keeps {size:,} ids of a token, and"
+                                f" {META} of the run {self._most:,}; copy the archives again"
+                            )
+                    yield int(found[1]), batches
 
 
 def _archives(folder: Path) -> list[Path]:
@@ -164,50 +185,56 @@ def _rank(path: Path) -> tuple[int, int]:
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file of an archive, in its order."""
     try:
-        with tarfile.open(path, "r|") as archive:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
-                if member.isreg() and (file := archive.extractfile(member)):
-                    yield member.name, file.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+                if member.isreg() and not member.issparse():
+                    inner = archive.extractfile(member)
+                    data = inner.read() if inner else b""
+                    if len(data) < member.size:
+                        raise UserError(f"{path}: {member.name} in it was cut off; copy it again")
+                    yield member.name, data
+            file.seek(archive.offset)  # behind the last member, where the mark of the end is
+            if file.read(len(ARCHIVE_END)) != ARCHIVE_END:
+                raise UserError(
+                    f"{path}: has no end: the archive was cut off, or is damaged behind"
+                    f" byte {archive.offset:,}; copy it again"
+                )
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
 
 
 def _microbatches(data: bytes, where: str) -> list[Microbatch]:
-    import torch
-
     found = load_tensors(data, where)
-    lists = [found.get(key) for key in KEYS]
-    shapes = [
-        [tuple(t.shape) for t in each if isinstance(t, torch.Tensor)] if each else []
-        for each in lists
-    ]
-    if not shapes[0] or shapes.count(shapes[0]) < 3 or any(len(s) != 3 for s in shapes[0]):
+    lists = [found.get(field.name) for field in FIELDS]
+    counts = {len(each) if isinstance(each, list) else 0 for each in lists}
+    if len(counts) > 1 or not max(counts):
         raise UserError(
-            f"{where}: expected {', '.join(KEYS)}, a list of tensors [S,B,K] each, all alike; it is"
-            " no payload of Megatron-LM"
+            f"{where}: expected {', '.join(field.name for field in FIELDS)}, a list of tensors"
+            f" [{', '.join(DIMS)}] each, as long as one another; it is no payload of Megatron-LM"
         )
-    return [Microbatch(*each) for each in zip(*(e for e in lists if e), strict=True)]
+    made = []
+    for number, tensors in enumerate(zip(*(each for each in lists if each), strict=True)):
+        named = {field.name: one for field, one in zip(FIELDS, tensors, strict=True)}
+        arrays = checked(FIELDS, named, f"{where}, microbatch {number}")
+        ids = arrays["indices_low"] | arrays["bit_17"] << 16
+        made.append(Microbatch(arrays["values"], ids))
+    return made
 
 
 def joined(parts: list[Microbatch]) -> Microbatch:
     """Put the sequences together that context ranks have shared: rank r of C has chunks r and
     2C-1-r of 2C. With fewer ids kept in one part the places are left empty."""
-    import torch
-
     if len(parts) == 1:
         return parts[0]
     most = max(part.values.shape[2] for part in parts)
-    chunks: list[list[Any]] = []
-    for key, empty in zip(("values", "low", "high"), (-1000.0, 0, 0), strict=True):
-        halves: list[Any] = [None] * (2 * len(parts))
-        for rank, part in enumerate(parts):
-            tensor = getattr(part, key)
-            if key != "values":
-                tensor = tensor.to(torch.int32)  # uint16 and bool cannot be padded
-            wide = torch.nn.functional.pad(tensor, (0, most - tensor.shape[2]), value=empty)
-            halves[rank], halves[-1 - rank] = wide.tensor_split(2)
-        chunks.append(halves)
-    return Microbatch(*(torch.cat(halves) for halves in chunks))
+    values: list[Any] = [None] * (2 * len(parts))
+    ids = list(values)
+    for rank, part in enumerate(parts):
+        room = ((0, 0), (0, 0), (0, most - part.values.shape[2]))
+        halves = np.array_split(np.pad(part.values, room, constant_values=-1000.0), 2)
+        values[rank], values[-1 - rank] = halves
+        ids[rank], ids[-1 - rank] = np.array_split(np.pad(part.ids, room), 2)
+    return Microbatch(np.concatenate(values), np.concatenate(ids))
 
 
 def _tokens(options: ImportOptions) -> Array:
@@ -216,11 +243,12 @@ def _tokens(options: ImportOptions) -> Array:
             f"{options.source}: archives of Megatron-LM hold no tokens; give those of the run by"
             " --tokens FILE.npy: whole numbers [sequences, tokens], in the order of consumption"
         )
+    regular([options.tokens])
     try:
         found = np.load(options.tokens, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # NumPy reads the header as an expression of Python
         raise UserError(f"--tokens {options.tokens}: {first_line(error)}") from None
-    if getattr(found, "ndim", 0) != 2 or found.dtype.kind not in "iu":
+    if getattr(found, "ndim", 0) != 2 or found.dtype.kind not in "iu" or not found.size:
         raise UserError(
             f"--tokens {options.tokens}: expected whole numbers [sequences, tokens] in a .npy file"
         )

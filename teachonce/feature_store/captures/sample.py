@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from teachonce.store.format.value_laws import MASS_SLACK, repeated
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
@@ -93,11 +94,14 @@ def same_length(ids: Array, rows: int, what: str, where: str) -> None:
         )
 
 
-SLACK = 0.05  # a capture in bfloat16, or of a fitted curve, sums to a little over 1
+DAMAGED = (
+    "the file is damaged, or of another format, or the tokenizer is not that of the captured"
+    " teacher"
+)
 
 
 def best_first(
-    ids: Array, logprobs: Floats, size: int, where: str, tally: Counter[str]
+    ids: Array, logprobs: Floats, size: int, where: str, tally: Counter[str], vocabulary: int
 ) -> tuple[Array, Floats, Floats]:
     """Return ids and log-probabilities [T,size], best first, and the log of what is left over [T].
 
@@ -115,14 +119,24 @@ def best_first(
     order = np.argsort(-logprobs, axis=1, kind="stable")[:, :size]
     values = np.take_along_axis(logprobs, order, axis=1)
     best = np.take_along_axis(ids, order, axis=1)
-    total = np.exp(values.astype(np.float64)).sum(axis=1)
-    bad = (total > 1 + SLACK) | (values[:, 0] > SLACK) | np.isneginf(values[:, 0])
+    with np.errstate(over="ignore"):
+        total = np.exp(values.astype(np.float64)).sum(axis=1)
+    bad = (total > 1 + MASS_SLACK) | (values[:, 0] > MASS_SLACK) | np.isneginf(values[:, 0])
     if bad.any():
         row = int(bad.argmax())
         raise UserError(
             f"{where}, token {row}: the probabilities of the kept ids sum to {total[row]:.3g}: they"
             " are no log-probabilities of one token (raw logits, of which nobody knows the sum over"
             " the vocabulary, or other settings of compression)"
+        )
+    if found := repeated(best, values):
+        raise UserError(f"{where}, token {found.row}: an id is kept twice: {DAMAGED}")
+    outside = ((ids < 0) | (ids >= vocabulary)) & ~np.isneginf(logprobs)
+    if outside.any():
+        row, place = np.argwhere(outside)[0].tolist()
+        raise UserError(
+            f"{where}, token {row}: kept id {ids[row, place]:,} is beyond the vocabulary of"
+            f" {vocabulary:,}: {DAMAGED}"
         )
     if (missing := size - values.shape[1]) > 0:
         values = np.pad(values, ((0, 0), (0, missing)), constant_values=-np.inf)

@@ -108,12 +108,17 @@ def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -
     layers = ("--layers", "1,2,3,4")
     says(importing(source, teacher, "--layers", "1,2"), "holds 4 states of a teacher with 4 layers")
     save_file(sound | {"token_ids": sound["token_ids"][:-1].clone()}, path)
-    says(importing(source, teacher, *layers), "hs_1.safetensors", "token ids, and states of")
+    says(
+        importing(source, teacher, *layers),
+        "hs_1.safetensors",
+        "token_ids has 33 tokens",
+        "hidden_states 34",
+    )
     broken = sound["hidden_states"].clone()
     broken[2, 1] = torch.nan
     save_file(sound | {"hidden_states": broken}, path)
     line = importing(source, teacher, *layers)
-    says(line, "hs_1.safetensors, token 2: state layer2 is NaN or infinite")
+    says(line, "hs_1.safetensors, token 2: hidden_states is NaN or infinite")
     save_file({"other": sound["token_ids"]}, path)
     says(importing(source, teacher, *layers), "has no token_ids")
     path.write_bytes(b"{}")
@@ -157,7 +162,7 @@ def test_tables_of_vectors(
     says(importing(tmp_path / "uneven", bert), "row 1", "a vector of 1 numbers")
     nan = datasets.Dataset.from_dict({"a": ["one"], "label": [[1.0, float("nan")]]})
     nan.save_to_disk(str(tmp_path / "nan"))
-    says(importing(tmp_path / "nan", bert), "row 0", "the vector is NaN")
+    says(importing(tmp_path / "nan", bert), "row 0, number 1: label is NaN")
     split = datasets.Dataset.from_dict(rows)
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "splits"))
     says(importing(tmp_path / "splits", bert), "several splits", "train")

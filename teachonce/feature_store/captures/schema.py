@@ -1,0 +1,167 @@
+"""What the numbers of a capture must be: one list for each format, checked where a file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+
+OTHER = "the file is damaged, or of another format"
+AGAIN = "capture that sample again, or take it out"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Numbers of one meaning: NumPy's kinds of dtypes, the least and the most, the dtype that is
+    made of them."""
+
+    told: str
+    kinds: str
+    least: float
+    most: float
+    dtype: Any
+
+
+INFINITE = float("inf")
+KINDS = {
+    "ids": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
+    "texts": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
+    "low": Kind("whole numbers below 65,536", "iu", 0, 2**16 - 1, np.int32),
+    "bits": Kind("0 or 1", "biu", 0, 1, np.int32),
+    "mask": Kind("0 or 1", "biuf", 0, 1, np.float32),
+    "bytes": Kind("whole numbers below 256", "iu", 0, 255, np.uint8),
+    "words": Kind("whole numbers", "iu", -(2**63), 2**64 - 1, None),
+    "floats": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float32),
+    "doubles": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float64),
+    "logs": Kind("log-probabilities", "f", -INFINITE, INFINITE, np.float32),
+}
+"""`logs` may be -inf, where a place is empty."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column or tensor of a capture: its name, the kind of its numbers (of KINDS), and the names
+    of its dimensions. Dimensions of one name have one size, of at least 1."""
+
+    name: str
+    kind: str
+    dims: tuple[str, ...]
+    optional: bool = False
+
+    @property
+    def told(self) -> str:
+        """What is expected, for people."""
+        return f"{KINDS[self.kind].told} [{', '.join(self.dims)}]"
+
+    def array(self, value: Any, where: str) -> Array:
+        """Return the numbers as an array. Raises UserError for what is none of them."""
+        kind = KINDS[self.kind]
+        if value is None:
+            raise UserError(f"{where}: has no {self.name} ({self.told}); it is of another format")
+        found = value if type(value).__module__ == "numpy" else _of_tensor(value, self, where)
+        if found.ndim == len(self.dims) + 1 and found.shape[0] == 1:
+            found = found[0]  # a batch of one
+        if not found.size:
+            found = found.astype(kind.dtype or np.int64)  # of no element no dtype is known
+        if found.ndim != len(self.dims) or found.dtype.kind not in kind.kinds:
+            raise UserError(
+                f"{where}: {self.name} is {found.dtype}{list(found.shape)}, expected {self.told};"
+                f" {OTHER}"
+            )
+        self._check_values(found, kind, where)
+        if kind.dtype is None:
+            return found
+        with np.errstate(over="ignore", invalid="ignore"):
+            made: Array = np.asarray(found, kind.dtype)
+        if found.dtype.itemsize > made.dtype.itemsize and made.dtype.kind == "f" and made.size:
+            self._refuse(self._infinite(made), "is beyond float32", where)
+        return made
+
+    def _check_values(self, found: Array, kind: Kind, where: str) -> None:
+        if not found.size:
+            return
+        if found.dtype.kind == "f":
+            bad = (
+                np.isnan(found) | np.isposinf(found) if self.kind == "logs" else ~np.isfinite(found)
+            )
+            self._refuse(bad, "is NaN or infinite", where)
+        if self.kind == "mask":
+            self._refuse((found != 0) & (found != 1), f"is not {kind.told}", where)
+        elif found.dtype.kind in "iu" and not (
+            kind.least <= int(found.min()) and int(found.max()) <= kind.most
+        ):
+            bad = (found < max(kind.least, np.iinfo(found.dtype).min)) | (
+                found > min(kind.most, np.iinfo(found.dtype).max)
+            )
+            self._refuse(bad, f"is not among {kind.told}", where)
+
+    def _infinite(self, values: Array) -> Array:
+        if self.kind == "logs":  # of which -inf is one
+            return np.asarray(np.isnan(values) | np.isposinf(values))
+        return ~np.isfinite(values)
+
+    def _refuse(self, bad: Array, what: str, where: str) -> None:
+        """Raise UserError for the first of the numbers that are bad."""
+        if bad.any():
+            row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
+            unit = self.dims[0].removesuffix("s")
+            raise UserError(f"{where}, {unit} {row}: {self.name} {what}; {AGAIN}")
+
+
+def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
+    """Return a tensor's numbers. Raises UserError for what is no tensor that holds them all."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise UserError(
+            f"{where}: {field.name} is a {type(value).__name__}, expected a tensor of {field.told};"
+            f" {OTHER}"
+        )
+    plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
+    # A few stored bytes may be declared to be any number of elements.
+    if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise UserError(f"{where}: {field.name} is no plain tensor of stored numbers; {OTHER}")
+    if value.is_complex():
+        raise UserError(f"{where}: {field.name} is complex, expected {field.told}; {OTHER}")
+    own = value.detach()
+    try:
+        return np.asarray((own.float() if own.dtype in _narrow() else own).numpy())
+    except (TypeError, RuntimeError):
+        raise UserError(
+            f"{where}: {field.name} is {own.dtype}, expected {field.told}; {OTHER}"
+        ) from None
+
+
+def _narrow() -> tuple[Any, ...]:
+    import torch
+
+    return tuple(
+        kind for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+        if (kind := getattr(torch, name, None))
+    )  # fmt: skip
+
+
+def checked(fields: Iterable[Numbers], found: Mapping[str, Any], where: str) -> dict[str, Array]:
+    """Return the arrays of a file or row by their names; an optional one may be left out.
+
+    Raises UserError for numbers that are not what the fields say, and for sizes that differ.
+    """
+    made, sizes = dict[str, Array](), dict[str, tuple[int, str]]()
+    for field in fields:
+        if field.optional and found.get(field.name) is None:
+            continue
+        made[field.name] = field.array(found.get(field.name), where)
+        for dim, size in zip(field.dims, made[field.name].shape, strict=True):
+            known, name = sizes.setdefault(dim, (size, field.name))
+            if known != size:
+                raise UserError(
+                    f"{where}: {name} has {known:,} {dim}, and {field.name} {size:,}; {OTHER}"
+                )
+            if not size:
+                raise UserError(f"{where}: {field.name} holds no {dim}; take that sample out")
+    return made

@@ -1,0 +1,170 @@
+"""Tables of rows: Parquet files and folders of `datasets`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teachonce.feature_store.captures.files import numbered, regular, small_text
+from teachonce.feature_store.captures.schema import Numbers
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
+
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream of Arrow
+STATE, SPLITS = "state.json", "dataset_dict.json"
+BATCH = 64  # rows that are in memory at once; of long sequences a few MB each
+
+
+@dataclass(frozen=True)
+class Table:
+    """The files of one table, Arrow or Parquet, and its columns."""
+
+    path: Path
+    files: list[Path]
+    columns: tuple[str, ...]
+    schema: Any
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield where each row stands, and its cells as Arrow scalars. Raises UserError."""
+        for path in self.files:
+            number, batches = 0, _batches(path, columns)
+            while batch := _read(path, partial(next, batches, None)):
+                cells = [batch.column(name) for name in columns]
+                for row in range(batch.num_rows):
+                    values = {n: c[row] for n, c in zip(columns, cells, strict=True)}
+                    yield f"{path}, row {number}", values
+                    number += 1
+
+
+def _read(path: Path, read: Callable[[], Any]) -> Any:
+    """Let Arrow read. Raises UserError where it cannot."""
+    try:
+        return read()
+    except UserError:
+        raise
+    except Exception as error:  # the library raises errors of any kind for a bad file
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
+
+
+def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=BATCH, columns=columns)
+        return
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as file:
+        for batch in pyarrow.ipc.open_stream(file):
+            batch.validate(full=True)  # offsets of a forged file lead out of its buffers
+            yield batch
+
+
+def open_table(path: Path) -> Table | None:
+    """Open a Parquet file, a folder of them, or a folder of `datasets`; None where it is none.
+
+    Raises UserError for one that cannot be read, and for a folder of several splits.
+    """
+    if path.is_dir() and (path / SPLITS).is_file():
+        splits = [found for found in sorted(path.iterdir()) if (found / STATE).is_file()]
+        if len(splits) != 1:
+            names = " or ".join(str(found) for found in splits) or "none that is whole"
+            raise UserError(f"{path}: a folder of several splits; give one of them: {names}")
+        path = splits[0]
+    files = regular(_files_of(path))
+    if not files:
+        return None
+    schema = _schema(files[0])
+    columns = tuple(schema.names)
+    if len(set(columns)) < len(columns):
+        raise UserError(f"{files[0]}: two of its columns have one name: {', '.join(columns)}")
+    for other in files[1:]:
+        if _types(_schema(other)) != _types(schema):
+            raise UserError(
+                f"{other}: its columns are {_types(_schema(other))}, and those of {files[0]}"
+                f" {_types(schema)}; take the files out that are of another table"
+            )
+    return Table(path, files, columns, schema)
+
+
+def _types(schema: Any) -> str:
+    """Tell the columns and their types, whatever their order."""
+    return ", ".join(sorted(f"{field.name} ({field.type})" for field in schema))
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".parquet" else []
+    if not (path / STATE).is_file():
+        return numbered(path.glob("*.parquet"))
+    try:
+        state = json.loads(small_text(path / STATE))
+        names = [Path(str(each["filename"])).name for each in state["_data_files"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path / STATE}: cannot be read ({first_line(error)})") from None
+    if not names:
+        raise UserError(f"{path / STATE}: names no file of a table; copy the folder again")
+    return [path / name for name in names]
+
+
+def _schema(path: Path) -> Any:
+    def read() -> Any:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return parquet.read_schema(path)
+        import pyarrow
+
+        with pyarrow.memory_map(str(path)) as file:
+            schema = pyarrow.ipc.open_stream(file).schema
+            if file.size() >= len(END):
+                file.seek(file.size() - len(END))
+                if file.read() == END:
+                    return schema
+        raise UserError(f"{path}: has no end: the file was cut off; copy it again")
+
+    return _read(path, read)
+
+
+def numbers(field: Numbers, cell: Any, where: str) -> Array:
+    """Return the numbers of a cell, a list or a list of lists of one length. Raises UserError."""
+    read = vector if len(field.dims) == 1 else matrix
+    return field.array(read(cell, where, field.name), where)
+
+
+def vector(cell: Any, where: str, name: str) -> Array:
+    """Return a cell that is a list of numbers as an array [T]. Raises UserError for another."""
+    values = getattr(cell, "values", None)
+    if values is None or values.null_count or not _numeric(values.type):
+        raise UserError(f"{where}: column {name} is no list of numbers")
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def matrix(cell: Any, where: str, name: str) -> Array:
+    """Return a cell that is a list of lists as long as each other as an array [T,B].
+
+    Raises UserError for another.
+    """
+    rows: Any = getattr(cell, "values", None)
+    inner: Any = rows.flatten() if hasattr(rows, "flatten") else None
+    known = inner is not None and (_numeric(inner.type) or not len(inner))
+    if not known or rows.null_count or inner.null_count:
+        raise UserError(f"{where}: column {name} is no list of lists of numbers")
+    flat = np.asarray(inner.to_numpy(zero_copy_only=False))
+    lengths = np.unique(np.asarray(rows.value_lengths().to_numpy(zero_copy_only=False)))
+    if len(lengths) > 1:
+        raise UserError(f"{where}: the tokens of column {name} have not all as many values")
+    return flat.reshape(len(rows), -1) if len(rows) else flat.reshape(0, 0)
+
+
+def _numeric(kind: Any) -> bool:
+    import pyarrow
+
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))

@@ -1,0 +1,108 @@
+"""Tensors in files: what torch.save and safetensors wrote; nothing that is pickled is run."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from teachonce.feature_store.captures.files import regular
+from teachonce.support.errors import UserError, first_line
+
+BUILDERS = frozenset(
+    f"{module} {name}"
+    for module, name in (
+        ("collections", "OrderedDict"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch._utils", "_rebuild_tensor_v3"),  # of uint16 and other late dtypes
+        ("torch._utils", "_rebuild_parameter"),
+    )
+)
+"""What the pickle of a dictionary of tensors names, besides the types of storages."""
+
+
+def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:
+    """Load what torch.save wrote of a dictionary, tensors and plain values alone.
+
+    Raises UserError for anything that is pickled besides: nothing of it is run.
+    """
+    import torch
+
+    if isinstance(data, Path):
+        regular([data])
+    source: Any = data if isinstance(data, Path) else io.BytesIO(data)
+    try:
+        _check_archive(source, where)
+        if not isinstance(data, Path):
+            source.seek(0)
+        found = torch.load(source, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # the library raises errors of any kind for a bad file
+        pickled = "weights_only" in str(error) or "Unsupported" in str(error)
+        raise UserError(
+            f"{where}: {PICKLED}"
+            if pickled
+            else f"{where}: cannot be read as tensors ({first_line(error)}); copy it again"
+        ) from None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"{where}: holds a {type(found).__name__}, expected a dictionary of tensors"
+        )
+    return found
+
+
+PICKLED = (
+    "holds pickled objects other than tensors, which could run code of a stranger and are not read;"
+    " save tensors alone"
+)
+
+
+def _check_archive(source: Path | io.BytesIO, where: str) -> None:
+    """Raise UserError for a file whose loading could take more memory than its bytes, or that names
+    other objects than tensors.
+
+    torch.save writes a zip, with every member as it is. Pickles of before torch 1.6 tell themselves
+    how much memory is to be taken.
+    """
+    if not zipfile.is_zipfile(source):
+        raise UserError(
+            f"{where}: {PICKLED}, by torch.save of torch 1.6 or later; or the file was cut off:"
+            " copy it again"
+        )
+    size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
+    with zipfile.ZipFile(source) as archive:
+        members = archive.infolist()
+        if any(each.compress_type for each in members) or sum(m.file_size for m in members) > size:
+            raise UserError(
+                f"{where}: holds compressed members, which torch.save does not write; save it again"
+            )
+        pickles = [each for each in members if each.filename.endswith("/data.pkl")]
+        for each in pickles:
+            for opcode, argument, _ in pickletools.genops(archive.read(each)):
+                named = opcode.name in ("GLOBAL", "INST")
+                if opcode.name == "STACK_GLOBAL" or (named and not _is_tensor(str(argument))):
+                    raise UserError(f"{where}: {PICKLED}")
+
+
+def _is_tensor(name: str) -> bool:
+    import torch
+
+    module, _, what = name.partition(" ")
+    if module not in ("torch", "torch.storage"):
+        return name in BUILDERS
+    return what.endswith("Storage") or isinstance(getattr(torch, what, None), torch.dtype)
+
+
+def load_safetensors(path: Path) -> dict[str, Any]:
+    """Load a .safetensors file. Raises UserError for what is none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    regular([path])
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, ValueError, OSError, KeyError, RuntimeError, AttributeError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None
