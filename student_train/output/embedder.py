@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from teachonce.checkpoints.sentence_folder import SETTINGS, VectorHead, write_sentence_folder
+from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.store import FeatureStore
 from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.plan.vector_space import similarity_of, vector_settings
 
 
 def save_embedder(
@@ -31,21 +31,23 @@ def save_embedder(
     saved: Any = student if of_vocabulary else student.base_model
     saved.save_pretrained(out)
     static = student.config.model_type == "static"
-    write_sentence_folder(out, head, max_length=longest, static=static, **prompts_of(stores))
+    write_sentence_folder(out, head, max_length=longest, static=static, **settings_of(stores))
     return int(saved.num_parameters()) + sum(p.numel() for p in head.parameters())
 
 
-def prompts_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
-    """Return the teacher's prompts by name, and which of them the student has read: the default,
-    where it is one. A prompt without a name is called `default`."""
+def settings_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
+    """Return what the student's folder has from its teachers: the prompts by name, which of them
+    the student has read (the default, where it is one), and how texts are compared.
+
+    A prompt without a name is called `default`.
+    """
     prompts: dict[str, str] = {}
     read = {each.features.embedding.prompt for each in stores if each.features.embedding}
     for store in stores:
-        if SETTINGS in store.teacher_files():
-            named = json.loads(store.teacher_file(SETTINGS)).get("prompts") or {}
-            prompts |= {str(name): str(text) for name, text in named.items()}
+        prompts |= vector_settings(store).prompts
+    found: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
     if len(read) != 1 or not (text := read.pop()):
-        return {"prompts": prompts}
+        return found
     names = [name for name, prompt in prompts.items() if prompt == text]
     name = names[0] if names else "default"
-    return {"prompts": {**prompts, name: text}, "default_prompt": name}
+    return found | {"prompts": {**prompts, name: text}, "default_prompt": name}

@@ -13,6 +13,7 @@ from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
 from teachonce.student_train.model.named_start import check_named, check_word_vectors
 from teachonce.student_train.plan.several_stores import check_joined, check_labels
 from teachonce.student_train.plan.train_plan import Source, Stage, TrainPlan, plan_of
+from teachonce.student_train.plan.vector_space import check_space
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import Shape
@@ -157,6 +158,8 @@ def _check_vectors(plan: TrainPlan) -> None:
             f"--combine outputs: --loss {learnt[0].name} compares with the vectors of one teacher;"
             " give --combine losses, or one --store"
         )
+    for each in stores:
+        check_space(each)
     for other in stores[1:]:
         spec = other.features.embedding
         if spec is not None and spec.width != first.width:

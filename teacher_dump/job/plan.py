@@ -17,7 +17,7 @@ from teachonce.checkpoints.declared import (
     layers_of,
     longest_input,
 )
-from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_model
+from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_teacher
 from teachonce.store import Features, LogitsSpec
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, Answers
@@ -172,6 +172,8 @@ def planned(
                 " text that is there now"
             )
         teacher = _load_teacher(resolved, model)
+        for line in teacher.notes:
+            say(f"{'unread':9} {line}")
         features = features_of(resolved, teacher)
         if growth:
             vocab = MixedVocab.stored(growth.store)
@@ -186,7 +188,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     Raises UserError for layers, numbers of logits, a head and a length that the teacher does not
     have, as far as its config.json says, and as `Corpus.open` does.
     """
-    model = replace(resolve_model(options.model), trusted=options.trust_remote_code)
+    model = replace(resolve_teacher(options.model), trusted=options.trust_remote_code)
     config = config_of(model)
     layers = layers_of(config)
     if layers is not None:

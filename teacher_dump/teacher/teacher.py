@@ -5,27 +5,29 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from teachonce.checkpoints.declared import longest_input
+from teachonce.checkpoints.declared import config_of, longest_input
+from teachonce.checkpoints.field_checks import check_fields, unread
+from teachonce.checkpoints.fields import SETTINGS, TOKENIZER_SETTINGS
 from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
+    check_pieces,
     load_config,
     load_tokenizer,
     load_with_head,
     task_of,
 )
-from teachonce.checkpoints.names import ResolvedModel, resolve_model
-from teachonce.checkpoints.sentence_folder import SETTINGS
+from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
+from teachonce.checkpoints.static_folder import load_static, static_module
 from teachonce.checkpoints.text_vectors import TextVectors, text_vectors
 from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.store import TaskSpec
@@ -33,6 +35,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -79,6 +82,7 @@ class Teacher:
     key of `networks.FACTORIES`, and `decoder` the last step of that head; both are None where the
     checkpoint has no head (or `none` was asked for). `task` is what the head was fine-tuned for,
     None for LM heads. With the head `embedding`, `text_vectors` says how a text becomes a vector.
+    `notes` are lines on what no code reads of the checkpoint's files.
     """
 
     def __init__(
@@ -89,7 +93,9 @@ class Teacher:
         head: Head,
         hidden: str,
         attention: str,
+        notes: Sequence[str] = (),
     ) -> None:
+        self.notes = notes
         self.head, self.decoder = head.kind, head.decoder
         self.task, self.text_vectors = head.task, head.text_vectors
         self.name, self.revision = resolved.name, resolved.revision
@@ -134,13 +140,20 @@ class Teacher:
         }
         if types is not None and self.reads_types:
             inputs["token_type_ids"] = torch.from_numpy(types).long().to(self.device)
-        with tapped(self.base, self.layers, self.hidden, self.attention):
+        with self._taps():
             output = self.model(**inputs, **self._arguments)
+        self.hidden.check()
+        self.attention.check()
         head_input, vectors = output.logits if self.decoder else None, None
         if how := self.text_vectors:
             mask = torch.from_numpy(present).to(self.device)
             vectors = how.head(output.last_hidden_state, mask, how.prompt_tokens)
         return Activations(self.hidden.take(), self.attention.take(), head_input, vectors)
+
+    def _taps(self) -> AbstractContextManager[None]:
+        if not (self.hidden.groups or self.attention.groups):
+            return nullcontext()
+        return tapped(self.base, self.layers, self.hidden, self.attention)
 
     @property
     def narrow(self) -> bool:
@@ -231,88 +244,6 @@ class Teacher:
         }
 
 
-def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
-    """Find the transformer layers of an encoder: its outermost module list of `count` members.
-
-    Raises UserError if there is none.
-    """
-    for module in base.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise UserError(
-        f"{type(base).__name__} has no list of its {count} layers (layers that share weights,"
-        " perhaps): choose a BERT-like encoder"
-    )
-
-
-class Accumulator:
-    """Running means of tensors over named groups of layers."""
-
-    def __init__(self, groups: Mapping[str, list[int]]) -> None:
-        self.groups = groups
-        self.sums: dict[str, torch.Tensor] = {}
-
-    def add(self, layer: int, value: torch.Tensor) -> None:
-        for name, members in self.groups.items():
-            if layer in members:
-                if name not in self.sums:
-                    self.sums[name] = torch.zeros_like(value, dtype=torch.float32)
-                self.sums[name].add_(value, alpha=1 / len(members))
-
-    def take(self) -> dict[str, torch.Tensor]:
-        sums, self.sums = self.sums, {}
-        return sums
-
-
-@contextmanager
-def tapped(
-    base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
-) -> Iterator[None]:
-    """While this context is open, give states [B,L,D] and attention maps [B,L,L] of every forward
-    pass of `base` to the accumulators.
-
-    State i is the input of layer i + 1, and the last state is the output of the encoder. Final
-    norms and convolutions between layers are therefore part of the states, as in transformers' own
-    `hidden_states`. Attention maps are probabilities, averaged over heads.
-    """
-    handles = []
-    modules = find_layers(base, layers)
-    for i, layer in enumerate(modules):
-        handles.append(layer.register_forward_pre_hook(_read_state(hidden, i), with_kwargs=True))
-        if attention.groups:
-            handles += _tap_attention(layer, attention, i + 1)
-
-    def read_last(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        hidden.add(layers, output[0])
-
-    handles.append(base.register_forward_hook(read_last))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _read_state(hidden: Accumulator, number: int) -> Callable[..., None]:
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden.add(number, args[0] if args else kwargs["hidden_states"])
-
-    return hook
-
-
-def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> list[Any]:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
-            raise UserError(f"layer {number} gives no attention maps: use --attention none")
-        attention.add(number, maps.mean(dim=1, dtype=torch.float32))
-
-    named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]
-    # A wrapper of an attention module returns the same maps: only the innermost one counts.
-    innermost = [m for m in named if not any(n in named for n in m.modules() if n is not m)]
-    return [module.register_forward_hook(hook) for module in innermost]
-
-
 def load_teacher(
     model: str | ResolvedModel,
     *,
@@ -330,7 +261,15 @@ def load_teacher(
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
     none, or lacks the head asked for: transformers would fill it with random numbers.
     """
-    resolved = model if isinstance(model, ResolvedModel) else resolve_model(model)
+    resolved = model if isinstance(model, ResolvedModel) else resolve_teacher(model)
+    local = Path(resolved.path_or_id).is_dir()
+    if (head == EMBEDDING or local) and (subfolder := static_module(resolved)) is not None:
+        if head != EMBEDDING:
+            raise UserError(
+                f"{resolved.name}: a table of word vectors, which gives vectors of texts alone;"
+                " give --head embedding"
+            )
+        return _static_teacher(resolved, subfolder, hidden, attention, device, vectors)
     config = load_config(resolved)
     options: dict[str, Any] = {"dtype": PRECISIONS[precision]}
     if attention != "none":
@@ -341,16 +280,11 @@ def load_teacher(
             f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
             " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
         )
-    pieces, rows = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
-    highest = max(pieces, key=pieces.__getitem__, default="")
-    if isinstance(rows, int) and pieces and pieces[highest] >= rows:
-        raise UserError(
-            f"{resolved.name}: its tokenizer has pieces up to number {pieces[highest]:,}"
-            f" ({highest!r}), and its table of embeddings {rows:,} rows; take the tokenizer that"
-            " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
-        )
+    check_pieces(tokenizer, getattr(config, "vocab_size", None), resolved.name)
     network, found = load_with_head(resolved, config, head, options)
     task = task_of(network, found, resolved.name)
+    if found in (EMBEDDING, "classification"):  # a text has one output, and is cut to one window
+        check_fields(resolved.name, TOKENIZER_SETTINGS, config_of(resolved, TOKENIZER_SETTINGS))
     decoder = None
     if found in FACTORIES:
         outputs = len(task.labels) if task else int(network.config.vocab_size)
@@ -360,4 +294,30 @@ def load_teacher(
     if found == EMBEDDING:
         how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
         how.head.to(device)
-    return Teacher(resolved, network, tokenizer, Head(found, decoder, task, how), hidden, attention)
+    return Teacher(
+        resolved,
+        network,
+        tokenizer,
+        Head(found, decoder, task, how),
+        hidden,
+        attention,
+        notes=unread(resolved, network.config),
+    )
+
+
+def _static_teacher(
+    model: ResolvedModel,
+    subfolder: str,
+    hidden: str,
+    attention: str,
+    device: str,
+    vectors: VectorWords,
+) -> Teacher:
+    """Load a table of word vectors, whose states are its rows."""
+    network, tokenizer = load_static(model, subfolder)
+    check_pieces(tokenizer, network.config.vocab_size, model.name)
+    how = text_vectors(model, tokenizer, network.config.hidden_size, *vectors)
+    how.head.to(device)
+    head = Head(EMBEDDING, text_vectors=how)
+    network.train(False).to(device)
+    return Teacher(model, network, tokenizer, head, hidden, attention)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
 WITHOUT = "keep hidden states and attention maps alone (`teacher-dump --head none`)"
@@ -54,10 +53,11 @@ def declared_head(architectures: Sequence[str]) -> str | None:
 
 
 def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]:
-    """Read a table of settings in the folder of a checkpoint; {} if it cannot be read: loading
-    reports that."""
+    """Read a table of settings next to the config.json of a checkpoint; {} if it cannot be read:
+    loading reports that."""
     try:
-        found = json.loads((Path(model.path_or_id) / name).read_text("utf-8"))
+        path = finder(replace(model, root=None))(name)
+        found = json.loads(path.read_text("utf-8")) if path else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from teachonce.checkpoints.declared import declared_head
+from teachonce.checkpoints.fields import MODULES
 from teachonce.checkpoints.loading import load_config
-from teachonce.checkpoints.names import MODULES, finder, resolve_vectors
+from teachonce.checkpoints.names import finder, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError, first_line, out_of_memory

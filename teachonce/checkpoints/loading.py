@@ -6,6 +6,7 @@ students that transformers does not have, a BiLSTM and a static one, with its Au
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers.utils import logging
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
 from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
+from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import TaskSpec
@@ -84,8 +86,10 @@ def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) ->
 
 
 def load_config(model: ResolvedModel) -> Any:
-    """Load the configuration. Raises UserError for an encoder-decoder."""
+    """Load the configuration. Raises UserError for an encoder-decoder, an adapter, and fields that
+    are refused (`fields.FIELDS`)."""
     config = load(AutoConfig, model)
+    check_checkpoint(model, config)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f"model {model.name}: an encoder-decoder ({config.model_type}), whose tokens are not"
@@ -108,6 +112,34 @@ def load_tokenizer(model: ResolvedModel) -> Any:
     return tokenizer
 
 
+PROBES = ("The old", " A b", "été 12,5%", "x")
+"""Texts whose ids tell whether a tokenizer does what its tokenizer.json says."""
+
+
+def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
+    """Raise UserError for a fast tokenizer that has pieces beyond the `rows` of the table of
+    embeddings, or gives other ids than its tokenizer.json, by which texts are cut."""
+    pieces = tokenizer.get_vocab()
+    highest = max(pieces, key=pieces.__getitem__, default="")
+    if isinstance(rows, int) and pieces and pieces[highest] >= rows:
+        raise UserError(
+            f"{name}: its tokenizer has pieces up to number {pieces[highest]:,}"
+            f" ({highest!r}), and its table of embeddings {rows:,} rows; take the tokenizer that"
+            " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
+        )
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    for text in PROBES:
+        ours, theirs = backend.encode(text).ids, list(tokenizer(text)["input_ids"])
+        if ours != theirs:
+            raise UserError(
+                f"{name}: {type(tokenizer).__name__} gives the ids {theirs} for {text!r}, and its"
+                f" tokenizer.json {ours}; save a tokenizer whose tokenizer.json does all"
+                " (PreTrainedTokenizerFast)"
+            )
+
+
 def load_network(
     factory: Any, model: ResolvedModel, asked: str = "", **options: Any
 ) -> tuple[Any, list[str]]:
@@ -127,7 +159,38 @@ def load_network(
             f"{what} lacks weights of its encoder, {len(encoder)}, first {encoder[0]}; copy the"
             " whole checkpoint"
         )
+    _check_whole(network, sorted(report["unexpected_keys"]), f"{asked}: {model.name}".lstrip(": "))
     return network, missing
+
+
+BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
+"""Ends of names that older releases saved of what is computed."""
+
+
+def _check_whole(network: Any, unexpected: list[str], name: str) -> None:
+    """Raise UserError for weights of the layers that the network does not read, and for a
+    quantisation that transformers has passed over."""
+    base = network.base_model
+    lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    of_layers = [
+        key
+        for key in unexpected
+        if not key.endswith(BUFFERS)
+        and (stem := re.match(r"(.+?)\.\d+\.", key))
+        and any(f".{stem[1]}".endswith(f".{each}") for each in lists)
+    ]
+    if of_layers:
+        raise UserError(
+            f"{name}: its layers have {len(of_layers)} weights that {type(network).__name__} does"
+            f" not read, first {of_layers[0]}: config.json has fewer layers than the weights, or"
+            " they are an adapter or scales; correct config.json, or save the merged model again"
+        )
+    method = getattr(network.config, "quantization_config", None)
+    if method and not getattr(network, "is_quantized", False):
+        raise UserError(
+            f"{name}: quantization_config of its config.json names a method that transformers does"
+            " not have; save the checkpoint without quantisation (dequantize)"
+        )
 
 
 def load_with_head(
@@ -145,6 +208,12 @@ def load_with_head(
     if head == "auto":
         kind = declared_head(config.architectures or ()) or "mlm"
     network, missing = None, ["asked for none"]
+    if kind == "mlm" and getattr(config, "is_decoder", False):
+        raise UserError(
+            f"{resolved.name}: is_decoder is true in its config.json: each token reads only those"
+            " before it, so its LM head predicts next tokens and no masked ones; use --head causal"
+            " or --head none"
+        )
     if kind in FACTORIES:
         network, missing = _load(kind, resolved, config, options)
     if network is not None and not missing:
@@ -197,6 +266,7 @@ def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec |
     if head == "classification" and config.pad_token_id is None:
         raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")
     names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
+    _check_numbers(config, name)
     if len(set(names)) < len(names):
         raise UserError(f"{name}: two labels have one name in id2label of its config.json")
     later = getattr(config, "later_label", None) if head == "tagging" else None
@@ -229,6 +299,24 @@ def _problem_type(config: Any, head: str, name: str) -> str | None:
     if said is None and config.num_labels > 1 and str(activation).endswith(".Sigmoid"):
         return SEVERAL_LABELS
     return said
+
+
+def _check_numbers(config: Any, name: str) -> None:
+    """Raise UserError if id2label leaves out numbers, or label2id gives its names other ones."""
+    numbers = sorted(config.id2label)
+    if numbers != list(range(config.num_labels)):
+        raise UserError(
+            f"{name}: id2label of its config.json has the numbers {str(numbers)[:60]}, expected 0"
+            f" to {config.num_labels - 1}; name every label"
+        )
+    other = getattr(config, "label2id", None) or {}
+    wrong = [n for n, label in config.id2label.items() if other.get(label, n) != n]
+    if wrong and set(other) == set(config.id2label.values()):
+        label = config.id2label[wrong[0]]
+        raise UserError(
+            f"{name}: {label!r:.60} is number {wrong[0]} in id2label of its config.json and"
+            f" {other[label]!r:.20} in label2id; correct the wrong one"
+        )
 
 
 def load_with_fresh_head(

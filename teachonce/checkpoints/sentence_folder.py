@@ -12,7 +12,7 @@ it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +20,46 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from teachonce.checkpoints.names import MODULES, ResolvedModel, finder
+from teachonce.checkpoints.field_checks import unlisted
+from teachonce.checkpoints.fields import LENGTHS, MODULES, SETTINGS, STATIC
+from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.sentence_settings import (
+    STATES,
+    VECTOR,
+    SentenceSettings,
+    listed_modules,
+    read_json,
+    read_settings,
+)
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
 if TYPE_CHECKING:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-SETTINGS = "config_sentence_transformers.json"
-LENGTHS = "sentence_bert_config.json"
-KINDS = ("Pooling", "Dense", "Normalize")
-"""Modules that may follow a transformer; a Pooling is the first of them."""
-VECTOR = "sentence_embedding"
-"""Key of the vectors among the features that the modules pass on."""
+OF_STATES = ("Dense", "Normalize")
+"""Modules that may stand between a transformer and its Pooling."""
+OF_VECTORS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+"""Modules that may follow a Pooling, or a StaticEmbedding."""
+FIRST = ("Transformer", STATIC)
 
 
 class VectorHead(nn.Module):
     """Makes vectors of states by modules of sentence-transformers: a Pooling, then any others.
 
+    before: modules that change the states before the Pooling.
     truncate_dim: the first numbers of a vector that remain after all modules, as `encode()` cuts
     it; None for all.
     """
 
     def __init__(
-        self, pooling: Pooling, *steps: nn.Module, truncate_dim: int | None = None
+        self,
+        pooling: Pooling,
+        *steps: nn.Module,
+        before: Sequence[nn.Module] = (),
+        truncate_dim: int | None = None,
     ) -> None:
         super().__init__()
+        self.before = nn.Sequential(*before)
         self.pooling, self.steps = pooling, nn.Sequential(*steps)
         self.truncate_dim = truncate_dim
 
@@ -54,14 +69,18 @@ class VectorHead(nn.Module):
         `present` bool [B,L] is False on padding. The first `prompt` tokens of each text are those
         of a prompt, which some poolings leave out.
         """
-        features: dict[str, Any] = {
-            "token_embeddings": states.float(),
-            "attention_mask": present.long(),
-        }
+        features: dict[str, Any] = {STATES: states.float(), "attention_mask": present.long()}
         if prompt:
             features["prompt_length"] = prompt
-        vectors: torch.Tensor = self.steps(self.pooling(features))[VECTOR]
+        vectors: torch.Tensor = self.steps(self.pooling(self.before(features)))[VECTOR]
         return vectors[:, : self.truncate_dim]
+
+    @property
+    def states_width(self) -> int:
+        """D of the states that the first module reads."""
+        first = next((m for m in self.before if type(m).__name__ == "Dense"), None)
+        width: Any = self.pooling.embedding_dimension if first is None else first.in_features
+        return int(width)
 
     @property
     def width(self) -> int:
@@ -73,56 +92,59 @@ class VectorHead(nn.Module):
     @property
     def normalised(self) -> bool:
         """Whether the vectors have length 1."""
-        kinds = [type(step).__name__ for step in self.steps]
+        names = (type(step).__name__ for step in self.steps)
+        kinds = [name for name in names if name != "Dropout"]
         return kinds[-1:] == ["Normalize"] and self.truncate_dim is None
 
     @property
     def description(self) -> str:
         """The steps for people, such as `mean, dense 256 Tanh, first 64`."""
         mode = self.pooling.pooling_mode
-        words = [mode if isinstance(mode, str) else "+".join(mode)]
-        for step in self._dense():
-            words.append(f"dense {step.out_features} {type(step.activation_function).__name__}")
+        words = [_name(step) for step in self.before]
+        words.append(mode if isinstance(mode, str) else "+".join(mode))
+        words += [_name(s) for s in self.steps if type(s).__name__ in ("Dense", "LayerNorm")]
         return ", ".join(words + ([f"first {self.truncate_dim}"] if self.truncate_dim else []))
 
     def _dense(self) -> Iterator[Any]:
         return (step for step in self.steps if type(step).__name__ == "Dense")
 
 
-def read_sentence_folder(
-    model: ResolvedModel,
-) -> tuple[VectorHead | None, dict[str, Any], dict[str, Any]]:
-    """Read a folder: what makes vectors of its transformer's last states, None if there is no
-    pooling; SETTINGS; LENGTHS. Without modules.json the settings are empty.
+def _name(step: Any) -> str:
+    """Name a step for people."""
+    if type(step).__name__ != "Dense":
+        return {"LayerNorm": "layer norm", "Normalize": "length 1"}[type(step).__name__]
+    return f"dense {step.out_features} {type(step.activation_function).__name__}"
 
-    Raises UserError, which names the file, for damaged files and unknown kinds of modules.
+
+def read_sentence_folder(
+    model: ResolvedModel, width: int
+) -> tuple[VectorHead | None, SentenceSettings]:
+    """Read a folder: what makes vectors of its transformer's last states, or of its table of
+    word vectors, each `width` numbers, None if there is no pooling; and its settings. Without
+    modules.json the settings are empty.
+
+    Raises UserError, which names the file, for damaged files, for unknown kinds of modules and for
+    fields that are refused.
     """
-    name, listed = model.name, _listed(model)
+    listed = listed_modules(model)
     if listed is None:
-        return None, {}, {}
+        return None, SentenceSettings()
     kinds = [kind for kind, _ in listed]
-    if unsafe := [path for _, path in listed if ".." in path or path.startswith("/")]:
+    if not kinds or kinds[0] not in FIRST:
         raise UserError(
-            f"{name}: {MODULES} has the path {unsafe[0]!r}, which leads out of the folder; do not"
-            " trust it"
+            f"{model.name}: its first module is {kinds[0] if kinds else 'missing'}, expected a"
+            f" Transformer or {STATIC} ({MODULES}); give a folder whose vectors come from one"
         )
-    if kinds[:1] != ["Transformer"]:
-        raise UserError(
-            f"{name}: its first module is {kinds[0] if kinds else 'missing'}, expected a"
-            f" Transformer ({MODULES}); give a folder whose vectors come from one"
-        )
-    transformer = listed[0][1]
-    settings = _json(model, SETTINGS) or {}
-    lengths: dict[str, Any] = {}
-    for path in (f"{transformer}/{LENGTHS}".lstrip("/"), LENGTHS):
-        lengths = lengths or _json(model, path) or {}
-    return _head(model, listed[1:], settings.get("truncate_dim")), settings, lengths
+    static = kinds[0] == STATIC
+    settings = read_settings(model, None if static else listed[0][1])
+    check_modules(model)
+    return _head(model, listed[1:], settings.truncate_dim, width if static else None), settings
 
 
 def check_modules(model: ResolvedModel) -> None:
     """Raise UserError for a folder whose transformer no pooling follows, and for a dense layer of
     an unknown activation, for which sentence-transformers would take another."""
-    listed = _listed(model) or []
+    listed = listed_modules(model) or []
     kinds = [kind for kind, _ in listed]
     if kinds[:1] == ["Transformer"] and "Pooling" not in kinds:
         raise UserError(
@@ -130,7 +152,7 @@ def check_modules(model: ResolvedModel) -> None:
             f" with the one that it was trained with, or without {MODULES} for the mean"
         )
     for kind, path in listed:
-        config = _json(model, f"{path}/config.json") if kind == "Dense" else None
+        config = read_json(model, f"{path}/config.json") if kind == "Dense" else None
         word = config.get("activation_function") if isinstance(config, dict) else None
         if word is None:
             continue
@@ -145,50 +167,42 @@ def check_modules(model: ResolvedModel) -> None:
 
 def module_kinds(model: ResolvedModel) -> list[str]:
     """List the kinds of a folder's modules, in order; [] if it has no modules.json."""
-    return [kind for kind, _ in _listed(model) or ()]
-
-
-def _listed(model: ResolvedModel) -> list[tuple[str, str]] | None:
-    """List the modules of a folder, kind and path of each; None if it has no modules.json."""
-    modules = _json(model, MODULES)
-    if modules is None:
-        return None
-    try:
-        return [(str(m["type"]).rpartition(".")[2], str(m["path"])) for m in modules]
-    except (TypeError, KeyError):
-        raise UserError(
-            f"{model.name}: {MODULES} is no list of modules with type and path; copy the whole"
-            " folder"
-        ) from None
-
-
-def _json(model: ResolvedModel, file: str) -> Any:
-    path = finder(model)(file)
-    if path is None:
-        return None
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{model.name}: {file} is no JSON ({error}); copy the whole folder"
-        ) from None
+    return [kind for kind, _ in listed_modules(model) or ()]
 
 
 def _head(
-    model: ResolvedModel, listed: list[tuple[str, str]], truncate_dim: int | None
+    model: ResolvedModel,
+    listed: list[tuple[str, str]],
+    truncate_dim: int | None,
+    word_width: int | None,
 ) -> VectorHead | None:
-    """Load the modules behind the transformer; None if the first of them is no pooling."""
-    for kind, path in listed:
-        if kind not in KINDS:
-            raise UserError(
-                f"{model.name}: module {path or kind} is a {kind}, expected {', '.join(KINDS)}"
-                f" ({MODULES}); dump it as a plain checkpoint with --pooling, or take another model"
-            )
-    if not listed or listed[0][0] != "Pooling":
+    """Load the modules behind the first one; None if they lack a Pooling that they need.
+
+    word_width: numbers of a word vector, whose mean is a text's; None for a transformer.
+    """
+    static = word_width is not None
+    kinds = [kind for kind, _ in listed]
+    if "Pooling" not in kinds and not static:
         return None
-    check_modules(model)
-    pooling, *steps = (_module(model, kind, path) for kind, path in listed)
-    return VectorHead(pooling, *steps, truncate_dim=truncate_dim)
+    at = 0 if static else kinds.index("Pooling")
+    for number, (kind, path) in enumerate(listed):
+        allowed = OF_STATES if number < at else OF_VECTORS
+        if kind not in allowed and (static or number != at):
+            where = "before its Pooling" if number < at else "behind its vectors"
+            raise UserError(
+                f"{model.name}: module {path or kind} is a {kind} {where}, expected"
+                f" {', '.join(allowed)} ({MODULES}); dump it as a plain checkpoint with --pooling,"
+                " or take another model"
+            )
+    found = [_module(model, kind, path) for kind, path in listed]
+    for number, module in enumerate(found):
+        _check_features(model, listed[number][1], module, number < at)
+    if word_width is not None:
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        return VectorHead(Pooling(word_width, "mean"), *found, truncate_dim=truncate_dim)
+    before, pooling, steps = found[:at], found[at], found[at + 1 :]
+    return VectorHead(pooling, *steps, before=before, truncate_dim=truncate_dim)
 
 
 def _module(model: ResolvedModel, kind: str, path: str) -> Any:
@@ -196,10 +210,16 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
     from sentence_transformers.sentence_transformer import modules
 
     root = model.root or model.path_or_id
-    if kind != "Normalize":  # which older releases saved without one
-        config = _json(model, f"{path}/config.json")
-        if not isinstance(config, dict):
-            raise UserError(f"{model.name}: {path}/config.json is missing; copy the whole folder")
+    config = read_json(model, f"{path}/config.json")
+    if config is None and kind == "Normalize":  # which older releases saved without one
+        config = {}
+    if not isinstance(config, dict):
+        raise UserError(f"{model.name}: {path}/config.json is missing; copy the whole folder")
+    if unread := unlisted(kind, config):
+        raise UserError(
+            f"{model.name}: {path}/config.json has {', '.join(unread)[:100]}, which no {kind} that"
+            " is installed reads; update sentence-transformers, or take it out"
+        )
     try:
         found = getattr(modules, kind).load(root, subfolder=path, revision=model.revision)
     except Exception as error:  # of JSON, safetensors or torch, for whatever is damaged
@@ -209,12 +229,19 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
             f"{model.name}: {path} is no {kind} that sentence-transformers can load:"
             f" {first_line(error)}; copy the whole folder"
         ) from error
-    if (name := getattr(found, "module_output_name", VECTOR)) != VECTOR:
-        raise UserError(
-            f"{model.name}: {path}/config.json has module_output_name {name!r}, expected"
-            f" {VECTOR!r}: layers of single tokens are not read"
-        )
     return found
+
+
+def _check_features(model: ResolvedModel, path: str, module: Any, of_states: bool) -> None:
+    """Raise UserError unless a module reads and writes the states before the Pooling, and the
+    vector behind it."""
+    expected = STATES if of_states else VECTOR
+    for field in ("module_input_name", "module_output_name"):
+        if (name := getattr(module, field, expected)) != expected:
+            raise UserError(
+                f"{model.name}: {path}/config.json has {field} {name!r}, expected {expected!r}"
+                f" {'before' if of_states else 'behind'} the Pooling; take another model"
+            )
 
 
 def write_sentence_folder(
@@ -224,10 +251,12 @@ def write_sentence_folder(
     max_length: int | None = None,
     prompts: Mapping[str, str] | None = None,
     default_prompt: str | None = None,
+    similarity: str = "cosine",
     static: bool = False,
 ) -> None:
     """Write, next to a saved transformer, the files with which SentenceTransformer(folder) gives
-    the vectors of `head`: its modules, the prompts, and the longest text in tokens.
+    the vectors of `head`: its modules, the prompts, how texts are compared, and the longest
+    text in tokens.
 
     A `static` model, whose vectors of pieces are named `embedding.weight`, pools by itself.
     """
@@ -255,7 +284,7 @@ def write_sentence_folder(
     settings = {
         "prompts": dict(prompts or {}),
         "default_prompt_name": default_prompt,
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": similarity,
     }
     _write(folder / SETTINGS, settings)
     if not static:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
-from teachonce.checkpoints.sentence_folder import (
-    LENGTHS,
-    SETTINGS,
-    VectorHead,
-    read_sentence_folder,
-)
+from teachonce.checkpoints.sentence_folder import VectorHead, read_sentence_folder
+from teachonce.checkpoints.sentence_settings import SentenceSettings
 from teachonce.store.format.features import EmbeddingSpec
 from teachonce.support.errors import UserError
 
@@ -53,26 +49,25 @@ def text_vectors(
     """
     name = model.name
     if pooling is None:
-        head, settings, lengths = read_sentence_folder(model)
+        head, settings = read_sentence_folder(model, width)
     else:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
-        head, settings, lengths = VectorHead(Pooling(width, POOLINGS[pooling])), {}, {}
+        head, settings = VectorHead(Pooling(width, POOLINGS[pooling])), SentenceSettings()
     if head is None:
         raise UserError(
             f"{name}: no pooling in it (modules.json of sentence-transformers): give --pooling"
             f" {'|'.join(POOLINGS)}, the one that the model was trained with"
         )
-    if (pooled := head.pooling.embedding_dimension) != width:
+    if (pooled := head.states_width) != width:
         raise UserError(
             f"{name}: its pooling is for states {pooled} wide, and the transformer's are {width};"
             " copy the whole folder"
         )
-    if lengths.get("do_lower_case") and len(set(map(str, _pieces(tokenizer, "A", "a")))) > 1:
-        raise UserError(
-            f"{name}: {LENGTHS} lower-cases texts (do_lower_case) before its tokenizer, which does"
-            " not; put a Lowercase normalizer into its tokenizer.json and take do_lower_case out"
-        )
+    if settings.lower_case:
+        _lower_case(tokenizer)
+    if settings.max_length and settings.max_length > tokenizer.model_max_length:
+        tokenizer.model_max_length = settings.max_length  # as the library overrules it
     text = _prompt(name, settings, prompt)
     if text and getattr(tokenizer, "truncation_side", "right") == "left":
         raise UserError(
@@ -85,34 +80,42 @@ def text_vectors(
         head.eval(),
         text,
         _prompt_tokens(tokenizer, text),
-        lengths.get("max_seq_length"),
+        settings.max_length,
         path.read_bytes() if path else None,
     )
 
 
-def _prompt(model: str, settings: Mapping[str, Any], name: str | None) -> str:
+def _lower_case(tokenizer: Any) -> None:
+    """Put a normalizer that lower-cases before those of a tokenizer, as the library does, unless
+    it lower-cases already."""
+    from tokenizers import normalizers
+
+    backend, sample = tokenizer.backend_tokenizer, "AbCdÄÉДΣ"
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    as_it_is = normalizers.Sequence(own).normalize_str
+    if as_it_is(sample) != as_it_is(sample.lower()):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+
+
+def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
     """Return the text of a prompt by its name; the default one's for None, "" if there is none.
 
     An empty name means no prompt. Raises UserError for an unknown name.
     """
-    prompts = settings.get("prompts") or {}
-    chosen = settings.get("default_prompt_name") if name is None else name
+    prompts = settings.prompts
+    chosen = settings.default_prompt if name is None else name
     if chosen and chosen not in prompts:
         raise UserError(
             f"--prompt {chosen}: {model} has no such prompt; it has: {', '.join(prompts) or 'none'}"
             f" ({SETTINGS}); give one of them, or leave it out"
         )
-    return str(prompts[chosen]) if chosen else ""
-
-
-def _pieces(tokenizer: Any, *texts: str) -> list[list[int]]:
-    return [list(tokenizer(text)["input_ids"]) for text in texts]
+    return prompts[chosen] if chosen else ""
 
 
 def _prompt_tokens(tokenizer: Any, prompt: str) -> int:
     """Count the tokens that a prompt puts before a text, the first special ones included."""
     if not prompt:
         return 0
-    (ids,) = _pieces(tokenizer, prompt)
-    ends = ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    ids = list(tokenizer(prompt)["input_ids"])
+    ends = ids and ids[-1] in tokenizer.all_special_ids
     return len(ids) - bool(ends)

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from teachonce.checkpoints.declared import declared_head
 from teachonce.checkpoints.embedders import Embedder
+from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import (
     input_limit,
     load_config,
     load_with_tokenizer,
     task_of,
 )
-from teachonce.checkpoints.names import MODULES, resolve_model, resolve_vectors
-from teachonce.checkpoints.sentence_folder import SETTINGS, check_modules, module_kinds
+from teachonce.checkpoints.names import resolve_model, resolve_vectors
+from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array

@@ -1,0 +1,110 @@
+"""Reads states and attention maps from the layers of a network while it runs, averaged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from teachonce.support.errors import UserError
+
+
+def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
+    """Find the transformer layers of an encoder: its outermost module list of `count` members.
+
+    Raises UserError if there is none.
+    """
+    for module in base.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UserError(
+        f"{type(base).__name__} has no list of its {count} layers (layers that share weights,"
+        " perhaps): choose a BERT-like encoder"
+    )
+
+
+class Accumulator:
+    """Running means of tensors over named groups of layers."""
+
+    def __init__(self, groups: Mapping[str, list[int]]) -> None:
+        self.groups = groups
+        self.sums: dict[str, torch.Tensor] = {}
+        self.added = Counter[tuple[str, int]]()
+
+    def add(self, layer: int, value: torch.Tensor) -> None:
+        for name, members in self.groups.items():
+            if layer in members:
+                self.added[name, layer] += 1
+                if name not in self.sums:
+                    self.sums[name] = torch.zeros_like(value, dtype=torch.float32)
+                self.sums[name].add_(value, alpha=1 / len(members))
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """Return the means, and begin from scratch."""
+        sums, self.sums = self.sums, {}
+        self.added.clear()
+        return sums
+
+    def check(self) -> None:
+        """Raise UserError unless each layer has been added once."""
+        for name, members in self.groups.items():
+            for layer in members:
+                if (count := self.added[name, layer]) != 1:
+                    raise UserError(
+                        f"layer {layer} of the teacher gave its output {count} times in one pass,"
+                        f" expected once, so {name} cannot be taken: use --hidden none and"
+                        " --attention none"
+                    )
+
+
+@contextmanager
+def tapped(
+    base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
+) -> Iterator[None]:
+    """While this context is open, give states [B,L,D] and attention maps [B,L,L] of every forward
+    pass of `base` to the accumulators.
+
+    State i is the input of layer i + 1, and the last state is the output of the encoder. Final
+    norms and convolutions between layers are therefore part of the states, as in transformers' own
+    `hidden_states`. Attention maps are probabilities, averaged over heads.
+    """
+    handles = []
+    modules = find_layers(base, layers)
+    for i, layer in enumerate(modules):
+        handles.append(layer.register_forward_pre_hook(_read_state(hidden, i), with_kwargs=True))
+        if attention.groups:
+            handles += _tap_attention(layer, attention, i + 1)
+
+    def read_last(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        hidden.add(layers, output[0])
+
+    handles.append(base.register_forward_hook(read_last))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _read_state(hidden: Accumulator, number: int) -> Callable[..., None]:
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden.add(number, args[0] if args else kwargs["hidden_states"])
+
+    return hook
+
+
+def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> list[Any]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
+            raise UserError(f"layer {number} gives no attention maps: use --attention none")
+        attention.add(number, maps.mean(dim=1, dtype=torch.float32))
+
+    named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]
+    # A wrapper of an attention module returns the same maps: only the innermost one counts.
+    innermost = [m for m in named if not any(n in named for n in m.modules() if n is not m)]
+    return [module.register_forward_hook(hook) for module in innermost]

@@ -1,0 +1,145 @@
+"""Compares the files of a checkpoint with the list of fields: refuses, names what is not listed,
+and renders the list for the docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from teachonce.checkpoints.declared import config_of
+from teachonce.checkpoints.fields import (
+    ADAPTER,
+    CONFIG,
+    FIELDS,
+    SETTINGS,
+    TOKENIZER_SETTINGS,
+    Fields,
+)
+from teachonce.checkpoints.names import ResolvedModel, adapter_error, finder
+from teachonce.support.errors import UserError
+
+
+def check_fields(
+    model: str, file: str, given: Mapping[str, Any], known: Collection[str] = (), kind: str = ""
+) -> None:
+    """Raise UserError for a refused field of a file.
+
+    kind: the entry of FIELDS, if it is not the file's name. known: fields that the family's own
+    class reads.
+    """
+    for fields in FIELDS[kind or file]:
+        if fields.treatment == "refused":
+            check_field(model, file, given, fields, known)
+
+
+def check_field(
+    model: str, file: str, given: Mapping[str, Any], fields: Fields, known: Collection[str] = ()
+) -> None:
+    """Raise UserError if one of some refused fields has a value that is not accepted."""
+    for name in fields.names:
+        if name not in given or given[name] in fields.accepted:
+            continue
+        if not (fields.of_class and name in known):
+            raise UserError(
+                f"{model}: {name} is {given[name]!r:.60} in {file}: {fields.note}; {fields.remedy}"
+            )
+
+
+def refused_field(kind: str, name: str) -> Fields:
+    """Return the entry of a refused field by its name."""
+    return next(f for f in FIELDS[kind] if name in f.names and f.treatment == "refused")
+
+
+def unlisted(kind: str, given: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
+    """Return the fields that neither the list nor `known` has, in their order."""
+    listed = {name for fields in FIELDS[kind] for name in fields.names}
+    return [name for name in given if name not in listed and name not in known]
+
+
+def flat(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields with the keys of `tables` as names of their own, such as
+    `model_args.dtype`."""
+    for name, value in given.items():
+        if name not in tables or not isinstance(value, Mapping):
+            yield name, value
+            continue
+        for key, inner in value.items():
+            if isinstance(inner, Mapping):
+                yield from ((f"{name}.{key}.{each}", found) for each, found in inner.items())
+            else:
+                yield f"{name}.{key}", inner
+
+
+def class_fields(config: Any) -> set[str]:
+    """Return the names of the fields that the class of a config reads."""
+    kind = type(config)
+    names = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    return names | set(inspect.signature(kind).parameters) | set(getattr(kind, "attribute_map", ()))
+
+
+def check_checkpoint(model: ResolvedModel, config: Any) -> None:
+    """Raise UserError for an adapter, for a refused field of config.json, and for code of the
+    checkpoint that stays unused without a word.
+
+    `config` is what transformers has made of config.json.
+    """
+    if adapter := finder(replace(model, root=None))(ADAPTER):
+        raise adapter_error(model.name, adapter)
+    given = config_of(model)
+    check_fields(model.name, CONFIG, given, class_fields(config))
+    code = given.get("auto_map")
+    own = dict(code) if isinstance(code, Mapping) and not model.trusted else {}
+    for name in (str(each).rpartition(".")[2] for each in own.values() if isinstance(each, str)):
+        if not of_transformers(name):
+            raise UserError(
+                f"{model.name}: its class {name} is Python code of its own (auto_map of"
+                f" {CONFIG}), and transformers would read it as {type(config).__name__} instead;"
+                " read the code, then give --trust-remote-code to teacher-dump"
+            )
+
+
+def of_transformers(name: str) -> bool:
+    """Return whether transformers has a class of a name."""
+    import transformers
+
+    return hasattr(transformers, name)
+
+
+def unread(model: ResolvedModel, config: Any) -> list[str]:
+    """Describe what no code reads of the JSON files of a checkpoint, a line for each file."""
+    given, lines = config_of(model), []
+    for name in given.get("architectures") or ():
+        if not (model.trusted or of_transformers(str(name))):
+            lines.append(
+                f"{CONFIG}: its class {str(name):.60} is none of transformers, which reads it by"
+                f" {type(config).__name__}"
+            )
+    whole = replace(model, path_or_id=model.root or model.path_or_id)
+    names = {
+        CONFIG: unlisted(CONFIG, given, class_fields(config)),
+        TOKENIZER_SETTINGS: unlisted(TOKENIZER_SETTINGS, config_of(model, TOKENIZER_SETTINGS)),
+        SETTINGS: unlisted(SETTINGS, config_of(whole, SETTINGS)),
+    }
+    for file, found in names.items():
+        if found:
+            more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+            listed = ", ".join(f"{name:.40}" for name in found[:8])
+            lines.append(f"{file}: {listed}{more}: not in the list of fields, so nothing reads it")
+    return lines
+
+
+def tables() -> str:
+    """Render the list as tables of Markdown, one for each file."""
+    blocks = []
+    for file, entries in FIELDS.items():
+        where = file if file.endswith(".json") else f"{file}, a module's config.json"
+        lines = [f"### {where}", "", "| fields | what we do | why, or who |", "|---|---|---|"]
+        for each in entries:
+            names = ", ".join(f"`{name}`" for name in each.names)
+            note = f"{each.note}; {each.remedy}" if each.remedy else each.note
+            lines.append(f"| {names} | {each.treatment} | {note} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"

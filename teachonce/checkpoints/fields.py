@@ -1,0 +1,328 @@
+"""Lists the fields of a checkpoint's files, and what Teachonce does with each.
+
+A field is *honoured* by the library that is named, *refused* with a line unless its value is one of
+`accepted`, or *harmless*: it does not change the numbers that a teacher gives. docs/fields.md shows
+these tables; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Treatment = Literal["honoured", "refused", "harmless"]
+
+CONFIG = "config.json"
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+LENGTHS = "sentence_bert_config.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+ADAPTER = "adapter_config.json"
+STATIC = "StaticEmbedding"
+"""A module of sentence-transformers: a table of word vectors, whose mean is a text's."""
+
+ABSENT: tuple[Any, ...] = (None, False, 0, "", (), [], {})
+"""Values that mean the same as a field that is not there."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Some fields of one file that are treated alike.
+
+    note: who honours them, or why they are refused or harmless.
+    accepted: values of a refused field that are let through.
+    remedy: what to do about a refused field.
+    of_class: the field is honoured where the family's class of transformers has it.
+    """
+
+    names: tuple[str, ...]
+    treatment: Treatment
+    note: str
+    accepted: tuple[Any, ...] = ABSENT
+    remedy: str = ""
+    of_class: bool = False
+
+
+def honoured(names: str, by: str) -> Fields:
+    return Fields(tuple(names.split()), "honoured", by)
+
+
+def harmless(names: str, why: str) -> Fields:
+    return Fields(tuple(names.split()), "harmless", why)
+
+
+def refused(
+    names: str,
+    why: str,
+    remedy: str,
+    accepted: tuple[Any, ...] = ABSENT,
+    of_class: bool = False,
+) -> Fields:
+    return Fields(tuple(names.split()), "refused", why, accepted, remedy, of_class)
+
+
+FIELDS: dict[str, tuple[Fields, ...]] = {
+    CONFIG: (
+        honoured("architectures", "us: choose the head with `--head auto`"),
+        honoured("id2label num_labels later_label", "us: names of the labels, by number"),
+        honoured("label2id", "us: refused if it numbers the same names otherwise than id2label"),
+        honoured(
+            "problem_type sentence_transformers sbert_ce_default_activation_function",
+            "us: the kind of a classification head",
+        ),
+        honoured(
+            "vocab_size hidden_size num_hidden_layers n_layers n_layer n_embd dim d_model emb_dim"
+            " embedding_size num_attention_heads n_heads n_head num_key_value_heads num_kv_heads"
+            " head_dim d_head intermediate_size hidden_dim n_inner d_inner ffn_dim ffn_hidden_size"
+            " input_embedding_size output_embedding_size word_embed_proj_dim num_hidden_groups"
+            " inner_group_num type_vocab_size",
+            "transformers: sizes",
+        ),
+        honoured("max_position_embeddings n_positions", "transformers, and us: the longest window"),
+        honoured("pad_token_id", "transformers, and us: the first row of positions"),
+        honoured(
+            "hidden_act hidden_activation activation activation_function ff_activation"
+            " gelu_activation layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps norm_bias"
+            " attention_bias mlp_bias bias use_bias enable_bias decoder_bias classifier_bias"
+            " do_layer_norm_before emb_layer_norm_before normalization_type parallel_attn"
+            " use_parallel_residual use_qk_norm apply_residual_connection_post_layernorm",
+            "transformers: functions and norms of a layer",
+        ),
+        honoured(
+            "rope_theta rope_scaling rope_parameters rotary_value rotary_pct partial_rotary_factor"
+            " original_max_position_embeddings alibi relative_attention position_buckets"
+            " max_relative_positions position_biased_input pos_att_type share_att_key norm_rel_ebd"
+            " conv_kernel_size conv_act relative_attention_num_buckets sinusoidal_pos_embds"
+            " sinusoidal_embeddings legacy",
+            "transformers: positions",
+        ),
+        honoured(
+            "local_attention global_attn_every_n_layers layer_types sliding_window"
+            " use_sliding_window max_window_layers attention_window attention_type block_size"
+            " num_random_blocks use_bidirectional_attention is_causal causal attn_type"
+            " attn_logit_softcapping query_pre_attn_scalar scale_attn_weights"
+            " scale_attn_by_inverse_layer_idx reorder_and_upcast_attn attention_multiplier",
+            "transformers: which tokens attend to which, and how much",
+        ),
+        honoured(
+            "embedding_multiplier residual_multiplier rescale_embeddings logit_scale"
+            " logits_scaling tie_word_embeddings classifier_pooling classifier_activation"
+            " summary_type summary_use_proj summary_activation summary_proj_to_labels token_dropout"
+            " pooler_hidden_act",
+            "transformers: scales, ties and the steps of a head",
+        ),
+        honoured(
+            "is_decoder",
+            "transformers: each token reads those before it; us: with `--head causal` or `none`,"
+            " refused for a masked-LM head",
+        ),
+        honoured(
+            "auto_map",
+            "transformers with `--trust-remote-code`; without it refused where its classes are not"
+            " classes of transformers",
+        ),
+        refused(
+            "position_embedding_type",
+            "transformers reads this family with absolute positions alone",
+            "dump with a release of transformers that reads it, or take another checkpoint",
+            ("absolute", None, ""),
+            of_class=True,
+        ),
+        refused(
+            "add_cross_attention",
+            "its layers read the states of another encoder, which a dump does not give them",
+            "take an encoder or a decoder that reads text alone",
+        ),
+        honoured(
+            "final_logit_softcapping",
+            "transformers; with an LM head refused, as the store has what comes before the caps",
+        ),
+        honoured(
+            "quantization_config",
+            "transformers, by the library of the method; refused where it has none for it",
+        ),
+        harmless(
+            "_name_or_path transformers_version model_type dtype torch_dtype finetuning_task"
+            " task_specific_params use_cache gradient_checkpointing problem _commit_hash"
+            " tokenizer_class attn_implementation _attn_implementation onnx_export language"
+            " languages license model_card directionality prefix revision",
+            "notes, and settings of memory; `--precision` chooses the numbers' width",
+        ),
+        harmless(
+            "hidden_dropout_prob attention_probs_dropout_prob hidden_dropout attention_dropout"
+            " dropout embedding_dropout mlp_dropout classifier_dropout classifier_dropout_prob"
+            " pooler_dropout resid_pdrop embd_pdrop attn_pdrop layerdrop qa_dropout"
+            " seq_classif_dropout summary_last_dropout summary_first_dropout initializer_range"
+            " initializer_cutoff_factor init_std embed_init_std sparse_prediction"
+            " sparse_pred_ignore_index router_aux_loss_coef pretraining_tp",
+            "serve training alone, and a teacher only predicts",
+        ),
+        harmless(
+            "bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_index mask_index"
+            " decoder_start_token_id",
+            "the tokenizer says which special tokens a text has",
+        ),
+        harmless(
+            "output_hidden_states output_attentions return_dict torchscript use_return_dict"
+            " chunk_size_feed_forward",
+            "a dump sets how results are returned itself",
+        ),
+        harmless(
+            "max_length min_length do_sample early_stopping num_beams num_beam_groups"
+            " diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty"
+            " no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences"
+            " forced_bos_token_id forced_eos_token_id remove_invalid_values"
+            " exponential_decay_length_penalty suppress_tokens begin_suppress_tokens",
+            "serve generation alone",
+        ),
+        harmless(
+            "pruned_heads tf_legacy_loss use_bfloat16 cross_attention_hidden_size"
+            " is_encoder_decoder deterministic_flash_attn memory_efficient_attention"
+            " reference_compile",
+            "of older releases or of memory; an encoder-decoder is refused by its class",
+        ),
+    ),
+    MODULES: (
+        honoured("path", "us: refused if it leads out of the folder"),
+        honoured(
+            "type",
+            "us: a Transformer, then Dense and Normalize of tokens, a Pooling, then Dense,"
+            " LayerNorm, Normalize and Dropout; or a StaticEmbedding in the place of Transformer"
+            " and Pooling. Other modules are refused: Router, CNN, LSTM, WordEmbeddings, BoW,"
+            " WordWeights, WeightedLayerPooling, CLIPModel, and those of other packages",
+        ),
+        harmless("idx name", "the order in the file is the order of the modules"),
+        harmless("kwargs", "names of arguments that encode() may pass on; a dump passes none"),
+    ),
+    "Pooling": (
+        honoured(
+            "pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens"
+            " pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens"
+            " pooling_mode_lasttoken",
+            "sentence-transformers: the modes, in the order of the file",
+        ),
+        honoured("include_prompt", "sentence-transformers: false leaves the prompt's tokens out"),
+        honoured("embedding_dimension word_embedding_dimension", "us: the encoder's width"),
+    ),
+    "Dense": (
+        honoured(
+            "in_features out_features bias activation_function use_residual",
+            "sentence-transformers; an unknown activation is refused",
+        ),
+        honoured(
+            "module_input_name module_output_name",
+            "us: `token_embeddings` before the Pooling, `sentence_embedding` behind it; others are"
+            " refused",
+        ),
+    ),
+    "Normalize": (
+        honoured(
+            "module_input_name module_output_name",
+            "us: `token_embeddings` before the Pooling, `sentence_embedding` behind it; others are"
+            " refused",
+        ),
+    ),
+    "LayerNorm": (honoured("dimension", "sentence-transformers"),),
+    "Dropout": (harmless("dropout", "serves training alone"),),
+    LENGTHS: (
+        honoured("max_seq_length", "us: the longest text in tokens, up to 512 by default"),
+        honoured("do_lower_case", "us: a Lowercase normalizer before those of the tokenizer"),
+        refused(
+            "transformer_task",
+            "its states are not those of the encoder",
+            "give a model of dense vectors",
+            ("feature-extraction", None),
+        ),
+        refused(
+            "query_length document_length query_expansion",
+            "queries and documents are read at lengths of their own",
+            "take the field out, and give --max-length",
+        ),
+        honoured(
+            "tokenizer_args.model_max_length processor_kwargs.model_max_length"
+            " processing_kwargs.text.max_length",
+            "us: the longest text in tokens",
+        ),
+        harmless(
+            "model_args.torch_dtype model_args.dtype model_args.attn_implementation"
+            " model_args.add_pooling_layer model_args.trust_remote_code model_kwargs.torch_dtype"
+            " model_kwargs.dtype model_kwargs.attn_implementation model_kwargs.add_pooling_layer"
+            " model_kwargs.trust_remote_code config_args.trust_remote_code"
+            " config_kwargs.trust_remote_code tokenizer_args.trust_remote_code"
+            " tokenizer_args.padding_side processor_kwargs.trust_remote_code"
+            " processor_kwargs.padding_side processing_kwargs.text.padding"
+            " processing_kwargs.text.truncation",
+            "how it is loaded and laid out; `--trust-remote-code` alone runs code",
+        ),
+        refused(
+            "model_args model_kwargs config_args config_kwargs tokenizer_args processor_kwargs"
+            " processing_kwargs",
+            "all other arguments change how the checkpoint is read",
+            "write them into config.json or tokenizer_config.json, and take the field out",
+        ),
+        honoured(
+            "modality_config module_output_name",
+            "us: `last_hidden_state` of a text as `token_embeddings`; chat messages and other"
+            " outputs are refused",
+        ),
+        harmless("unpad_inputs", "how batches are laid out"),
+    ),
+    SETTINGS: (
+        honoured("prompts default_prompt_name", "us: `--prompt`, the default without it"),
+        honoured("truncate_dim", "us: the first numbers of a vector, behind all modules"),
+        honoured(
+            "similarity_fn_name",
+            "us: a student's folder has it, too; euclidean and manhattan need vectors of length 1",
+        ),
+        refused(
+            "model_type",
+            "its outputs are not one dense vector of a text",
+            "give a SentenceTransformer",
+            ("SentenceTransformer", None),
+        ),
+        harmless("__version__ requirements", "notes"),
+    ),
+    TOKENIZER_SETTINGS: (
+        honoured("model_max_length", "us: the longest window"),
+        honoured(
+            "tokenizer_class do_lower_case strip_accents tokenize_chinese_chars add_prefix_space"
+            " add_bos_token add_eos_token added_tokens_decoder additional_special_tokens"
+            " extra_special_tokens split_special_tokens legacy do_basic_tokenize never_split"
+            " trim_offsets unk_token bos_token eos_token sep_token pad_token cls_token mask_token"
+            " sp_model_kwargs keep_accents remove_space do_remove_space from_slow vocab_file"
+            " merges_file add_dummy_prefix_space use_default_system_prompt auto_map",
+            "transformers; a tokenizer whose call gives other ids than its tokenizer.json is"
+            " refused",
+        ),
+        refused(
+            "truncation_side",
+            "long texts lose their beginning, and a dump cuts their end (with one output a text)",
+            'cut the corpus yourself and set truncation_side to "right" in tokenizer_config.json',
+            ("right", None),
+        ),
+        harmless("padding_side padding pad_to_multiple_of", "padding is masked"),
+        harmless("model_input_names", "padding is masked; types of tokens are read where used"),
+        harmless("clean_up_tokenization_spaces spaces_between_special_tokens", "serve decoding"),
+        harmless("chat_template response_schema", "texts are read as they are"),
+        harmless("max_length stride truncation truncation_strategy", "`--max-length` decides"),
+        harmless(
+            "backend is_local local_files_only name_or_path tokenizer_file special_tokens_map_file"
+            " _commit_hash processor_class",
+            "notes of loading",
+        ),
+    ),
+    TOKENIZER: (
+        honoured("model pre_tokenizer normalizer post_processor added_tokens", "tokenizers"),
+        harmless("truncation padding", "switched off: windows are cut between words"),
+        harmless("version decoder", "serve decoding"),
+    ),
+    ADAPTER: (
+        refused(
+            "base_model_name_or_path peft_type",
+            "its weights are an adapter of another model",
+            "merge it (model.merge_and_unload() of peft) and save the result",
+        ),
+    ),
+}
+"""Fields by file; modules of sentence-transformers by their kind, whose file is config.json."""

@@ -1,0 +1,212 @@
+"""Reads the settings of a folder of sentence-transformers: its list of modules, its prompts, how
+texts are compared and cut.
+
+The files are JSON; sentence-transformers is not imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from teachonce.checkpoints.field_checks import (
+    check_field,
+    check_fields,
+    flat,
+    refused_field,
+    unlisted,
+)
+from teachonce.checkpoints.fields import LENGTHS, MODULES, SETTINGS
+from teachonce.checkpoints.names import ResolvedModel, finder
+from teachonce.support.errors import UserError
+
+VECTOR, STATES = "sentence_embedding", "token_embeddings"
+"""Keys of the vectors and of the states among the features that the modules pass on."""
+OLD_LENGTHS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names that LENGTHS had in the first releases of the library."""
+ARGUMENTS = refused_field(LENGTHS, "model_args")
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
+
+
+@dataclass(frozen=True)
+class SentenceSettings:
+    """What the folder says outside of its modules.
+
+    max_length: the longest text in tokens. lower_case: whether texts are lower-cased before the
+    tokenizer. similarity: one of SIMILARITIES. truncate_dim: the first numbers of a vector that
+    remain. None where the folder does not say.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    similarity: str | None = None
+    truncate_dim: int | None = None
+    max_length: int | None = None
+    lower_case: bool = False
+
+
+def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
+    """List the modules of a folder, kind and path of each; None if it has no modules.json.
+
+    Raises UserError for a module of another package, and a path that leads out of the folder.
+    """
+    modules = read_json(model, MODULES)
+    if modules is None:
+        return None
+    try:
+        listed = [(str(m["type"]), str(m["path"])) for m in modules]
+    except (TypeError, KeyError):
+        raise UserError(
+            f"{model.name}: {MODULES} is no list of modules with type and path; copy the whole"
+            " folder"
+        ) from None
+    for kind, path in listed:
+        if "." in kind and not kind.startswith(OF_LIBRARY):
+            raise UserError(
+                f"{model.name}: module {path or kind!r} is {kind}, a class of another package"
+                f" ({MODULES}), which is not run; dump it as a plain checkpoint with --pooling, or"
+                " take another model"
+            )
+        if ".." in path or path.startswith("/"):
+            raise UserError(
+                f"{model.name}: {MODULES} has the path {path!r}, which leads out of the folder; do"
+                " not trust it"
+            )
+    return [(kind.rpartition(".")[2], "" if path == "." else path) for kind, path in listed]
+
+
+def read_json(model: ResolvedModel, file: str) -> Any:
+    """Read a file of the folder; None if it is missing. Raises UserError if it is no JSON."""
+    path = finder(model)(file)
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{model.name}: {file} is no JSON ({error}); copy the whole folder"
+        ) from None
+
+
+def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
+    """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None: the
+    folder has none). Raises UserError for fields that are refused or have a wrong value."""
+    given = _table(model, SETTINGS)
+    check_fields(model.name, SETTINGS, given)
+    length, lower_case = (None, False) if transformer is None else _lengths(model, transformer)
+    return replace(settings_from(given, model.name), max_length=length, lower_case=lower_case)
+
+
+def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
+    """Take the settings from the table of SETTINGS. Raises UserError for a wrong value; an error
+    names the `model`, or a store that has the file."""
+    return SentenceSettings(
+        prompts=_prompts(model, given.get("prompts")),
+        default_prompt=_of(model, SETTINGS, given, "default_prompt_name", str),
+        similarity=check_similarity(model, given.get("similarity_fn_name")),
+        truncate_dim=_positive(model, SETTINGS, "truncate_dim", given.get("truncate_dim")),
+    )
+
+
+def check_similarity(model: str, name: object) -> str | None:
+    """Return how texts are compared. Raises UserError for an unknown word, for which
+    sentence-transformers would take the cosine."""
+    if name is not None and name not in SIMILARITIES:
+        raise UserError(
+            f"{model}: similarity_fn_name is {name!r:.60} in {SETTINGS}, expected"
+            f" {', '.join(SIMILARITIES)}; correct it"
+        )
+    return None if name is None else str(name)
+
+
+def _lengths(model: ResolvedModel, transformer: str) -> tuple[int | None, bool]:
+    """Read the longest text in tokens, and whether texts are lower-cased."""
+    places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
+    given: Mapping[str, Any] = {}
+    for file in dict.fromkeys((*places, LENGTHS)):
+        if given := _table(model, file):
+            break
+    fields = dict(flat(given, ARGUMENTS.names))
+    check_fields(model.name, file, given_without(given), kind=LENGTHS)
+    for name, value in fields.items():
+        first = name.partition(".")[0]
+        if first in ARGUMENTS.names and unlisted(LENGTHS, {name: value}):
+            check_field(model.name, file, {first: {name.partition(".")[2]: value}}, ARGUMENTS)
+    _check_outputs(model.name, file, given)
+    longest = [
+        _positive(model.name, file, name, fields.get(name))
+        for name in (
+            *("max_seq_length", "processing_kwargs.text.max_length"),
+            *("tokenizer_args.model_max_length", "processor_kwargs.model_max_length"),
+        )
+    ]
+    lower = _of(model.name, file, given, "do_lower_case", bool)
+    return min((n for n in longest if n is not None), default=None), bool(lower)
+
+
+def given_without(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields but for the tables of arguments."""
+    return {name: value for name, value in given.items() if name not in ARGUMENTS.names}
+
+
+def _check_outputs(model: str, file: str, given: Mapping[str, Any]) -> None:
+    """Raise UserError unless a text becomes the last states of its tokens."""
+    said = given.get("modality_config")
+    modes = said if isinstance(said, Mapping) else {"text": {}}
+    text = modes.get("text")
+    output = text.get("method_output_name", "last_hidden_state") if isinstance(text, Mapping) else 0
+    features = given.get("module_output_name")
+    if "message" in modes or output != "last_hidden_state" or features not in (None, STATES):
+        what = "chat messages" if "message" in modes else f"{output!r} as {features!r}"
+        raise UserError(
+            f"{model}: {file} reads texts as {what} (modality_config, module_output_name), expected"
+            f" 'last_hidden_state' as {STATES!r}; dump it as a plain checkpoint with --pooling, or"
+            " take another model"
+        )
+
+
+def _table(model: ResolvedModel, file: str) -> dict[str, Any]:
+    found = read_json(model, file)
+    if found is not None and not isinstance(found, dict):
+        raise UserError(f"{model.name}: {file} is no table of settings; copy the whole folder")
+    return found or {}
+
+
+def _prompts(model: str, given: object) -> dict[str, str]:
+    """Return the prompts by name; a prompt that is null is none."""
+    found = {} if given is None else given
+    if not isinstance(found, dict) or not all(
+        text is None or isinstance(text, str) for text in found.values()
+    ):
+        raise UserError(
+            f"{model}: prompts of {SETTINGS} is {found!r:.60}, expected a text for each name;"
+            " correct it"
+        )
+    return {name: text or "" for name, text in found.items()}
+
+
+def _of(model: str, file: str, given: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = given.get(name)
+    if value is not None and not isinstance(value, kind):
+        expected = {str: "a text", bool: "true or false"}[kind]
+        raise UserError(
+            f"{model}: {name} is {value!r:.60} in {file}, expected {expected}; correct it"
+        )
+    return value
+
+
+def _positive(model: str, file: str, name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"{model}: {name} is {value!r:.60} in {file}, expected a whole number from 1;"
+            " correct it"
+        )
+    return value
