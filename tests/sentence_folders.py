@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,35 @@ def modules(*made: Any, base: Path, folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def pooling(mode: Any, **settings: Any) -> Any:
+def pooling(mode: Any, width: int = 32, **settings: Any) -> Any:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    return Pooling(32, mode, **settings)
+    return Pooling(width, mode, **settings)
+
+
+def layer_norm(width: int) -> Any:
+    """A LayerNorm whose weights are not those it begins with."""
+    import torch
+    from sentence_transformers.sentence_transformer.modules import LayerNorm
+
+    made = LayerNorm(width)
+    made.norm.weight.data = torch.linspace(0.5, 2, width)
+    made.norm.bias.data = torch.linspace(-1, 1, width)
+    return made
+
+
+def dropout() -> Any:
+    from sentence_transformers.sentence_transformer.modules import Dropout
+
+    return Dropout(0.5)
+
+
+def changed(folder: Path, file: str, drop: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Change fields of a JSON file of a folder, which may be new; returns the folder."""
+    path = folder / file
+    fields = (json.loads(path.read_text("utf-8")) if path.exists() else {}) | changes
+    path.write_text(json.dumps({k: v for k, v in fields.items() if k not in drop}), "utf-8")
+    return folder
 
 
 def dense(width: int, out: int, **settings: Any) -> Any:
@@ -35,10 +61,10 @@ def dense(width: int, out: int, **settings: Any) -> Any:
         return Dense(width, out, **settings)
 
 
-def normalize() -> Any:
+def normalize(of: str = "sentence_embedding") -> Any:
     from sentence_transformers.sentence_transformer.modules import Normalize
 
-    return Normalize()
+    return Normalize(of)
 
 
 def decoder(tiny_teacher: TinyTeacher, folder: Path, side: str) -> Path:

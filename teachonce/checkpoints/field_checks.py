@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,10 @@ def class_fields(config: Any) -> set[str]:
     """Return the names of the fields that the class of a config reads."""
     kind = type(config)
     names = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    return names | set(inspect.signature(kind).parameters) | set(getattr(kind, "attribute_map", ()))
+    names |= set(inspect.signature(kind).parameters) | set(getattr(kind, "attribute_map", ()))
+    with suppress(Exception):  # classes of other packages may raise whatever they like
+        names |= set(kind().to_dict())  # what it computes of others, and saves
+    return names
 
 
 def check_checkpoint(model: ResolvedModel, config: Any) -> None:

@@ -76,7 +76,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " embedding_size num_attention_heads n_heads n_head num_key_value_heads num_kv_heads"
             " head_dim d_head intermediate_size hidden_dim n_inner d_inner ffn_dim ffn_hidden_size"
             " input_embedding_size output_embedding_size word_embed_proj_dim num_hidden_groups"
-            " inner_group_num type_vocab_size",
+            " inner_group_num type_vocab_size pooler_hidden_size",
             "transformers: sizes",
         ),
         honoured("max_position_embeddings n_positions", "transformers, and us: the longest window"),
@@ -130,6 +130,11 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             of_class=True,
         ),
         refused(
+            "pruned_heads",
+            "transformers no longer removes heads of attention when it loads a checkpoint",
+            "save the checkpoint with all its heads, or take another one",
+        ),
+        refused(
             "add_cross_attention",
             "its layers read the states of another encoder, which a dump does not give them",
             "take an encoder or a decoder that reads text alone",
@@ -144,7 +149,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         harmless(
             "_name_or_path transformers_version model_type dtype torch_dtype finetuning_task"
-            " task_specific_params use_cache gradient_checkpointing problem _commit_hash"
+            " task_specific_params use_cache gradient_checkpointing _commit_hash"
             " tokenizer_class attn_implementation _attn_implementation onnx_export language"
             " languages license model_card directionality prefix revision",
             "notes, and settings of memory; `--precision` chooses the numbers' width",
@@ -177,7 +182,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "serve generation alone",
         ),
         harmless(
-            "pruned_heads tf_legacy_loss use_bfloat16 cross_attention_hidden_size"
+            "tf_legacy_loss use_bfloat16 cross_attention_hidden_size"
             " is_encoder_decoder deterministic_flash_attn memory_efficient_attention"
             " reference_compile",
             "of older releases or of memory; an encoder-decoder is refused by its class",

@@ -22,6 +22,8 @@ from tests.sentence_folders import (
     TinyTeacher,
     decoder,
     dense,
+    dropout,
+    layer_norm,
     modules,
     normalize,
     pooling,
@@ -40,6 +42,14 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
     ],
     "all ways": lambda: [pooling(MODES)],
     "in another order": lambda: [pooling(("cls", "mean", "max"))],
+    "layer norm and dropout": lambda: [pooling("mean"), layer_norm(32), dropout(), normalize()],
+    "length 1 between": lambda: [pooling("mean"), normalize(), dense(32, 8)],
+    "states first": lambda: [
+        dense(32, 16, module_input_name="token_embeddings"),
+        normalize("token_embeddings"),
+        pooling("mean", width=16),
+        normalize(),
+    ],
     "without the prompt": lambda: [pooling(("mean", "weightedmean"), include_prompt=False)],
 }
 
@@ -86,7 +96,8 @@ def test_a_folder_is_read_as_it_is(
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     spec = store.features.embedding
     assert spec and spec.prompt == (PROMPTS["query"] if prompt else "")
-    assert spec.normalised == (name in ("mean, length 1", "dense"))
+    ends = ("mean, length 1", "dense", "layer norm and dropout", "states first")
+    assert spec.normalised == (name in ends)
     assert [record.text for record in store] == [spec.prompt + text for text in ENGLISH[:12]]
     assert not store.features.of_tokens and len(store) == 12
     assert json.loads(store.teacher_file("config_sentence_transformers.json"))["prompts"] == PROMPTS
@@ -296,13 +307,21 @@ def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path
     folder = modules(pooling("mean"), base=base, folder=tmp_path / "m")
     listed = json.loads((folder / "modules.json").read_text())
     for changes, told in (
-        ({"type": "x.WordWeights"}, "module 1_Pooling is a WordWeights, expected Pooling, Dense"),
+        ({"type": "x.Pooling"}, "module '1_Pooling' is x.Pooling, a class of another package"),
+        (
+            {"type": "sentence_transformers.models.Dropout"},
+            "no pooling in it",
+        ),
         ({"path": "../1_Pooling"}, "which leads out of the folder"),
     ):
         text = json.dumps([listed[0], listed[1] | changes])
         (folder / "modules.json").write_text(text)
         with pytest.raises(UserError, match=told):
             load_teacher(str(folder), head="embedding", attention="none")
-    (folder / "modules.json").write_text(json.dumps([listed[0] | {"type": "StaticEmbedding"}]))
-    with pytest.raises(UserError, match="its first module is StaticEmbedding, expected a Transf"):
+    weights = listed[1] | {"type": "sentence_transformers.models.WordWeights", "path": "2"}
+    (folder / "modules.json").write_text(json.dumps([*listed, weights]))
+    with pytest.raises(UserError, match="module 2 is a WordWeights behind its vectors, expected D"):
+        load_teacher(str(folder), head="embedding", attention="none")
+    (folder / "modules.json").write_text(json.dumps([listed[0] | {"type": "Router"}]))
+    with pytest.raises(UserError, match="its first module is Router, expected a Transformer or S"):
         load_teacher(str(folder), head="embedding", attention="none")

@@ -1,0 +1,266 @@
+"""Fields of a checkpoint's files: each is honoured, refused or harmless; others are named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from teachonce.checkpoints.field_checks import tables, unlisted
+from teachonce.checkpoints.fields import CONFIG, FIELDS, LENGTHS, SETTINGS
+from teachonce.store import open_store
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.teacher.teacher import load_teacher
+from tests.checkpoints.test_text_vectors import library, texts_of
+from tests.end_to_end.support import dumped, ok, says
+from tests.sentence_folders import TinyTeacher, changed, modules, normalize, pooling
+from tests.texts import ENGLISH
+
+ROOT = Path(__file__).parents[2]
+
+
+def copied(folder: Path, out: Path) -> Path:
+    return Path(shutil.copytree(folder, out))
+
+
+def test_the_page_shows_the_list() -> None:
+    page = (ROOT / "docs/fields.md").read_text("utf-8")
+    shown = page.partition("<!-- fields -->\n")[2].partition("<!-- end of fields -->")[0]
+    assert shown == tables(), "replace what is between the marks by field_checks.tables()"
+
+
+def test_a_field_is_listed_once() -> None:
+    for file, entries in FIELDS.items():
+        names = [name for fields in entries for name in fields.names]
+        assert len(set(names)) == len(names), file
+        assert all(fields.remedy for fields in entries if fields.treatment == "refused"), file
+
+
+@pytest.mark.parametrize("kind", ("bert", "xlmr", "deberta", "distilbert", "modernbert", "gpt2"))
+def test_what_our_libraries_write_is_listed(tiny_teacher: TinyTeacher, kind: str) -> None:
+    """By its own class or by the list; so that the line on other fields is rare."""
+    folder = tiny_teacher(kind)
+    for file in (CONFIG, "tokenizer_config.json"):
+        fields = json.loads((folder / file).read_text("utf-8"))
+        assert unlisted(file, fields) == [], file
+    assert not load_teacher(str(folder), head="none", attention="none").notes
+
+
+def test_fields_that_nothing_reads_are_named_once(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    folder = copied(tiny_teacher("bert"), tmp_path / "m")
+    changed(folder, CONFIG, output_swirl=0.5, hidden_twist=2, architectures=["SwirlForMaskedLM"])
+    changed(folder, "tokenizer_config.json", fold_hats=True)
+    out = ok(
+        *(teacher_dump, "--model", folder, "--corpus", texts_of(tmp_path / "a.txt")),
+        *("--out", tmp_path / "a.zarr", "--device", "cpu"),
+    )
+    says(
+        out,
+        "config.json: output_swirl, hidden_twist: not in the list",
+        "tokenizer_config.json: fold_hats: not in the list",
+        "its class SwirlForMaskedLM is none of transformers, which reads it by BertConfig",
+    )
+    assert out.count("unread") == 3
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "positions": ("bert", {"position_embedding_type": "relative_key"}, "mlm",
+                  "position_embedding_type is 'relative_key' in config.json: .* absolute"),
+    "left to right": ("bert", {"is_decoder": True}, "auto", "is_decoder is true .*--head causal"),
+    "another encoder": ("bert", {"is_decoder": True, "add_cross_attention": True}, "none",
+                        "add_cross_attention is True in config.json"),
+    "fewer layers": ("bert", {"num_hidden_layers": 3}, "mlm",
+                     "its layers have 16 weights that BertForMaskedLM does not read, first bert"),
+    "quantised": ("bert", {"quantization_config": {"quant_method": "swirl"}}, "mlm",
+                  "quantization_config of its config.json names a method"),
+    "code": ("bert", {"auto_map": {"AutoModel": "modeling_x.SwirlBertModel"}}, "mlm",
+             "its class SwirlBertModel is Python code of its own .*--trust-remote-code"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_fields_that_nobody_honours_are_refused(
+    tiny_teacher: TinyTeacher, tmp_path: Path, name: str
+) -> None:
+    kind, fields, head, line = REFUSED[name]
+    folder = changed(copied(tiny_teacher(kind), tmp_path / "m"), CONFIG, **fields)
+    with pytest.raises(UserError, match=line) as error:
+        load_teacher(str(folder), head=head, attention="none")
+    assert "\n" not in str(error.value)
+
+
+def test_code_of_a_family_that_transformers_has_is_not_refused(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    folder = copied(tiny_teacher("bert"), tmp_path / "m")
+    changed(folder, CONFIG, auto_map={"AutoConfig": "configuration_bert.BertConfig"})
+    changed(folder, CONFIG, position_embedding_type="absolute")
+    assert load_teacher(str(folder), attention="none").head == "mlm"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    (
+        ({"id2label": {"0": "a", "2": "b"}, "label2id": {}}, r"has the numbers \[0, 2\], expected"),
+        ({"label2id": {"a": 1, "b": 0}}, "'a' is number 0 in id2label .* and 1 in label2id"),
+        ({"id2label": {"0": "a", "1": "a"}}, "two labels have one name"),
+    ),
+)
+def test_labels_have_one_number_each(
+    tiny_teacher: TinyTeacher, tmp_path: Path, fields: dict[str, Any], line: str
+) -> None:
+    teacher = tiny_teacher("bert", "classification", ("a", "b"))
+    folder = changed(copied(teacher, tmp_path / "m"), CONFIG, **fields)
+    with pytest.raises(UserError, match=line):
+        load_teacher(str(folder), head="classification", attention="none")
+
+
+def test_a_text_of_one_output_is_not_cut_at_its_other_end(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    teacher = tiny_teacher("bert", "classification", ("a", "b"))
+    folder = copied(teacher, tmp_path / "m")
+    changed(folder, "tokenizer_config.json", truncation_side="left")
+    with pytest.raises(UserError, match="truncation_side is 'left' in tokenizer_config.json"):
+        load_teacher(str(folder), head="classification", attention="none")
+    assert load_teacher(str(folder), head="none", attention="none").notes == []
+
+
+@pytest.mark.parametrize("config", (True, False))
+def test_an_adapter_is_no_model(tiny_teacher: TinyTeacher, tmp_path: Path, config: bool) -> None:
+    folder = copied(tiny_teacher("bert"), tmp_path / "m")
+    changed(folder, "adapter_config.json", base_model_name_or_path="some/base", peft_type="LORA")
+    if not config:
+        (folder / CONFIG).unlink()
+    with pytest.raises(UserError, match=r"an adapter of another model .*some/base.*; merge it"):
+        load_teacher(str(folder), attention="none")
+
+
+def test_layers_that_are_not_seen_are_not_averaged(make_tokenizer: Any, tmp_path: Path) -> None:
+    """OPT's LM model calls its decoder past its base model, which gave means of fewer layers."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    tokenizer = make_tokenizer("bpe-plain")
+    sizes = {"hidden_size": 32, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = OPTConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=64, word_embed_proj_dim=32, **sizes
+    )
+    OPTForCausalLM(config).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    teacher = load_teacher(str(tmp_path / "m"), head="causal", hidden="mean", attention="none")
+    ids = np.array([[5, 6, 7]])
+    with pytest.raises(UserError, match="layer 2 of the teacher gave its output 0 times"):
+        teacher.run(ids, np.ones(ids.shape, bool))
+
+
+Spoil = Callable[[Path], Any]
+OF_VECTORS: dict[str, tuple[Spoil, str]] = {
+    "no number": (lambda f: changed(f, SETTINGS, truncate_dim="8"), "truncate_dim is '8'"),
+    "nothing left": (lambda f: changed(f, SETTINGS, truncate_dim=0), "truncate_dim is 0"),
+    "unknown likeness": (
+        lambda f: changed(f, SETTINGS, similarity_fn_name="swirl"),
+        "similarity_fn_name is 'swirl' .*expected cosine, dot, euclidean, manhattan",
+    ),
+    "prompts": (lambda f: changed(f, SETTINGS, prompts=["query"]), "prompts of .* a text for each"),
+    "sparse": (lambda f: changed(f, SETTINGS, model_type="SparseEncoder"), "one dense vector"),
+    "output": (
+        lambda f: changed(
+            f,
+            LENGTHS,
+            modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}},
+        ),
+        "reads texts as 'pooler_output'",
+    ),
+    "chat": (
+        lambda f: changed(f, LENGTHS, modality_config={"text": {}, "message": {}}),
+        "reads texts as chat messages",
+    ),
+    "lengths of queries": (lambda f: changed(f, LENGTHS, query_length=8), "query_length is 8"),
+    "arguments": (
+        lambda f: changed(f, LENGTHS, config_args={"hidden_act": "relu"}),
+        r"config_args is \{'hidden_act': 'relu'\} .*write them into config.json",
+    ),
+    "special tokens": (
+        lambda f: changed(f, LENGTHS, processing_kwargs={"text": {"add_special_tokens": False}}),
+        "processing_kwargs is .*add_special_tokens",
+    ),
+    "new field": (
+        lambda f: changed(f, "2_Normalize/config.json", order=1),
+        "2_Normalize/config.json has order, which no Normalize that is installed reads",
+    ),
+    "of tokens": (
+        lambda f: changed(f, "2_Normalize/config.json", module_input_name="token_embeddings"),
+        "module_input_name 'token_embeddings', expected 'sentence_embedding' behind",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def embedder(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embedder") / "m"
+    return modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder)
+
+
+@pytest.mark.parametrize("name", OF_VECTORS)
+def test_settings_of_vectors_that_are_refused(embedder: Path, tmp_path: Path, name: str) -> None:
+    spoil, line = OF_VECTORS[name]
+    folder = copied(embedder, tmp_path / "m")
+    spoil(folder)
+    with pytest.raises(UserError, match=line) as error:
+        load_teacher(str(folder), head="embedding", attention="none")
+    assert "\n" not in str(error.value)
+
+
+HONOURED: dict[str, Spoil] = {
+    "lower case": lambda f: changed(f, LENGTHS, do_lower_case=True),
+    "arguments of no consequence": lambda f: changed(
+        f, LENGTHS, model_args={"attn_implementation": "eager"}, unpad_inputs=False
+    ),
+    "dot": lambda f: changed(f, SETTINGS, similarity_fn_name="dot", __version__={}),
+    "more than the tokenizer says": lambda f: changed(
+        changed(f, "tokenizer_config.json", model_max_length=6), LENGTHS, max_seq_length=60
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_settings_of_vectors_that_are_honoured(embedder: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(embedder, tmp_path / "m")
+    HONOURED[name](folder)
+    texts = (*ENGLISH[:6], "The OLD Stories Were LONG")
+    corpus = texts_of(tmp_path / "a.txt", texts)
+    asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
+    assert np.allclose(store.embeddings(), library(folder, list(texts)), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    (
+        lambda f: changed(f, LENGTHS, max_seq_length=9),
+        lambda f: changed(f, LENGTHS, processing_kwargs={"text": {"max_length": 9}}),
+        lambda f: changed(f, LENGTHS, tokenizer_args={"model_max_length": 9}),
+        lambda f: changed(f, "tokenizer_config.json", model_max_length=9),
+        lambda f: (
+            (f / LENGTHS).unlink(),
+            changed(f, "sentence_roberta_config.json", max_seq_length=9),
+        ),
+    ),
+)
+def test_the_longest_text_is_where_folders_have_it(
+    embedder: Path, tmp_path: Path, spoil: Spoil
+) -> None:
+    from teachonce.teacher_dump.job.plan import window_length
+
+    folder = copied(embedder, tmp_path / "m")
+    spoil(folder)
+    teacher = load_teacher(str(folder), head="embedding", attention="none")
+    assert window_length(None, teacher) == 9
