@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.manifest import DAMAGED
 from teachonce.store.format.pairs import tokenizer_inputs
+from teachonce.store.read.plain_tokenizer import AROUND, is_plain
+from teachonce.support import bounded
 from teachonce.support.bounded import MEMORY, Exceeded, run_bounded
 from teachonce.support.errors import UserError, first_line
 
@@ -17,56 +20,57 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LONGEST = 8  # tokens a byte of text, at most
-LONGEST_WORD, LONGEST_PIECE = 1000, 1000  # characters; tokenizers have 100, and pieces of 16
-AROUND = 64  # tokens around a text, at most
 SECONDS, BYTES_A_SECOND = 60.0, 20_000  # of a processor: some fifty times what tokenizers take
-PLAIN = {
-    "normalizer": frozenset(
-        {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Strip", "StripAccents"}
-    ),
-    "pre_tokenizer": frozenset(
-        {
-            "BertPreTokenizer",
-            "ByteLevel",
-            "Digits",
-            "Metaspace",
-            "Punctuation",
-            "Whitespace",
-            "WhitespaceSplit",
-        }
-    ),
-    "model": frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"}),
-    "post_processor": frozenset(
-        {"BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"}
-    ),
-}
-"""Kinds of the parts of a tokenizer whose time and memory are in proportion to a text: none with a
-pattern or a replacement of a stranger's."""
-INNER = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
-INNER |= {"post_processor": "processors"}
-MOST_STEPS = 16  # of a sequence
-SPARE_IDS = 10_000  # numbers that no piece has: memory for each is set aside
 
 
 def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Tokenizer:
     """Load the content of a tokenizer.json. Padding and truncation that it may ask for are off.
 
-    Raises StoreError where it cannot be loaded.
+    One that is not plain is loaded in a process with bounds first. Raises StoreError where it
+    cannot be loaded, there or here.
     """
-    from tokenizers import Tokenizer
-
+    if not bounded.inside and not is_plain(data):
+        try:
+            _try_loading(data)
+        except Exceeded as error:
+            raise StoreError(
+                f"{where}: loading it {error}; do not use this store, or ask for one with another"
+                " tokenizer"
+            ) from None
+        except UserError as error:
+            raise _unloadable(where, error, written_with) from None
     try:
-        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+        return _loaded(data)
     except BaseException as error:  # a panic of the library is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise StoreError(
-            f"{where} cannot be loaded ({first_line(error)}); install the version of tokenizers"
-            f" that wrote it: {written_with}"
-        ) from error
+        raise _unloadable(where, error, written_with) from error
+
+
+def _unloadable(where: str, error: BaseException, written_with: object) -> StoreError:
+    return StoreError(
+        f"{where} cannot be loaded ({first_line(error)}); install the version of tokenizers"
+        f" that wrote it: {written_with}"
+    )
+
+
+def _loaded(data: bytes) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(data.decode("utf-8"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+@lru_cache(8)
+def _try_loading(data: bytes) -> None:
+    """Load a tokenizer in a process with bounds. Raises as `run_bounded` does."""
+    run_bounded(_load_there, data.decode("latin-1"), seconds=SECONDS, memory=MEMORY)
+
+
+def _load_there(data: str) -> None:
+    _loaded(data.encode("latin-1"))
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:
@@ -78,49 +82,6 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise StoreError(f"{where} is a {type(found).__name__}, expected an object; {DAMAGED}")
     return found
-
-
-def is_plain(data: bytes) -> bool:
-    """Whether the work and the output of a tokenizer.json are in proportion to a text."""
-    try:
-        settings = json.loads(data)
-        steps = {name: _steps(settings.get(name), INNER.get(name, "")) for name in PLAIN}
-        vocabulary, added = settings["model"]["vocab"], settings.get("added_tokens") or []
-        numbers = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
-        highest = max([*numbers, *(token["id"] for token in added)])
-        return (
-            all({step["type"] for step in steps[name]} <= PLAIN[name] for name in PLAIN)
-            and all(len(found) <= MOST_STEPS for found in steps.values())
-            and all(_added(step) <= AROUND for step in steps["post_processor"])
-            and _proportionate(settings["model"])
-            and 0 <= highest < 2 * (len(vocabulary) + len(added)) + SPARE_IDS
-        )
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-        return False
-
-
-def _added(step: dict[str, Any]) -> int:
-    """Count the tokens that a post-processor adds to a text or a pair, at most."""
-    ids = {name: len(token["ids"]) for name, token in (step.get("special_tokens") or {}).items()}
-    pieces = [*step.get("single", ()), *step.get("pair", ())]
-    return sum(ids[each["SpecialToken"]["id"]] if "SpecialToken" in each else 1 for each in pieces)
-
-
-def _proportionate(model: dict[str, Any]) -> bool:
-    """Whether a model's work grows with a text alone: WordPiece takes the square of a word's
-    length, Unigram the length of its longest piece for each character."""
-    if model["type"] == "Unigram":
-        return all(len(piece) <= LONGEST_PIECE for piece, _ in model["vocab"])
-    return int(model.get("max_input_chars_per_word", 0)) <= LONGEST_WORD
-
-
-def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
-    """The steps of a part of a tokenizer, sequences taken apart."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return [step for each in part[inner] for step in _steps(each, inner)]
 
 
 def within_bounds(

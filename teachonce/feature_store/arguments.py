@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from teachonce.store.read.store import FeatureStore
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.store.tools.forget import Wanted
 from teachonce.support.errors import UserError
+
+if TYPE_CHECKING:
+    from teachonce.teacher_dump.corpus.documents import Corpus
 
 MOST = 32
 """Sequences of a page: a browser is slow with more."""
@@ -88,13 +94,38 @@ def wish(
     corpus.check()
 
     def wanted(store: FeatureStore) -> Wanted:
-        from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
-
-        found = window_digests(windows_as_in(store, corpus), gold=False)
-        told = {digest: f"text {number + 1} of {', '.join(texts)}" for number, digest in found}
+        found = within_bounds(
+            store.teacher_file("tokenizer.json"),
+            sum(Path(text).stat().st_size for text in texts if Path(text).is_file()),
+            store.path,
+            lambda: _digests(store, corpus),
+            _digests_there,
+            *(store.path, store.source.options, list(texts), text_column),
+        )
+        told = {
+            bytes.fromhex(digest): f"text {number + 1} of {', '.join(texts)}"
+            for number, digest in found
+        }
         return replace(given, digests=told)
 
     return _hash(given, str(corpus.identity())), wanted
+
+
+def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
+    """List the number and the hash of each document of a corpus, as a store would have it."""
+    from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
+
+    found = window_digests(windows_as_in(store, corpus), gold=False)
+    return [(number, digest.hex()) for number, digest in found]
+
+
+def _digests_there(
+    path: str, options: dict[str, Any] | None, texts: list[str], text_column: str | None
+) -> list[tuple[int, str]]:
+    from teachonce.teacher_dump.corpus.documents import Corpus
+
+    with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
+        return _digests(store, Corpus.open(tuple(texts), text_column))
 
 
 def _hash(given: Wanted, corpus: str) -> str:

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from teachonce.align import AlignmentError, Tokenizations, Tokens
 from teachonce.align.vocabulary import byte_of_character
 from teachonce.store.errors import VERIFY, StoreError
+from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.store import FeatureStore
-from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
+from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.store.tools.show import Pieces
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.vocabularies import check_vocabulary, vocabulary_map

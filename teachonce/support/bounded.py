@@ -19,6 +19,7 @@ MEMORY = 3 << 30  # bytes of address space: a vocabulary of 250,000 pieces takes
 THREADS = 4  # each takes address space of its own
 PATIENCE = 10  # times the seconds of work that a busy machine may take
 PR_SET_PDEATHSIG = 1
+inside = False  # whether this process is one with bounds
 CHILD = """
 import json, sys
 call = json.load(sys.stdin)
@@ -79,6 +80,8 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
     """Do the work of the process that `run_bounded` started."""
     import resource
 
+    global inside
+    inside = True
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     with contextlib.suppress(OSError, AttributeError):

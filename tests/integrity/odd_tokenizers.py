@@ -64,11 +64,52 @@ def _template(settings: Settings, chance: random.Random) -> None:
     }
 
 
-def _added(settings: Settings, chance: random.Random) -> None:
-    settings["added_tokens"].append(
-        {"id": chance.choice([10**6, 10**9, 2**32 - 1]), "content": "zz", "special": False,
-         "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    )  # fmt: skip
+def _token(content: str, number: int | None = None, **flags: bool) -> Change:
+    def change(settings: Settings, chance: random.Random) -> None:
+        known = len(settings["model"]["vocab"])
+        for place, text in enumerate(("constructor", content)):
+            settings["added_tokens"].append(
+                {"id": known + place if number is None else number + place, "content": text,
+                 "special": False, "single_word": False, "lstrip": False, "rstrip": False,
+                 "normalized": False, **flags}
+            )  # fmt: skip
+
+    return change
+
+
+def _erasing(content: str, kind: str, **settings_of_step: bool) -> Change:
+    """An added token that a normalizer makes empty."""
+
+    def change(settings: Settings, chance: random.Random) -> None:
+        step = {"type": kind, **settings_of_step}
+        _step(settings, "normalizer", step, "normalizers")
+        _token(content, normalized=True)(settings, chance)
+
+    return change
+
+
+def _bytes_of_bytes(settings: Settings, chance: random.Random) -> None:
+    """Each step makes two letters of one."""
+    step = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    for _ in range(8):
+        _step(settings, "pre_tokenizer", step, "pretokenizers")
+
+
+def _text_of_texts(settings: Settings, chance: random.Random) -> None:
+    """A template that gives the text many times, and that is used many times."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
+    step = {"type": "TemplateProcessing", "single": [text] * 60, "pair": pair, "special_tokens": {}}
+    settings["post_processor"] = {"type": "Sequence", "processors": [step] * 5}
+
+
+def _in_the_model(**changes: Any) -> Change:
+    return lambda settings, chance: settings["model"].update(changes)
 
 
 def _anywhere(settings: Settings, chance: random.Random) -> None:
@@ -95,7 +136,16 @@ CHANGES: dict[str, Change] = {
     "a regex without end": _split(r"^(a+)+\z"),
     "a regex that goes back": _split(r"(x+x+)+y|(a|aa)+$|(.*)*b"),
     "10^5 special tokens around a text": _template,
-    "a token with a huge number": _added,
+    "a token with a huge number": _token("zz", 10**9),
+    "a token that becomes empty": _erasing("\u0301", "StripAccents"),
+    "a blank that becomes empty": _erasing("   ", "Strip", strip_left=True, strip_right=True),
+    "a token that is empty": _token(""),
+    "a token of 10^6": _token("z" * 10**6),
+    "bytes of bytes of bytes": _bytes_of_bytes,
+    "a text of texts of texts": _text_of_texts,
+    "a mark of 10^6": _in_the_model(continuing_subword_prefix="#" * 10**6),
+    "an end of 10^6": _in_the_model(end_of_word_suffix="#" * 10**6),
+    "chance": _in_the_model(dropout=0.5),
 }
 OTHERS = ("[]", "null", "3", "{", '"x"', DEEP, '{"a":' * 3000 + "1" + "}" * 3000, "")
 

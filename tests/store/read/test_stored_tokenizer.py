@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.read import stored_tokenizer
-from teachonce.store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
+from teachonce.store.read.plain_tokenizer import is_plain
+from teachonce.store.read.stored_tokenizer import encoded, json_object, load_tokenizer
 from teachonce.store.tools.laws import check_tokens
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.support import dumped
-from tests.integrity.odd_tokenizers import CHANGES, TEXT, rewritten
+from tests.integrity.odd_tokenizers import CHANGES, TEXT, _split, rewritten
 
 KINDS = ("wordpiece", "bpe", "unigram")
 
@@ -60,6 +61,38 @@ def test_work_out_of_proportion_is_not_plain(make_tokenizer: Any) -> None:
     assert not is_plain(json.dumps(template).encode())
 
 
+def test_a_key_that_occurs_twice_is_not_plain(make_tokenizer: Any) -> None:
+    """Readers of JSON differ in which of them counts."""
+    text = make_tokenizer("wordpiece").backend_tokenizer.to_str()
+    assert is_plain(text.encode())
+    assert not is_plain(text.replace('"normalizer"', '"normalizer":null,"normalizer"').encode())
+    assert not is_plain(text.replace('"content"', '"content":"a","content"', 1).encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("content", ["<extra_0>", "[unused1]", "word"])
+def test_added_tokens_of_every_kind_are_plain(make_tokenizer: Any, kind: str, content: str) -> None:
+    backend = Tokenizer.from_str(make_tokenizer(kind).backend_tokenizer.to_str())
+    for number, flag in enumerate(("lstrip", "rstrip", "single_word", "normalized")):
+        backend.add_tokens([AddedToken(f"{content}{number}", **{flag: True})])
+    assert is_plain(backend.to_str().encode())
+    backend.add_special_tokens([AddedToken("    ", normalized=True)])  # as GPT-NeoX has
+    assert is_plain(backend.to_str().encode()) == (kind != "wordpiece")
+
+
+def test_a_tokenizer_is_loaded_within_bounds_first(
+    make_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = json.loads(make_tokenizer("bpe").backend_tokenizer.to_str())
+    _split("b+")(settings, random.Random(0))
+    data = json.dumps(settings).encode()
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_tokenizer, "MEMORY", 1 << 26)
+        with pytest.raises(StoreError, match="^it(: loading it crashed| cannot be loaded)"):
+            load_tokenizer(data, "it")
+    assert load_tokenizer(data, "it").encode("abba").ids
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"{" * 5000, b"\xff"])
 def test_what_is_no_tokenizer(data: bytes) -> None:
     assert not is_plain(data)
@@ -96,7 +129,15 @@ def test_more_tokens_than_a_text_can_have(make_tokenizer: Any) -> None:
         encoded(Padded(), ["the"], "it")
 
 
-@pytest.mark.parametrize("what", ["a regex without end", "a text doubled 40 times"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a regex without end",
+        "a text doubled 40 times",
+        "a text of texts of texts",
+        "bytes of bytes of bytes",
+    ],
+)
 def test_work_without_bounds_is_a_line(
     bpe_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

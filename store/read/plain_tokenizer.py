@@ -1,0 +1,144 @@
+"""Decides by its text alone whether the work and memory of a tokenizer.json are in proportion to
+what it reads.
+
+Everything that is not on the lists is not plain: such a tokenizer works in a process with bounds
+(`stored_tokenizer.within_bounds`), so a kind that is missing here costs time, not safety.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+LONGEST_WORD = 200  # characters of a WordPiece's word, whose work is the square of it; BERT: 100
+LONGEST_PIECE = 256  # characters; a Unigram looks so far ahead from each character
+PIECES_CHARACTERS = 1 << 24  # of all pieces: a Unigram's trie takes some 100 bytes for each
+LONGEST_MARK = 16  # characters that a model puts before or after each character or piece
+LONGEST_ADDED = 1000  # characters of an added token
+ADDED_CHARACTERS = 1 << 20  # of all added tokens: their automaton takes some 100 bytes for each
+AROUND = 64  # tokens around a text, at most
+MOST_STEPS = 8  # of a sequence
+SPARE_IDS = 10_000  # numbers that no piece has: memory for each is set aside
+DELETING = frozenset({"BertNormalizer", "Strip", "StripAccents"})  # may leave nothing of a text
+Settings = dict[str, Any]
+
+NORMALIZERS = frozenset({"Lowercase", "NFC", "NFD", "NFKC", "NFKD"}) | DELETING
+PRE_TOKENIZERS = frozenset(
+    {
+        "BertPreTokenizer",
+        "ByteLevel",
+        "Digits",
+        "Metaspace",
+        "Punctuation",
+        "Whitespace",
+        "WhitespaceSplit",
+    }
+)
+PROCESSORS = frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"})
+
+
+class _Odd(ValueError):
+    """A key that occurs twice: JSON's readers differ in which of them counts."""
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether the work and the output of a tokenizer.json are in proportion to a text."""
+    try:
+        settings = json.loads(data, object_pairs_hook=_unique)
+        steps = [
+            _steps(settings.get("normalizer"), "normalizers", NORMALIZERS),
+            _steps(settings.get("pre_tokenizer"), "pretokenizers", PRE_TOKENIZERS),
+            _steps(settings.get("post_processor"), "processors", PROCESSORS),
+        ]
+        normalizers, pre_tokenizers, processors = steps
+        model, added = settings["model"], settings.get("added_tokens") or []
+        return (
+            # each turns a byte into a character of up to two bytes
+            sum(step["type"] == "ByteLevel" for step in pre_tokenizers) <= 1
+            and all(map(_few_around, processors))
+            and _plain_model(model)
+            and _plain_added(added, {step["type"] for step in normalizers})
+            and _dense(model["vocab"], added)
+        )
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return False
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Settings:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Odd
+    return found
+
+
+def _steps(part: Any, inner: str, known: frozenset[str]) -> list[Settings]:
+    """List the steps of a part of a tokenizer, sequences taken apart. Raises _Odd for a step that
+    is not known, and for too many."""
+    if part is None:
+        return []
+    steps = [part]
+    if part["type"] == "Sequence":
+        steps = [step for each in part[inner] for step in _steps(each, inner, known)]
+    if len(steps) > MOST_STEPS or not {step["type"] for step in steps} <= known | {"Sequence"}:
+        raise _Odd
+    return steps
+
+
+def _few_around(step: Settings) -> bool:
+    """Whether a post-processor gives each text once, and few tokens around."""
+    if step["type"] != "TemplateProcessing":
+        return True
+    ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+    for template, texts in ((step["single"], ["A"]), (step["pair"], ["A", "B"])):
+        given = [piece["Sequence"]["id"] for piece in template if "Sequence" in piece]
+        around = [ids[piece["SpecialToken"]["id"]] for piece in template if "Sequence" not in piece]
+        if sorted(given) != texts or sum(around) > AROUND:
+            return False
+    return True
+
+
+def _plain_model(model: Settings) -> bool:
+    kind, pieces = model["type"], model["vocab"]
+    if kind == "Unigram":
+        pieces = [piece for piece, _ in pieces]
+        longest, shortest = max(map(len, pieces)), min(map(len, pieces))
+        return 0 < shortest <= longest <= LONGEST_PIECE and _fit(pieces, PIECES_CHARACTERS)
+    marks = ("continuing_subword_prefix", "end_of_word_suffix")
+    return (
+        kind in ("BPE", "WordLevel", "WordPiece")
+        and all(len(model.get(mark) or "") <= LONGEST_MARK for mark in marks)
+        and int(model.get("max_input_chars_per_word", 0)) <= LONGEST_WORD
+        and not model.get("dropout")
+        and _fit(pieces, PIECES_CHARACTERS)
+    )
+
+
+def _plain_added(added: list[Settings], normalizers: set[str]) -> bool:
+    """Whether added tokens are texts that stay texts: one that a normalizer makes empty is found at
+    every place, without end."""
+    deleting = bool(normalizers & DELETING)
+    contents = [token["content"] for token in added]
+    solid: Callable[[str], bool] = _has_ink if deleting else bool
+    return (
+        all(type(text) is str and len(text) <= LONGEST_ADDED and solid(text) for text in contents)
+        and len(set(contents)) == len(contents)
+        and _fit(contents, ADDED_CHARACTERS)
+    )
+
+
+def _has_ink(text: str) -> bool:
+    """Whether a text has a character that no normalizer of the list deletes."""
+    return any("!" <= character <= "~" for character in text)
+
+
+def _fit(texts: Any, characters: int) -> bool:
+    return sum(map(len, texts)) <= characters
+
+
+def _dense(vocabulary: Any, added: list[Settings]) -> bool:
+    """Whether nearly every number below the highest one has a piece."""
+    numbers = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
+    every = [*numbers, *(token["id"] for token in added)]
+    limit = 2 * (len(vocabulary) + len(added)) + SPARE_IDS
+    return all(type(number) is int for number in every) and 0 <= min(every) <= max(every) < limit
