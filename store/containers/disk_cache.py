@@ -39,6 +39,11 @@ UNIT = 4096  # bytes that disks give out
 KEPT_SHARE = 0.9  # of the bound, when room is made: to look at all entries takes time
 
 
+def _named(store: str, name: str) -> str:
+    """How the names of the entries of an object begin: hexadecimal digits."""
+    return hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
+
+
 class Piece(NamedTuple):
     """Bytes of an object, the size of the whole object, and the numbers of the chunks in these
     bytes whose checksum a reader has compared."""
@@ -67,7 +72,8 @@ class _Count:
 
 
 class DiskCache:
-    """The entries in a folder; at most `bound` bytes of disk. Files of other names are ignored.
+    """The entries in a folder; at most `bound` bytes of disk, or what is there now where it is 0.
+    Files of other names are ignored.
 
     Raises UserError if the folder cannot be made or written to.
     """
@@ -78,7 +84,7 @@ class DiskCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._counted() as taken:
-                self._make_room(taken, bound)
+                self._make_room(taken, bound or None)
         except OSError as error:
             raise UserError(
                 f"--cache {PREFIX}{folder}: cannot be written: {files.reason(error)}"
@@ -126,8 +132,7 @@ class DiskCache:
         taken.add(total - taken.bytes)
 
     def _path(self, store: str, name: str, begin: int, end: int) -> Path:
-        named = hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
-        return self.folder / f"{named}.{begin}.{end}"
+        return self.folder / f"{_named(store, name)}.{begin}.{end}"
 
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
         """Whether there is such an entry, damaged or not; the disk begins to read it."""
@@ -193,10 +198,10 @@ class DiskCache:
             taken.add(-size)
             raise
 
-    def forget(self, store: str, name: str) -> None:
-        """Remove all entries of an object."""
-        named = self._path(store, name, 0, 0).name.partition(".")[0]
-        self._remove(list(self.folder.glob(f"{named}.*")))
+    def forget(self, store: str, *names: str) -> None:
+        """Remove all entries of objects of a store."""
+        named = {_named(store, name) for name in names}
+        self._remove([each for each in self.folder.iterdir() if each.name[:32] in named])
 
     def _remove(self, paths: list[Path]) -> None:
         with suppress(OSError), self._counted() as taken:

@@ -22,6 +22,8 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import Manifest, check_root, opening
 from teachonce.store.format.pairs import divided
 from teachonce.store.read.cached_arrays import Keeping
+from teachonce.store.read.changes import ChangeWatch
+from teachonce.store.read.derived import note
 from teachonce.store.read.manifests import (
     calibration_paths,
     check_calibration,
@@ -57,11 +59,11 @@ def open_store(
     """Open a store: a .zarr folder, an .h5 file, or an fsspec URL of a Zarr store.
 
     Reads the root attributes, the manifest and the calibration only. `allow_partial` gives the
-    published parts of an unfinished store. `cache`, `disk:DIR,SIZE` such as
-    `disk:/scratch/cache,100GB`, keeps what is read of a finished store behind a URL in a folder of
-    a local disk, of which it takes at most so many bytes; processes may share it. Raises StoreError
-    if the store is missing, unfinished, of another version, or damaged; Unreachable if a network
-    gives no answer; UserError for a cache that is no such word or cannot be written.
+    published parts of an unfinished store. `cache`, such as `disk:/scratch/cache,100GB`, stores
+    what is read of a finished store behind a URL in a folder of a local disk, of which it takes at
+    most so many bytes; processes may share it. Raises StoreError if the store is missing,
+    unfinished, of another version, or damaged; Unreachable if a network gives no answer; UserError
+    for a cache that is no such word or cannot be written.
     """
     kept = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
     source = open_source(path, storage_options)
@@ -88,6 +90,7 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
             source.keep_on(cache, attributes["checksum"])
+            note(source.path, manifest, "disk cache", cache.folder, attributes["checksum"])
         return FeatureStore(source, attributes, features, manifest)
 
 
@@ -118,14 +121,18 @@ class FeatureStore(Sequence[Record]):
         names = features.hidden if calibrated else ()
         source.announce(path for name in names for path in calibration_paths(name))
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
-        self._streamer = Streamer(self._index, self.calibration)
+        self.watch = ChangeWatch(source, attributes)
+        self._streamer = Streamer(self._index, self.calibration, self.watch)
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str], str | None]:
         """Pickle the path and the options only; a spawned worker opens the store again."""
         unfinished, options = self.meta["state"] != "sealed", self.source.options
         cache = self.source.cache.word if self.source.cache else None
         again = partial(open_store, allow_partial=unfinished, storage_options=options, cache=cache)
-        return again, (self.path,)
+        return again, (self.path,), self.watch.opened
+
+    def __setstate__(self, checksum: str) -> None:
+        self.watch.compare(checksum)
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
         """Mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
@@ -178,10 +185,7 @@ class FeatureStore(Sequence[Record]):
 
     def __getitem__(self, index: Any) -> Any:
         """Record of sequence `index` (negative counts from the end), or a list of records for a
-        slice.
-
-        Raises IndexError past the end, TypeError for any other index.
-        """
+        slice. Raises IndexError past the end, TypeError for any other index."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = operator.index(index)
@@ -198,11 +202,11 @@ class FeatureStore(Sequence[Record]):
         rows = parts if blocks is None else self._index.check_blocks(blocks)
         for begin, end in rows.tolist():
             part, position = self.locate(begin)
+            self.watch.look()
             yield from part.texts(position, position + end - begin)
 
     def embeddings(self) -> Floats:
-        """float32 [n, W]: the teacher's vectors of all sequences. StoreError if the store has none,
-        or if they do not match their checksums."""
+        """float32 [n, W]: the teacher's vectors. StoreError if there are none, or damaged ones."""
         if self.features.embedding is None:
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
@@ -213,16 +217,12 @@ class FeatureStore(Sequence[Record]):
         return np.concatenate(found)
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
-        """Texts as `texts` gives them, of pairs the first and then the second.
-
-        Raises StoreError for a text of a store of pairs that is none.
-        """
+        """Texts as of `texts`, of pairs the first, then the second. StoreError if one is no pair."""
         for text in self.texts(blocks):
             yield from divided(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
-        """int64 [n, 2]: runs begin..end of consecutive sequences of a part, of about `block_tokens`
-        tokens."""
+        """int64 [n, 2]: runs begin..end of sequences of a part, of about `block_tokens` tokens."""
         return self._index.blocks(block_tokens)
 
     def _blocks(self, blocks: ArrayLike | None) -> Array:
@@ -315,17 +315,18 @@ class FeatureStore(Sequence[Record]):
         """Write the store as Parquet: a row for each sequence, in their order; return the files.
 
         `path` is one file if it ends with `.parquet`, else a new folder of files of about
-        `file_bytes` each. `columns` are the names of those wanted, in that order; None: all.
+        `file_bytes` each. `columns` are the names of the wanted columns, in order; None: all.
         States, maps, vectors and inputs of the head are decoded to `floats`, float32 or float16.
-        Row groups have some 64 MB, of which one at a time is in memory; `told` is given the number
-        of rows of each. The metadata of the schema tell the store's features and identity under
-        `teachonce`, those of a field what its column holds. Raises StoreError for an unknown
-        column, a number that float16 cannot hold, a path that exists, and damaged arrays; what was
-        begun is then removed.
+        Row groups have some 64 MB, of which one at a time is in memory; `told` receives the number
+        of rows of each. The metadata of the schema have the store's features and identity under
+        `teachonce`. Raises StoreError for an unknown column, a number that float16 cannot hold, a
+        path that exists, and damaged arrays; nothing is then left.
         """
         from teachonce.store.read.table_files import write_parquet
 
-        return write_parquet(self.table(columns, floats), Path(path), file_bytes, told)
+        table = self.table(columns, floats)
+        note(self.path, self.manifest, "table", path)
+        return write_parquet(table, Path(path), file_bytes, told)
 
     def to_datasets(
         self,
@@ -338,15 +339,15 @@ class FeatureStore(Sequence[Record]):
         """Open the store as a `datasets.Dataset`: row i is sequence i.
 
         `columns` and `floats` as for `to_parquet`. The rows are written once to an Arrow file in
-        `cache_dir`, by default a folder of the cache of `datasets`, and mapped into memory; the
-        same store and columns take the file that is there. With `streaming` an `IterableDataset`
-        reads the store each time and writes nothing. Raises StoreError as `to_parquet` does.
+        `cache_dir`, by default a folder of the cache of `datasets`, and mapped into memory. With
+        `streaming` an `IterableDataset` reads the store itself. StoreError as of `to_parquet`.
         """
         from teachonce.store.read.table_files import dataset_of, streamed_dataset_of
 
         if streaming:
             return streamed_dataset_of(partial(self.table, columns, floats))
-        return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir)
+        noted = partial(note, self.path, self.manifest, "datasets")
+        return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, noted)
 
     def teacher_files(self) -> Mapping[str, bytes]:
         """The teacher's stored files by name, read when asked for."""
@@ -364,8 +365,7 @@ class FeatureStore(Sequence[Record]):
         return load_tokenizer(data, where, written_with.get("tokenizers"))
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
-        """A stored file of the teacher that is a JSON object, such as config.json. StoreError if
-        there is none, or if it is no such object."""
+        """A stored JSON object of the teacher, as config.json. StoreError if it is none."""
         return json_object(self.teacher_file(name), f"{self.path}: {name} in it")
 
     def teacher_weights(self) -> Mapping[str, Array]:

@@ -16,6 +16,7 @@ from teachonce.store.format.codecs.codec import Codec, HiddenCodec
 from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.read.changes import ChangeWatch
 from teachonce.store.read.order import StreamOrder
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.pool import Buffers, Pool
@@ -132,10 +133,13 @@ class Batch:
 
 
 class Streamer:
-    """Makes streams of a store, and keeps the buffers of ended streams for the next."""
+    """Makes streams of a store, and keeps the buffers of ended streams for the next.
 
-    def __init__(self, index: PartIndex, calibration: Calibration) -> None:
-        self._index, self._calibration = index, calibration
+    A stream raises StoreError soon after the store was written again; see `ChangeWatch`.
+    """
+
+    def __init__(self, index: PartIndex, calibration: Calibration, watch: ChangeWatch) -> None:
+        self._index, self._calibration, self._watch = index, calibration, watch
         self._spare: list[Buffers] = []
         self._sound: set[tuple[int, str]] = set()  # arrays that a stream has checked
         self._lawful = dict[tuple[str, ...], Array]()
@@ -159,8 +163,14 @@ class Streamer:
                     pool.check(checked, order.skip, order.every)
                 for sequences in batches:
                     checked.tell()
+                    self._watch.look()
                     yield _gather(pool, self._calibration, pool.place[sequences], buffers)
             checked.tell(wait=True)
+            if not self._index.remote:  # a look is a stat
+                self._watch.check()
+        except StoreError:
+            self._watch.check()  # a part that was replaced looks like damage
+            raise
         finally:
             checked.close()
             read.close()
@@ -240,6 +250,7 @@ class Streamer:
             flat = sequences.ndim == 1 and len(sequences)
             if not flat or not 0 <= sequences.min() <= sequences.max() <= last:
                 raise StoreError(f"{self._index.path}: sequences must lie in 0..{last}")
+            self._watch.look()
             blocks = np.stack([sequences, sequences + 1], axis=1)
             pool = Pool(self._index, blocks, view, kinds)
             pool.read(pool_buffers)

@@ -80,14 +80,21 @@ def _write(
         flush()
 
 
-def dataset_of(table: Table, content: str, folder: str | Path | None) -> datasets.Dataset:
+def dataset_of(
+    table: Table,
+    content: str,
+    folder: str | Path | None,
+    note: Callable[[Path], object] = lambda path: None,
+) -> datasets.Dataset:
     """Open a table as a dataset: an Arrow file in a folder of `datasets`' cache, which is mapped
-    into memory. A file that is there already is taken. See `FeatureStore.to_datasets`."""
+    into memory. A file that is there already is taken; `note` receives its path first. See
+    `FeatureStore.to_datasets`."""
     import datasets
 
     folder = Path(folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce")
     key = json.dumps([content, table.columns, str(table.schema)])
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
+    note(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:  # another process may be writing it

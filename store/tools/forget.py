@@ -12,7 +12,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from teachonce.store.errors import MISSING, StoreError
 from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import joined, runs_of
 from teachonce.store.format.layout import VERSIONS
+from teachonce.store.read.derived import text_key
 from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.tools.copies import remove_caches
 from teachonce.store.tools.copy import begin_copy, contents_of, take_part
 from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
 from teachonce.store.tools.repair import asides
@@ -58,18 +60,22 @@ class Wanted:
 @dataclass(frozen=True)
 class Forgotten:
     """What was done: documents and sequences that are gone now, documents that were not there, and
-    parts whose files another store shares."""
+    parts whose files another store shares; caches of the text that were removed, and the text key
+    that the store had (see `read.derived`)."""
 
     documents: int
     sequences: int
     unknown: tuple[str, ...] = ()
     shared: int = 0
+    removed: tuple[str, ...] = ()
+    text: str = ""
 
     def lines(self, path: str) -> Iterator[str]:
         """Tell it in lines."""
         yield from (f"not in the store: {line}" for line in self.unknown)
         documents = counted(self.documents, "document")
         yield f"{path}: forgot {documents} with {counted(self.sequences, 'sequence')}"
+        yield from (f"removed {cache}" for cache in self.removed)
         if self.shared:
             yield (
                 f"{counted(self.shared, 'part')} of these are in another store, too, which grew"
@@ -112,10 +118,12 @@ def forget(
                 return done[1]
             with closing(open_store(path)) as store:
                 plan = _plan(store, wanted(store), missing_ok)
-                if plan.numbers:
-                    before(store)
-                    _carry_out(staging, plan, lease, request, progress)
-            return plan.forgotten
+                if not plan.numbers:
+                    return plan.forgotten
+                removed = remove_caches(store)
+                before(store)
+                _carry_out(staging, plan, lease, request, progress)
+            return replace(plan.forgotten, removed=tuple(removed))
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be written: {files.reason(error)}, and type the command again"
@@ -162,7 +170,9 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
             " documents; nothing was changed: remove it, and type this again"
         )
     shared = sum(_is_shared(store, place) for place in keep)
-    return _Plan(store, frozenset(found), keep, Forgotten(len(found), gone, tuple(unknown), shared))
+    text = text_key(store.manifest)
+    done = Forgotten(len(found), gone, tuple(unknown), shared, text=text)
+    return _Plan(store, frozenset(found), keep, done)
 
 
 def _found(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
@@ -250,6 +260,7 @@ def _carry_out(
         "documents": plan.forgotten.documents,
         "sequences": plan.forgotten.sequences,
         "shared": plan.forgotten.shared,
+        "text": plan.forgotten.text,
     }
     staging.unseal(attributes | {FORGETTING: told})
     plan.store.close()
@@ -279,7 +290,9 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
         return None
     try:
         replaced, gone = ([int(n) for n in told[key]] for key in ("replaced", "gone"))
-        done = Forgotten(int(told["documents"]), int(told["sequences"]), (), int(told["shared"]))
+        counts = (int(told[key]) for key in ("documents", "sequences", "shared"))
+        documents, sequences, shared = counts
+        done = Forgotten(documents, sequences, (), shared, text=str(told.get("text", "")))
         request = str(told["request"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import count
 from multiprocessing import forkserver
 from typing import Any
@@ -19,6 +19,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.support.arrays import Array
 from teachonce.support.background import prefetched
 from teachonce.support.environment import variable
+from teachonce.support.errors import UserError
 
 READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
 CPU = torch.device("cpu")
@@ -113,10 +114,17 @@ def loaded(
     loader = DataLoader(
         shares, batch_size=None, num_workers=workers, multiprocessing_context=context
     )
-    return (batch for batch in loader)
+    return _raised(loader)
 
 
-class _Shares(IterableDataset[StudentBatch]):
+def _raised(found: Iterable[StudentBatch | UserError]) -> Generator[StudentBatch]:
+    for batch in found:
+        if isinstance(batch, UserError):
+            raise batch
+        yield batch
+
+
+class _Shares(IterableDataset[StudentBatch | UserError]):
     """Makes the batches w, w + W, ... in worker w of W; a loader takes them in turn."""
 
     def __init__(
@@ -124,10 +132,13 @@ class _Shares(IterableDataset[StudentBatch]):
     ) -> None:
         self.store, self.collator, self.blocks, self.order = store, collator, blocks, order
 
-    def __iter__(self) -> Iterator[StudentBatch]:
+    def __iter__(self) -> Iterator[StudentBatch | UserError]:
         worker = get_worker_info()
         assert worker is not None
         every = self.order.get("every", 1)
         first = self.order["first"] + worker.id * every
         order = {**self.order, "first": first, "every": every * worker.num_workers, "check": True}
-        return student_batches(self.store, self.collator, self.blocks, **order)
+        try:
+            yield from student_batches(self.store, self.collator, self.blocks, **order)
+        except UserError as error:  # the loader would raise it with a traceback in its message
+            yield error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import tempfile
 from contextlib import closing
@@ -21,10 +20,13 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import FeatureStore, open_store
+from teachonce.store.read import derived
+from teachonce.store.read.derived import text_key
 from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
 from teachonce.support import files
+from teachonce.support.cache_folder import cache_folder
 
 VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
@@ -41,6 +43,8 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     """
     try:
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
+        if isinstance(store, FeatureStore):
+            derived.note(store.path, store.manifest, "tokens", folder)
         if not _whole(folder) or not _fits(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)
@@ -51,19 +55,6 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
             return replace(TokenTable.load(Path(there)), folder=None)
 
 
-def cache_folder() -> Path:
-    """Return `$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
-
-    Raises FileNotFoundError for a user who has no home, as in many containers.
-    """
-    if os.environ.get("TEACHONCE_CACHE"):
-        return Path(os.environ["TEACHONCE_CACHE"])
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
-    except RuntimeError as error:
-        raise FileNotFoundError("this user has no home folder") from error
-
-
 def drop_tables(store: FeatureStore) -> None:
     """Remove all cached tables of a store's text.
 
@@ -72,7 +63,7 @@ def drop_tables(store: FeatureStore) -> None:
     with contextlib.suppress(FileNotFoundError):  # a user without a home, or without a cache
         for folder in (cache_folder() / "tokens").iterdir():
             name = folder.name.removeprefix(UNFINISHED)
-            if name.startswith(f"{_text_key(store)}-") or "-" not in name:
+            if name.startswith(f"{text_key(store.manifest)}-") or "-" not in name:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -80,15 +71,7 @@ def _key(store: FeatureStore, tokenizer: Any) -> str:
     separator = store.features.separator
     digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
     digest.update(tokenizer.to_str().encode())  # this text holds the truncation, too
-    return f"{_text_key(store)}-{digest.hexdigest()[:32]}"
-
-
-def _text_key(store: FeatureStore) -> str:
-    digest = hashlib.sha256()
-    for part in store.manifest.parts:
-        for name in ("text/utf8", "sequence/text_start"):
-            digest.update(part.arrays[name].sha256.encode())
-    return digest.hexdigest()[:32]
+    return f"{text_key(store.manifest)}-{digest.hexdigest()[:32]}"
 
 
 def _whole(folder: Path) -> bool:
@@ -150,7 +133,7 @@ def _digest(folder: Path) -> str:
 def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write under another name, then rename; of two that do so at once the first one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = f"{UNFINISHED}{_text_key(store)}-"
+    mark = f"{UNFINISHED}{text_key(store.manifest)}-"
     temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))
     try:
         _make(store, tokenizer, temporary)

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
+from teachonce.store.read.derived import note
 from teachonce.store.tools.laws import check_tokens
 from teachonce.student_train.data.blocks import answers_of
 from teachonce.student_train.data.collator import Collator
@@ -140,6 +141,8 @@ def train_student(
             if not of_texts and any(each.features.embedding for each in stores):
                 say("losses    none of them learns from the vectors of texts in the store")
             if ranks.lead:
+                for each in stores:
+                    note(each.path, each.manifest, "student", out)
                 out.mkdir(exist_ok=True)
                 files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
             others = [make_collator(plan, each, collator.student_tokenizer) for each in stores[1:]]

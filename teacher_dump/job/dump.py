@@ -128,6 +128,8 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
             every = itertools.chain([first] if first else [], parts)
             counters.update(_write(plan, writer, every, words, taken, say, stop))
             plan.corpus.check_unchanged()
+            if taken:
+                taken.store.watch.check()
             writer.seal()
     return summary(plan, plan.corpus.empty_lines, counters, resumed)
 

@@ -233,18 +233,23 @@ def forget(
     a document is not there (exit code 1), unless --missing-ok is given.
     """
     from teachonce.feature_store.arguments import wish
+    from teachonce.store.tools.copies import copies_left
     from teachonce.store.tools.forget import forget as take_out
     from teachonce.student_train.data.token_cache import drop_tables
 
     request, wanted = wish(documents, texts, text_column)
     done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
+    left = copies_left(path, done.text, done.removed)
     facts = {
         "forgotten_documents": done.documents,
         "forgotten_sequences": done.sequences,
         "unknown": done.unknown,
         "shared_parts": done.shared,
+        "removed_caches": done.removed,
+        "copies": [each._asdict() for each in left.there],
+        "copies_not_found": [each._asdict() for each in left.lost],
     }
-    yield Output(facts, done.lines(path))
+    yield Output(facts, (*done.lines(path), *left.lines()))
     yield written(path)
 
 
@@ -303,11 +308,13 @@ def page(
     check_page(out, "feature-store page")
     from teachonce.feature_store.page.report import write_look
     from teachonce.feature_store.student import Student
+    from teachonce.store.read.derived import note
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.show import check_number
 
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
+    note(store.path, store.manifest, "page", out)
     write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
     yield Output({"page": str(out), "sequences": numbers}, [f"page in {out}"])
 

@@ -138,12 +138,20 @@ def link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def _number(error: BaseException) -> int:
+    found = re.search(r"(?:errno =|os error) (\d+)", str(error))  # of HDF5, safetensors
+    return getattr(error, "errno", None) or (int(found[1]) if found else 0)
+
+
+def cause(error: BaseException) -> str:
+    """The cause of a failed read or write: "No space left on device"."""
+    number = _number(error)
+    return os.strerror(number) if number else " ".join(str(error).split())
+
+
 def reason(error: BaseException) -> str:
     """The cause of a failed write and what to do first: "No space left on device; make room"."""
-    told = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5, safetensors tell it
-    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
-    cause = os.strerror(number) if number else " ".join(str(error).split())
-    return f"{cause}; {REMEDIES.get(number, 'put that right')}"
+    return f"{cause(error)}; {REMEDIES.get(_number(error), 'put that right')}"
 
 
 def lock(file: int, wait: bool) -> bool | None:

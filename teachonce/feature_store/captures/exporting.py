@@ -18,6 +18,8 @@ from teachonce.feature_store.captures.compressed_logprobs import (
 )
 from teachonce.feature_store.captures.distillkit import SETTINGS
 from teachonce.store import FeatureStore, open_store
+from teachonce.store.read import derived
+from teachonce.store.read.table_files import dataset_of
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted, readable
@@ -50,6 +52,7 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
     nothing is left at `target` then.
     """
     with closing(open_store(path)) as store:
+        derived.note(store.path, store.manifest, "table", target)
         if kind == "parquet":
             store.to_parquet(target, columns=columns, floats=floats)
             note = ""
@@ -72,7 +75,7 @@ def _size(path: Path) -> int:
 
 def _datasets(store: FeatureStore, new: Path, columns: Columns, floats: str) -> str:
     cache = new / ".rows"
-    made = store.to_datasets(columns=columns, floats=floats, cache_dir=cache)
+    made = dataset_of(store.table(columns, floats), store.manifest.content(), cache)
     _save(made, new)
     shutil.rmtree(cache)
     return "datasets.load_from_disk reads it"
@@ -94,7 +97,7 @@ def _labelled(store: FeatureStore, new: Path) -> str:
             " as labels; dump them (teacher-dump --head embedding), or export --to datasets"
         )
     cache = new / ".rows"
-    made = store.to_datasets(columns=["text", "embedding"], cache_dir=cache)
+    made = dataset_of(store.table(["text", "embedding"]), store.manifest.content(), cache)
     made = made.rename_columns({"text": "sentence", "embedding": "label"})
     note = "columns sentence and label, for MSELoss"
     if prompt := vector.prompt:

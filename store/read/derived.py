@@ -1,0 +1,143 @@
+"""The list of what our commands have made from a store: copies of its text that `feature-store
+forget` removes or names.
+
+Each line is a JSON object. The list of a store on a disk is `.NAME.derived` next to it; the list of
+a store that no line can be written next to is in the user's cache folder, by the hash of its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from teachonce.store.format.manifest import Manifest
+from teachonce.support import files
+from teachonce.support.cache_folder import cache_folder
+
+MAX_BYTES = 2**23  # of a list: it may be a stranger's
+_said = set[str]()  # lists that could not be written, which was logged
+
+
+class Derived(NamedTuple):
+    """One line: what was made of the text with this key (see `text_key`), where, when, and for a
+    disk cache the checksum by which it names the store."""
+
+    kind: str
+    path: str
+    text: str
+    time: str = ""
+    checksum: str = ""
+
+
+def text_key(manifest: Manifest) -> str:
+    """Hash the checksums of all texts, in order: the first 32 hexadecimal digits of SHA-256."""
+    digest = hashlib.sha256()
+    for part in manifest.parts:
+        for name in ("text/utf8", "sequence/text_start"):
+            digest.update(part.arrays[name].sha256.encode())
+    return digest.hexdigest()[:32]
+
+
+def list_of(path: str | Path) -> Path:
+    """The list next to a store on a disk."""
+    whole = Path(path).resolve()
+    return whole.parent / f".{whole.name}.derived"
+
+
+def _own_list(text: str) -> Path:
+    return cache_folder() / "derived" / f"{text}.jsonl"
+
+
+def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum: str = "") -> None:
+    """Add a line to the list of the store at `path`, unless it is there; call it before anything is
+    written to `target`. A list that cannot be written is no error: that is logged, once."""
+    text, place = text_key(manifest), str(target)
+    if "://" not in place and kind != "hub":
+        place = os.path.abspath(place)
+    entry = Derived(kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum)
+    if "://" in path:
+        _add_own(entry, path)
+        return
+    try:
+        _add(list_of(path), entry)
+    except OSError as error:
+        _add_own(entry, path)
+        if path not in _said:
+            _said.add(path)
+            logging.getLogger(__name__).warning(
+                "%s: what is made of it cannot be noted next to it (%s); if another user forgets"
+                " documents there, %s is not named", path, files.cause(error), place,
+            )  # fmt: skip
+
+
+def _add_own(entry: Derived, path: str) -> None:
+    try:
+        own = _own_list(entry.text)
+        own.parent.mkdir(parents=True, exist_ok=True)
+        _add(own, entry)
+    except OSError as error:
+        if path not in _said:
+            _said.add(path)
+            logging.getLogger(__name__).warning(
+                "%s: what is made of it cannot be noted (%s): `feature-store forget` does not name"
+                " it", path, files.cause(error),
+            )  # fmt: skip
+
+
+def _add(file: Path, entry: Derived) -> None:
+    """Append a line in one write, so that processes do not mix theirs. Raises OSError."""
+    if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    opened = os.open(file, flags, 0o666)
+    try:
+        about = os.fstat(opened)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_BYTES:
+            raise OSError(f"{file.name} is not an ordinary file, or too large")
+        os.write(opened, (json.dumps(entry._asdict()) + "\n").encode())
+    finally:
+        os.close(opened)
+
+
+def _lines(file: Path) -> Iterator[Derived]:
+    """Yield the lines of a list; what is no such line is passed over, as a kill may have cut it."""
+    try:
+        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    with os.fdopen(opened, "rb") as data:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            return
+        for line in data.read(MAX_BYTES + 2**16).decode("utf-8", "replace").splitlines():
+            entry = _entry(line)
+            if entry is not None:
+                yield entry
+
+
+def _entry(line: str) -> Derived | None:
+    try:
+        found: Any = json.loads(line)
+        entry = Derived(**found)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return entry if all(isinstance(each, str) and "\0" not in each for each in entry) else None
+
+
+def noted(path: str | Path, text: str) -> list[Derived]:
+    """Everything on the lists of a local store, of which `text` is the text key: each once."""
+    found = dict[tuple[str, str, str], Derived]()
+    lists = [list_of(path)]
+    with suppress(FileNotFoundError):  # a user without a home
+        lists.append(_own_list(text))
+    for each in lists:
+        for entry in _lines(each):
+            found[entry.kind, entry.path, entry.text] = entry
+    return list(found.values())

@@ -1,0 +1,145 @@
+"""What was made from a store and holds its text: `forget` removes what can be made again, and names
+the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.containers.zarr.tree import shard_path
+from teachonce.store.format.layout import part_arrays
+from teachonce.store.read.derived import Derived, list_of, noted, text_key
+from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.tools.show import printable
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+
+ARROW = re.compile(r"[0-9a-f]{32}\.arrow")
+TOKENS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}")
+SHOWN = 20  # copies that are named in lines
+AGAIN = "remove it, and make it again"
+REMEDIES = {
+    "datasets": "remove it: `to_datasets` makes it again",
+    "mapped": "made by `datasets` from rows of this store, or of another: remove it",
+    "tokens": "remove it: a training makes it again",
+    "disk cache": "remove its folder: it is filled again",
+    "page": f"a page, which quotes texts: {AGAIN}",
+    "table": f"an export: {AGAIN}",
+    "store": "a copy of the store: forget there as well",
+    "address": "a copy at an address: copy this store to another name, then remove the old copy",
+    "hub": "a repository: remove the store there with its history, and push this one",
+    "student": "a student, trained on the texts: remove it, and train it again",
+}
+
+
+def remove_caches(store: FeatureStore) -> list[str]:
+    """Remove what holds the text of a store and is made again when it is needed: Arrow files of
+    `to_datasets`, tokens, and what disk caches hold of it; returns their paths.
+
+    The list may be a stranger's. So a file only goes if it is this user's, in a folder of this
+    kind, and says itself that it was made of this store.
+    """
+    removed, text = list[str](), text_key(store.manifest)
+    for entry in noted(store.path, text):
+        path = Path(entry.path)
+        with contextlib.suppress(OSError, UserError):  # it is named, as it is still there
+            if entry.kind == "datasets" and _is_ours(path, stat.S_ISREG) and _is_rows(path, store):
+                path.unlink()
+            elif entry.kind == "tokens" and _is_ours(path, stat.S_ISDIR) and _is_tokens(path, text):
+                shutil.rmtree(path)
+            elif entry.kind == "disk cache" and _is_ours(path / "lock", stat.S_ISREG):
+                DiskCache(path, 0).forget(entry.checksum, *_stored_names(store))
+            else:
+                continue
+            removed.append(entry.path)
+    return removed
+
+
+def _is_ours(path: Path, kind: object) -> bool:
+    about = os.lstat(path)
+    return about.st_uid == os.geteuid() and bool(kind(about.st_mode))  # type: ignore[operator]
+
+
+def _is_tokens(path: Path, text: str) -> bool:
+    named = TOKENS.fullmatch(path.name) and path.name.startswith(f"{text}-")
+    return bool(named) and path.parent.name == "tokens"
+
+
+def _is_rows(path: Path, store: FeatureStore) -> bool:
+    """Whether a file is what `to_datasets` writes of this store, by its name and its schema."""
+    if not ARROW.fullmatch(path.name):
+        return False
+    import pyarrow as pa
+
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as rows:
+            schema = rows.schema
+    except pa.ArrowInvalid:
+        return False
+    key = json.dumps([store.manifest.content(), schema.names, str(schema)])
+    return path.stem == hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _stored_names(store: FeatureStore) -> Iterator[str]:
+    """Names of the files of a Zarr store with these arrays."""
+    for name in store.manifest.arrays:
+        yield f"{name}/zarr.json"
+        yield from (f"{name}/c{'/0' * n}" for n in (1, 2, 3))
+    for part in store.manifest.parts:
+        for name, spec in part_arrays(store.features, part.counts).items():
+            yield f"parts/{part.number}/{name}/zarr.json"
+            yield f"parts/{part.number}/{shard_path(name, spec.shape)}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What may hold texts that a store no longer has: copies that are there, or that cannot be
+    looked at from here; and the places at which nothing is found."""
+
+    there: tuple[Derived, ...]
+    lost: tuple[Derived, ...]
+    names: str
+
+    def lines(self) -> Iterator[str]:
+        """Name them, with what to do about each."""
+        for entry in self.there[:SHOWN]:
+            remedy = REMEDIES.get(entry.kind, AGAIN)
+            yield f"may hold the texts: {printable(entry.path)} ({entry.time[:10]}): {remedy}"
+        if len(self.there) > SHOWN:
+            yield f"and {len(self.there) - SHOWN:,} more; --json lists all"
+        if self.lost:
+            places = counted(len(self.lost), "place")
+            yield f"not found at {places}, removed or on another machine: see {self.names}"
+
+
+def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> Left:
+    """Look for what was made of a store before its documents were forgotten; `text` is the text key
+    that it had then, `removed` the caches that `remove_caches` removed."""
+    with contextlib.closing(open_store(path)) as store:
+        now = text_key(store.manifest)
+    there, lost = list[Derived](), list[Derived]()
+    for entry in noted(path, text):
+        if entry.text == now or entry.path in removed:
+            continue
+        far = "://" in entry.path or entry.kind == "hub"
+        (there if far or os.path.lexists(entry.path) else lost).append(entry)
+    return Left((*there, *_made_by_datasets(there + lost)), tuple(lost), str(list_of(path)))
+
+
+def _made_by_datasets(entries: list[Derived]) -> Iterator[Derived]:
+    """Files in which `datasets` caches what `map` and `filter` give, next to rows of a store."""
+    folders = {os.path.dirname(each.path): each for each in entries if each.kind == "datasets"}
+    for folder, entry in folders.items():
+        with contextlib.suppress(OSError):
+            for each in sorted(os.scandir(folder), key=lambda each: each.name):
+                if each.name.startswith("cache-") and each.name.endswith(".arrow"):
+                    yield entry._replace(path=each.path, kind="mapped")

@@ -1,0 +1,19 @@
+"""The folder in which this user's caches lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return `$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
+
+    Raises FileNotFoundError for a user who has no home, as in many containers.
+    """
+    if os.environ.get("TEACHONCE_CACHE"):
+        return Path(os.environ["TEACHONCE_CACHE"])
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
+    except RuntimeError as error:
+        raise FileNotFoundError("this user has no home folder") from error
