@@ -109,17 +109,23 @@ def _add(file: Path, entry: Derived) -> None:
 
 def _lines(file: Path) -> Iterator[Derived]:
     """Yield the lines of a list; what is no such line is passed over, as a kill may have cut it."""
+    for line in _read(file).decode("utf-8", "replace").splitlines():
+        entry = _entry(line)
+        if entry is not None:
+            yield entry
+
+
+def _read(file: Path) -> bytes:
+    """Read an ordinary file, not through a link; nothing of anything else."""
     try:
         opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return
-    with os.fdopen(opened, "rb") as data:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            return
-        for line in data.read(MAX_BYTES + 2**16).decode("utf-8", "replace").splitlines():
-            entry = _entry(line)
-            if entry is not None:
-                yield entry
+        return b""
+    try:
+        ordinary = stat.S_ISREG(os.fstat(opened).st_mode)
+        return os.read(opened, MAX_BYTES + 2**16) if ordinary else b""
+    finally:
+        os.close(opened)
 
 
 def _entry(line: str) -> Derived | None:

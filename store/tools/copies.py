@@ -127,12 +127,13 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> L
     with contextlib.closing(open_store(path)) as store:
         now = text_key(store.manifest)
     there, lost = list[Derived](), list[Derived]()
-    for entry in noted(path, text):
+    entries = noted(path, text)
+    for entry in entries:
         if entry.text == now or entry.path in removed:
             continue
         far = "://" in entry.path or entry.kind == "hub"
         (there if far or os.path.lexists(entry.path) else lost).append(entry)
-    return Left((*there, *_made_by_datasets(there + lost)), tuple(lost), str(list_of(path)))
+    return Left((*there, *_made_by_datasets(entries)), tuple(lost), str(list_of(path)))
 
 
 def _made_by_datasets(entries: list[Derived]) -> Iterator[Derived]:

@@ -230,7 +230,8 @@ def forget(
 
     The parts that hold them are written again without them, all else stays. After a stop the same
     command goes on; until it ends no reader takes the store for finished. Nothing is changed where
-    a document is not there (exit code 1), unless --missing-ok is given.
+    a document is not there (exit code 1), unless --missing-ok is given. Caches of the texts are
+    removed; pages, exports, copies and students that were made from the store are listed.
     """
     from teachonce.feature_store.arguments import wish
     from teachonce.store.tools.copies import copies_left

@@ -1,0 +1,63 @@
+"""Documents are forgotten while a student trains from the store: the training ends with a line."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from teachonce.student_train.cli import main as student_train
+from tests.end_to_end.support import STUDENT, dumped, refused, says, write_corpus
+from tests.store.tools import forgetting
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    corpus, teacher = write_corpus(folder / "corpus.txt"), tiny_teacher("distilbert")
+    for ext in ("zarr", "h5"):
+        dumped(teacher, corpus, folder / f"a.{ext}", max_length=64, weights=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ext", "how"),
+    [
+        ("zarr", ("--cache", "ram")),
+        ("h5", ()),
+        ("zarr", ("--workers", 2)),
+        pytest.param("h5", ("--cache", "device"), marks=pytest.mark.apart),
+    ],
+)
+def test_a_training_ends(
+    tmp_path: Path, stores: Path, ext: str, how: tuple[str | int, ...]
+) -> None:
+    """Whatever of the store it has in memory; what it saved before stays unfinished."""
+    path, out = tmp_path / f"a.{ext}", tmp_path / "student"
+    copying = shutil.copytree if ext == "zarr" else shutil.copy
+    copying(stores / path.name, path)
+
+    def forget() -> None:
+        log = out / "metrics.jsonl"
+        while not ended.is_set():
+            if log.exists() and log.stat().st_size:
+                forgetting.run(path, 3)
+                break
+            time.sleep(0.02)
+
+    ended, thread = Event(), Thread(target=forget)
+    thread.start()
+    words = ("--store", path, "--vocab", 300, "--out", out, *STUDENT, "--loss", "mlm=1,hidden=1")
+    try:
+        line = refused(student_train, *words, "--steps", 100_000, *how)
+    finally:
+        ended.set()
+        thread.join()
+    says(line, f"{path}: ", "documents were forgotten, or another store has its name")
+    assert not (out / "config.json").exists()
+    line = refused(student_train, *words, "--steps", 100_000, "--resume")
+    says(line, str(out))
