@@ -217,7 +217,7 @@ class FeatureStore(Sequence[Record]):
         return np.concatenate(found)
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
-        """Texts as of `texts`, of pairs the first, then the second. StoreError if one is no pair."""
+        """Texts as of `texts`, of pairs the first, then the second. StoreError for no pair."""
         for text in self.texts(blocks):
             yield from divided(text, self.features.separator, self.path)
 
