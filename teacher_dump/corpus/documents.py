@@ -4,10 +4,12 @@
 
 Sources, in the order given:
 
-- files: .txt (a document a line), .jsonl, .csv, .tsv (a header, or token/tag lines with empty lines
-  between sentences), .parquet; see `files`
+- files: .txt (a document a line), .jsonl, .ndjson, .json, .csv, .tsv (a header, or token/tag lines
+  with empty lines between sentences), .parquet, .conll, .conllu; texts also packed, as .txt.gz; see
+  `files`
 - folders (with their subfolders) and patterns (`data/*.txt`): their files with such a suffix, in
-  sorted order
+  sorted order; .json, in which settings are stored as well, only by a pattern that names it
+- folders that `save_to_disk` of `datasets` wrote
 - `hf:NAME[@CONFIG][:SPLIT]`: a dataset of the Hugging Face hub or a local folder of one, streamed;
   the split is `train` by default
 - `python-docs`: the docstrings of the standard library of this Python, the corpus that every
@@ -28,15 +30,19 @@ from typing import Any
 
 from teachonce.support.console import counted
 from teachonce.support.options import flag_of
+from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import READERS, FileSource, Source
-from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold, Step
+from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold
+from teachonce.teacher_dump.corpus.packed import PACKED, suffix_of
 from teachonce.teacher_dump.corpus.sources import HUB, PYTHON_DOCS, HubSource, PythonDocs
-from teachonce.teacher_dump.corpus.text_files import CorpusError
+from teachonce.teacher_dump.corpus.tables import is_saved
+from teachonce.teacher_dump.corpus.tag_schemes import Step
 
 __all__ = ["Corpus", "CorpusError", "Document"]
 
-SUFFIXES = ", ".join(READERS)
+SUFFIXES = ", ".join(READERS) + f" (also with {', '.join(PACKED)})"
 NO_COLUMNS = Columns()
+SETTINGS = ".json"  # of folders of models and data sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,10 @@ class Corpus:
         for source in self.sources:
             source.check_unchanged()
 
+    def notes(self) -> list[str]:
+        """Say in a line each how sources are read, where they could be read otherwise."""
+        return [note for source in self.sources for note in source.notes()]
+
     def met(self, kind: str) -> dict[str, str]:
         """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
 
@@ -202,13 +212,14 @@ def _resolve(name: str, columns: Columns) -> list[Source]:
     if name.startswith(HUB):
         return [HubSource(name.removeprefix(HUB), columns)]
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
+    if is_saved(path):
+        return [HubSource(name, columns, saved=True)]
     if path.is_dir():
         return _several(
             name, sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path))), columns
         )
     if path.is_file():
-        if path.suffix.lower() not in READERS:
-            raise CorpusError(f"{name}: unknown suffix {path.suffix!r}, expected one of {SUFFIXES}")
+        _check_suffix(name, path)
         if path.stat().st_size == 0:
             raise CorpusError(f"{name}: the file is empty; give a file with text")
         return [FileSource(path, columns)]
@@ -224,10 +235,25 @@ def _resolve(name: str, columns: Columns) -> list[Source]:
     )
 
 
+def _check_suffix(name: str, path: Path) -> None:
+    suffix = suffix_of(path)
+    if suffix not in READERS:
+        raise CorpusError(f"{name}: unknown suffix {path.suffix!r}, expected one of {SUFFIXES}")
+    if suffix == ".parquet" and path.suffix.lower() in PACKED:
+        raise CorpusError(
+            f"{name}: Parquet is read where it is needed, and packed by itself; unpack it:"
+            f" {PACKED[path.suffix.lower()][0]} -d '{name}'"
+        )
+
+
 def _several(name: str, paths: list[Path], columns: Columns) -> list[Source]:
-    usable = [p for p in paths if p.suffix.lower() in READERS and p.is_file() and p.stat().st_size]
+    known = [suffix for suffix in READERS if suffix != SETTINGS or SETTINGS in name]
+    usable = [p for p in paths if suffix_of(p) in known and p.is_file() and p.stat().st_size]
     if not usable:
-        raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}")
+        more = f"; {SETTINGS} is read by its name or as {name}/*{SETTINGS}" if paths else ""
+        raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{more}")
+    for path in usable:
+        _check_suffix(str(path), path)
     return [FileSource(path, columns) for path in usable]
 
 

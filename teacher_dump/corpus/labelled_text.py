@@ -8,20 +8,13 @@ from typing import Any
 
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.text_files import CorpusError, no_column
+from teachonce.teacher_dump.corpus.annotations import annotation_of, label_name, words_in
+from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
+from teachonce.teacher_dump.corpus.tables import cell_of
+from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
 
 TEXT_COLUMN = "--text-column"
 DEFAULT_COLUMN = "text"
-# IOB2 (Tjong Kim Sang and Veenstra 1999): B-X is the first word of an entity of kind X, I-X any
-# other word of it, O a word of no entity.
-OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
-BEGINNING = ""
-"""Stands for the tag before the first word of a sentence."""
-Step = tuple[str | None, str]
-"""The tag of the word before, and the tag of a word.
-
-The former is BEGINNING for the first word of a sentence, None where the word before has no tag.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +42,10 @@ class Columns:
         if label is not None and label in names:
             raise CorpusError(f"--label-column {label}: holds the text; name another")
         return cls(names[0], label, names[1], student is not None)
+
+    def names(self) -> set[str]:
+        """Return the names of which one is in the header of a table."""
+        return {self.text or DEFAULT_COLUMN, *filter(None, (self.second, self.label))}
 
     def options(self) -> dict[str, str | None]:
         """Return the options that name these columns, by their names in Python."""
@@ -165,21 +162,53 @@ def check_label(columns: Sequence[str], wanted: str | None, where: object) -> No
     _check_single(wanted, columns, where)
 
 
-def gold_of(value: Any, column: str | None, where: object) -> Gold | None:
-    """Read a value of the column of labels, a name or a whole number; None where it is missing.
+def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
+    """Read a cell of labels of a text; None where it has none. Spans become tags of its words.
 
-    Raises CorpusError for any other value.
+    Raises CorpusError for a cell of no known form, and for several labels of a text.
     """
-    if value is None or value == "" or value != value:  # pandas writes NaN for what is missing
+    found = annotation_of(value, column, where, text)
+    if found is None:
         return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    if len(found.labels) > 1 or (found.labels and found.spans):
+        raise several_labels(found.labels or found.spans, where)
+    if found.labels:
+        return Gold(found.labels[0])
+    return Gold(tags=tuple(words_in(text, found.spans, where)))
+
+
+def several_labels(found: Sequence[object], where: object) -> CorpusError:
+    """Make the error of a text with more labels than one."""
+    return CorpusError(
+        f"{where}: {len(found)} labels of one text, {list(found)!r:.60}; a text takes one: choose"
+        " one, or make a file with a label of yes and no for each"
+    )
+
+
+def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -> Gold | None:
+    """Read the tags of words, a list as long as theirs; None where no tags are given.
+
+    Raises CorpusError for words that are no texts, and for another number of tags.
+    """
+    if not all(isinstance(word, str) for word in words):
         raise CorpusError(
-            f"{where}: expected a label in column {column!r}, its name or its number, got"
-            f" {type(value).__name__} {value!r:.40}; is it the right --label-column?"
+            f"{where}: expected words in column {columns[0]!r}, got {words!r:.60}; is it the right"
+            " --text-column?"
         )
-    return Gold(str(value))
+    if tags is None:
+        return None
+    if not isinstance(tags, list) or len(tags) != len(words):
+        got = f"{len(tags)} tags" if isinstance(tags, list) else f"{tags!r:.40}"
+        raise CorpusError(
+            f"{where}: expected a tag for each of {len(words)} words in column {columns[1]!r}, got"
+            f" {got}; mend the row or take it out"
+        )
+    found, begin = [], 0
+    for word, tag in zip(words, tags, strict=True):
+        if name := label_name(tag, columns[1], where):
+            found.append((begin, begin + len(word), name))
+        begin += len(word) + 1
+    return Gold(tags=tuple(found))
 
 
 def labelled_row(
@@ -187,10 +216,19 @@ def labelled_row(
 ) -> LabelledText:
     """Read a row with named cells: its columns of `texts`, and of the `label` if there is one.
 
-    Raises CorpusError as `gold_of` and `joined_text` do.
+    A text may be a list of words, which blanks join; then the label is a list of tags.
+    Raises CorpusError as `gold_of`, `tagged_words` and `joined_text` do.
     """
-    gold = gold_of(row[label], label, where) if label else None
-    return LabelledText(joined_text([row[name] for name in texts], texts, where), line, gold)
+    cells, gold = [cell_of(row, name) for name in texts], None
+    found = cell_of(row, label) if label else None
+    if len(cells) == 1 and isinstance(cells[0], list):
+        gold = tagged_words(cells[0], found, [texts[0], label or ""], where)
+        text = " ".join(cells[0])
+    else:
+        text = joined_text(cells, texts, where)
+        gold = gold_of(found, label, where, text) if label else None
+    lines = (line,) * len(gold.tags) if gold else ()
+    return LabelledText(text, line, gold, lines)
 
 
 def joined_text(values: Sequence[Any], columns: Sequence[str], where: object) -> str:

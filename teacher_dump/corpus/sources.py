@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import first_line
-from teachonce.teacher_dump.corpus.files import Source, digests
-from teachonce.teacher_dump.corpus.labelled_text import (
-    Columns,
-    LabelledText,
-    check_label,
-    labelled_row,
-)
-from teachonce.teacher_dump.corpus.text_files import CorpusError
+from teachonce.teacher_dump.corpus.errors import CorpusError
+from teachonce.teacher_dump.corpus.files import Source, digests, table_texts
+from teachonce.teacher_dump.corpus.labelled_text import Columns, LabelledText
+from teachonce.teacher_dump.corpus.tables import dataset_table, is_saved, saved_dataset
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
@@ -31,11 +27,24 @@ SKIPPED_FOLDERS |= {"test", "tests"}
 
 
 class HubSource(Source):
-    """A dataset of the hub, at the revision that it had when it was opened, or a local folder."""
+    """A dataset of the hub, at the revision that it had when it was opened, or a local folder.
 
-    def __init__(self, spec: str, columns: Columns) -> None:
-        self.name = HUB + spec
+    saved: whether `spec` is no more than the path of a folder that `save_to_disk` wrote.
+    """
+
+    unit = "row"
+
+    def __init__(self, spec: str, columns: Columns, saved: bool = False) -> None:
+        super().__init__()
+        self.name = spec if saved else HUB + spec
         self._columns = columns
+        self._config: str | None = None
+        self._split: str | None = None
+        self._checked: str | None = None
+        self._identified: str | None = None
+        if saved:
+            self._dataset = os.path.expanduser(spec)
+            return
         match = re.fullmatch(r"(?P<name>.+?)(@(?P<config>[^@:/]+))?(:(?P<split>[^:/]+))?", spec)
         if match is None:
             raise CorpusError(
@@ -43,8 +52,6 @@ class HubSource(Source):
             )
         self._dataset, self._config = match["name"], match["config"]
         self._split = match["split"] or "train"
-        self._checked: str | None = None
-        self._identified: str | None = None
 
     @cached_property
     def _revision(self) -> str | None:
@@ -76,20 +83,8 @@ class HubSource(Source):
             ) from None
 
     def rows(self) -> Iterator[LabelledText]:
-        from datasets import load_dataset
-
-        revision = self._revision
         try:
-            rows = load_dataset(
-                self._dataset, self._config, split=self._split, revision=revision, streaming=True
-            )
-            chosen, label = list[str](), self._columns.label
-            for number, row in enumerate(rows, 1):
-                if not chosen:
-                    textual = [n for n, v in row.items() if isinstance(v, str) and n != label]
-                    chosen = self._columns.chosen(list(row), textual, self.name)
-                    check_label(list(row), label, self.name)
-                yield labelled_row(row, chosen, label, number, f"{self.name}, row {number}")
+            yield from table_texts(dataset_table(self._rows(), self.name), self._columns, self.name)
         except CorpusError:
             raise
         except Exception as error:  # a dataset may fail in any way, and in the middle
@@ -98,8 +93,24 @@ class HubSource(Source):
                 f" {self._config!r}); check hf:NAME@CONFIG:SPLIT and the network"
             ) from None
 
+    def _rows(self) -> Any:
+        from datasets import load_dataset
+
+        if is_saved(Path(self._dataset)):
+            return saved_dataset(Path(self._dataset), self._split)
+        return load_dataset(
+            self._dataset,
+            self._config,
+            split=self._split,
+            revision=self._revision,
+            streaming=True,
+        )
+
     def check(self) -> None:
-        """Hash a local folder; of the hub check nothing, for that would fetch the dataset."""
+        """Read and hash a local folder; of the hub check nothing, for that would fetch the
+        dataset."""
+        if os.path.isdir(self._dataset):
+            self._count()
         self._checked = self._hashed()
 
     def check_unchanged(self) -> None:

@@ -1,34 +1,34 @@
-"""Reads UTF-8 files: lines, tables (.tsv, .csv) with a header, and .jsonl with an object a line.
+"""Reads the lines of UTF-8 files, plain or packed.
 
-Every reader refuses any other file in one clear line. Lines end with a line feed; a carriage
-return before it and a byte order mark at the start are dropped. `teacher-dump` takes its texts
-from these rows (`files`), `downstream` its examples.
+Lines end with a line feed; a carriage return before it and a byte order mark at the start are
+dropped. In a file without line feeds a carriage return ends a line, as in files of the old Mac.
+Every other file is refused in one clear line.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from teachonce.support.console import counted
-from teachonce.support.errors import UserError, nearest
+from teachonce.teacher_dump.corpus.errors import CorpusError
+from teachonce.teacher_dump.corpus.packed import (
+    BLOCK,
+    PACKED,
+    Seen,
+    ignore,
+    is_packed,
+    open_bytes,
+    suffix_of,
+)
 
 MAX_LINE = 10_000_000
 """Bytes of one line (of one record in .csv); a longer one is refused before it is in memory."""
-Seen = Callable[[bytes], object]
-"""A function that is called with all bytes of a file in order, line by line, as it is read."""
-
-
-class CorpusError(UserError):
-    """A corpus that cannot be read."""
-
-
-def ignore(raw: bytes) -> None:
-    """Do nothing with the bytes that are read."""
+WIDE = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
+WIDE |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+"""Encodings by the byte order mark with which such a file begins."""
+INNER_RETURN = re.compile(rb"\r(?![\r\n])")
 
 
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
@@ -39,15 +39,15 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
     """
     longest = longest or MAX_LINE
     position = 0
-    with path.open("rb") as file:
-        for number in range(1, 1 << 62):
-            raw = file.readline(longest + 1)
-            if not raw:
-                return
-            seen(raw)
-            if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    with open_bytes(path, seen) as file:
+        for number, raw in enumerate(_raw_lines(file, path, longest), 1):
+            if not is_packed(path):
+                seen(raw)
+            if number == 1 and (
+                wide := [name for mark, name in WIDE.items() if raw.startswith(mark)]
+            ):
                 raise CorpusError(
-                    f"{path}: looks like UTF-16, expected UTF-8; {_iconv('UTF-16', path)}"
+                    f"{path}: looks like {wide[0]}, expected UTF-8; {_iconv(wide[0], path)}"
                 )
             if (nul := raw.find(b"\0")) >= 0:
                 raise CorpusError(
@@ -68,13 +68,62 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
             yield line.removesuffix("\n").removesuffix("\r")
 
 
+def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
+    """Yield lines with their ends; one that is longer than `longest` comes cut, and last."""
+    head = _head(file)
+    feeds, returns = head.count(b"\n"), len(INNER_RETURN.findall(head))
+    if not feeds and returns:
+        yield from _returned_lines(file, path, longest)
+        return
+    if feeds and returns >= feeds and suffix_of(path) == ".txt":
+        raise _mixed_ends(path)
+    while raw := file.readline(longest + 1):
+        yield raw
+
+
+def _head(file: io.BufferedReader) -> bytes:
+    """Return the first bytes, at most BLOCK; reading goes on from the beginning."""
+    if not file.seekable():
+        return file.peek(BLOCK)
+    head = file.read(BLOCK)
+    file.seek(0)
+    return head
+
+
+def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
+    """Yield the lines of a file that end with carriage returns alone."""
+    rest = b""
+    while block := file.read(BLOCK):
+        if b"\n" in block:
+            raise _mixed_ends(path)
+        *lines, rest = (rest + block).split(b"\r")
+        yield from (line + b"\r" for line in lines)
+        if len(rest) > longest:
+            break
+    if rest:
+        yield rest
+
+
+def _mixed_ends(path: Path) -> CorpusError:
+    return CorpusError(
+        f"{path}: some of its lines end with a line feed, others with a carriage return alone;"
+        f" write one kind of line end: {unpacked(path)} | tr '\\r' '\\n' >"
+        f" '{path.stem}.lines{suffix_of(path)}'"
+    )
+
+
+def unpacked(path: Path) -> str:
+    """Return the shell's words that write a file, unpacked, to a pipe."""
+    return f"{PACKED[path.suffix.lower()][0]} -dc '{path}'" if is_packed(path) else f"cat '{path}'"
+
+
 def _not_utf8(
     path: Path, number: int, position: int, raw: bytes, error: UnicodeDecodeError
 ) -> CorpusError:
     # the decoder counts from behind a byte order mark
     start = error.start + len(raw) - len(error.object)
     where = f"{path}, line {number}: not UTF-8 at byte {position + start} (0x{raw[start]:02x})"
-    if error.reason == "unexpected end of data" and not raw.endswith(b"\n"):
+    if error.reason == "unexpected end of data" and not raw.endswith((b"\n", b"\r")):
         return CorpusError(
             f"{where}: the file ends inside a character; it was cut off, fetch it again"
         )
@@ -98,133 +147,8 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
 
 
 def _iconv(encoding: str, path: Path) -> str:
+    """Return the remedy for a file of another encoding, a command to type."""
+    if is_packed(path):
+        made = f"{Path(path.stem).stem}.utf8{suffix_of(path)}"
+        return f"convert it: {unpacked(path)} | iconv -f {encoding} -t UTF-8 > '{made}'"
     return f"convert it: iconv -f {encoding} -t UTF-8 '{path}' > '{path.stem}.utf8{path.suffix}'"
-
-
-Rows = Iterator[tuple[int, list[str]]]
-"""Line number and cells of every row; a blank row has no cells."""
-NAMED = (".tsv", ".csv", ".jsonl")
-"""Suffixes of the files that `named_rows` reads."""
-
-SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A .tsv or .csv file: the names of its columns and their place, and the rows below."""
-
-    header: list[str]
-    where: str
-    rows: Rows
-
-
-def read_table(path: Path, seen: Seen = ignore) -> Table:
-    """Open a .tsv or .csv file and read its header, the first row that is not blank.
-
-    Cells of a .tsv are divided by tabs alone: quotes are ordinary characters, with which sentences
-    begin and end. Raises CorpusError for a header that another separator divides; also while `rows`
-    are read, for a row with another number of cells than the header, and as `read_lines` does.
-    """
-    tsv = path.suffix.lower() == ".tsv"
-    rows = _tsv_rows(path, seen) if tsv else _csv_rows(path, seen)
-    line, header = next(((number, row) for number, row in rows if not _is_blank(row)), (1, []))
-    where = f"{path}, line {line}"
-    found = [name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]]
-    if found:
-        raise CorpusError(
-            f"{where}: the header {header[0]!r:.60} is one column with {found[0]} in its name, but"
-            f" {'.tsv is divided by tabs' if tsv else '.csv is divided by commas'}; write the file"
-            " so, or name the column otherwise"
-        )
-    return Table(header, where, _as_wide(path, rows, len(header)))
-
-
-def _is_blank(row: list[str]) -> bool:
-    return not any(map(str.strip, row))
-
-
-def _as_wide(path: Path, rows: Rows, width: int) -> Rows:
-    for number, row in rows:
-        if _is_blank(row):
-            yield number, []
-        elif len(row) == width:
-            yield number, row
-        else:
-            raise CorpusError(
-                f"{path}, line {number}: expected {counted(width, 'column')} as in the header, got"
-                f" {len(row)}; quote texts that hold the separator (.csv) or take it out (.tsv)"
-            )
-
-
-def _tsv_rows(path: Path, seen: Seen) -> Rows:
-    return ((number, line.split("\t")) for number, line in enumerate(read_lines(path, seen), 1))
-
-
-def _csv_rows(path: Path, seen: Seen) -> Rows:
-    """Yield each record with the line where it begins; its cells may hold line feeds."""
-    csv.field_size_limit(MAX_LINE)
-    rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
-    while True:
-        number = rows.line_num + 1
-        try:
-            yield number, next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise CorpusError(
-                f"{path}, line {number}: {error}; "
-                f"close every quote, and double the ones inside a quoted text"
-            ) from None
-
-
-def read_objects(path: Path, seen: Seen = ignore) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield line number and object of every line of a .jsonl file; None for a blank line.
-
-    Raises CorpusError for a line that is no JSON object, and as `read_lines` does.
-    """
-    for number, line in enumerate(read_lines(path, seen), 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(
-                f"{path}, line {number}: not JSON ({error}); expected one object on every line"
-            ) from None
-        if not isinstance(row, dict | None):
-            raise CorpusError(
-                f'{path}, line {number}: expected an object like {{"text": "..."}}, got'
-                f" {type(row).__name__}"
-            )
-        yield number, row
-
-
-def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and cells by column of every row that is not blank, of a file in NAMED.
-
-    Raises CorpusError where two columns of a header have one name, and as `read_table` and
-    `read_objects` do.
-    """
-    if path.suffix.lower() == ".jsonl":
-        yield from ((number, row) for number, row in read_objects(path) if row is not None)
-        return
-    table = read_table(path)
-    if len(set(table.header)) < len(table.header):
-        twice = next(name for name in table.header if table.header.count(name) > 1)
-        raise CorpusError(
-            f"{table.where}: two columns of the header have one name, {twice!r}; rename one, or"
-            " begin the file with a header if it has none"
-        )
-    for number, row in table.rows:
-        if row:
-            yield number, dict(zip(table.header, row, strict=True))
-
-
-def no_column(
-    name: str, columns: Iterable[str], where: object, remedy: str, role: str = ""
-) -> CorpusError:
-    """Make the error of a row or table that lacks a column, perhaps one of a `role`."""
-    known = list(columns)
-    listed = ", ".join(map(repr, known)) or "none"
-    return CorpusError(
-        f"{where}: no column {name!r}{role}; {nearest(name, known)}its columns are {listed};"
-        f" {remedy}"
-    )

@@ -383,9 +383,10 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
             f"--logits {options.logits}: such tiers are for a vocabulary; of a {head} head all"
             " logits are stored: leave --logits out"
         )
-    if head != "classification" and options.label_column is not None:
+    if head not in ("classification", "tagging") and options.label_column is not None:
         yield (
-            f"--label-column {options.label_column}: labels are kept beside a classification head,"
+            f"--label-column {options.label_column}: labels are stored with the logits of a"
+            " classification or tagging head,"
             f" and the teacher's is: {head}; leave it out, or fine-tune the teacher for them first"
         )
     if head != "classification" and pair_of(options.text_column):

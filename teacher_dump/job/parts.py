@@ -17,7 +17,7 @@ from teachonce.support.signals import Stop
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.job.growing import Takeover
 from teachonce.teacher_dump.job.plan import DumpPlan
-from teachonce.teacher_dump.windows.label_numbers import Labels
+from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
 from teachonce.teacher_dump.windows.sequences import windows_of
 from teachonce.teacher_dump.windows.window import Window
 
@@ -47,7 +47,9 @@ def parts_of(
 ) -> tuple[Takeover | None, Iterator[list[Window]]]:
     """Cut into parts what the teacher is to read: the corpus, or what of it is new to the store
     to grow from, with what is taken over of that store."""
-    whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit)
+    for note in plan.corpus.notes():
+        say(note)
+    whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
         return None, whole
     taken = plan.growth.compare(itertools.chain.from_iterable(whole), say)
@@ -61,9 +63,10 @@ def cut_parts(
     stop: Stop,
     documents: Iterable[Document],
     limit: int | None,
+    say: Callable[[str], object] = ignore,
 ) -> Iterator[list[Window]]:
     """Cut documents of the corpus into windows, with the numbers of gold labels, and gather them
-    into parts, of at most `limit` tokens in all."""
+    into parts, of at most `limit` tokens in all. `say` gets a line where labels are converted."""
     options, corpus, task = plan.options, plan.corpus, plan.features.task
     windows = windows_of(
         documents,
@@ -74,8 +77,10 @@ def cut_parts(
         parallel=options.student_column is not None,
     )
     if task:
-        labels = Labels(task, plan.teacher.name)
-        labels.check(corpus.met(task.kind), corpus.steps())
+        labels = Labels(task, plan.teacher.name, say)
+        other = "tagging" if task.kind == "classification" else "classification"
+        others = corpus.met(other) if options.label_column else {}
+        labels.check(corpus.met(task.kind), corpus.steps(), others)
         windows = labels.numbered(windows)
     return gathered(_until(stop, windows), options.part_tokens, limit)
 

@@ -2,65 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
-from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.labelled_text import BEGINNING, Gold, Step, check_order, is_iob
+from teachonce.support.errors import UserError, nearest
+from teachonce.teacher_dump.corpus.labelled_text import Gold, check_order, is_iob
+from teachonce.teacher_dump.corpus.tag_schemes import (
+    BEGINNING,
+    FIRST,
+    LAST_AND_SINGLE,
+    OUTSIDE,
+    Step,
+    converted,
+    scheme_of,
+)
 from teachonce.teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists
+NO_LABEL = "-1"
+UNNAMED = re.compile(r"LABEL_\d+")
+"""What transformers calls a label whose name nobody gave."""
+
+
+def ignore(line: str) -> None:
+    """Print nothing."""
 
 
 class Labels:
     """Finds the labels of a teacher by name or number.
 
     A whole number in the corpus is the number of a label. If some labels have whole numbers for
-    names, it is a name instead. -1 is no label.
+    names, it is a name instead. -1 is no label. A corpus has names or numbers, not both: `say` is
+    called with a line that explains numbers, and with one if tags are converted to the scheme of
+    the teacher's tags.
     """
 
-    def __init__(self, task: TaskSpec, teacher: str) -> None:
-        self.task, self._teacher = task, teacher
-        self._numbers = {name: number for number, name in enumerate(task.labels)}
+    def __init__(self, task: TaskSpec, teacher: str, say: Callable[[str], object] = ignore) -> None:
+        self.task, self._teacher, self._say = task, teacher, say
         ids = {str(number): number for number in range(-1, len(task.labels))}
         if any(name.lstrip("-").isdigit() for name in task.labels):
-            ids = {"-1": -1}
-        self._numbers = ids | self._numbers
+            ids = {NO_LABEL: -1}
+        self._numbers = ids | {name: number for number, name in enumerate(task.labels)}
         self._names = [name for name in task.labels if name != task.later_label]
+        self._met: dict[bool, tuple[str, str]] = {}  # by whether it is a number: first label, place
+        scheme = scheme_of(self._names) if task.kind == "tagging" else None
+        self._scheme = scheme if scheme in LAST_AND_SINGLE or is_iob(self._names) else None
+        self._convert, self._described = self._scheme in LAST_AND_SINGLE, False
+        self._from: str | None = None
 
     def number(self, name: str, where: str) -> int:
         """Return the number of a label.
 
-        Raises UserError, which names `where`, for a label that the teacher does not have.
+        Raises UserError, which names `where`, for a label that the teacher does not have, and for a
+        number in a corpus that also has names.
         """
         found = self._numbers.get(name)
         if found is None or found == self.task.later_number:
-            names = self._names
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            what = "tag" if self.task.kind == "tagging" else "label"
-            raise UserError(
-                f"{where}: the teacher {self._teacher} has no {what} {name!r}; it has"
-                f" {', '.join(names[:SHOWN])}{more}; correct the corpus, or take the teacher that"
-                " was trained for it"
-            )
+            raise self._unknown(name, where)
+        by_number = name not in self.task.labels
+        if found >= 0 and by_number not in self._met:
+            self._met[by_number] = name, where
+            self._check_one_kind()
         return found
 
-    def check(self, met: Mapping[str, str], steps: Mapping[Step, str]) -> None:
+    def _check_one_kind(self) -> None:
+        if len(self._met) == 2:
+            (name, there), (number, here) = self._met[False], self._met[True]
+            raise UserError(
+                f"{here}: label {number!r} is the number of a label, but {name!r} ({there}) is the"
+                " name of one; write names alone, or numbers alone"
+            )
+        if True in self._met:
+            every = enumerate(self.task.labels)
+            shown = ", ".join(f"{n} = {name}" for n, name in every if n < SHOWN)
+            more = ", ..." if len(self.task.labels) > SHOWN else ""
+            self._say(f"labels of the corpus are numbers of the teacher's: {shown}{more}")
+
+    def _unknown(self, name: str, where: str) -> UserError:
+        names = self._names
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        what = "tag" if self.task.kind == "tagging" else "label"
+        alike = [known for known in names if known.strip().lower() == name.strip().lower()]
+        close = f"did you mean {alike[0]!r}? " if alike else nearest(name, names)
+        remedy = "correct the corpus, or take the teacher that was trained for it"
+        if all(UNNAMED.fullmatch(known) for known in names) and not name.lstrip("-").isdigit():
+            remedy = "write their names into id2label and label2id of its config.json"
+        return UserError(
+            f"{where}: the teacher {self._teacher} has no {what} {name!r}; {close}it has"
+            f" {', '.join(names[:SHOWN])}{more}; {remedy}"
+        )
+
+    def check(
+        self, met: Mapping[str, str], steps: Mapping[Step, str], others: Mapping[str, str] = {}
+    ) -> None:
         """Raise UserError for the first name, with its place, that the teacher does not have.
 
         If the teacher's tags are IOB, raise it also for the first tag that may not follow the tag
-        before it.
+        before it, unless the tags of the corpus are of another scheme, from which they will be
+        converted. `others` are names and places of what this teacher does not read: labels of
+        texts if it tags words, tags if it classifies texts.
         """
+        self._check_kind(others)
+        tags = {*met, *(tag for _, tag in steps)} - {NO_LABEL}
+        scheme = scheme_of(tags, steps) if self._scheme else None
+        if tags:
+            self._convert, self._from = scheme not in (None, self._scheme), scheme
         for name, where in met.items():
-            self.number(name, where)
-        if self.task.kind == "tagging" and is_iob(self._names):
+            first = name if name in (OUTSIDE, NO_LABEL) else FIRST + name[2:]
+            self.number(first if self._convert else name, where)
+        if self.task.kind == "tagging" and is_iob(self._names) and not self._convert:
             for (before, tag), where in steps.items():
                 if (called := self._named(tag)) is not None:
                     check_order(self._named(before), called, where)
+
+    def _check_kind(self, others: Mapping[str, str]) -> None:
+        for name, where in others.items():
+            if self.task.kind == "tagging":
+                raise UserError(
+                    f"{where}: {name!r} is a label of the whole text, but the teacher"
+                    f" {self._teacher} tags words; give a --label-column with tags or spans"
+                )
+            if name != OUTSIDE:
+                raise UserError(
+                    f"{where}: {name!r} is a tag of a word, but the teacher {self._teacher}"
+                    " classifies texts; give a --label-column with labels of texts"
+                )
 
     def _named(self, tag: str | None) -> str | None:
         """Return the name of the label that a tag of the corpus means; None where there is none."""
@@ -69,12 +140,30 @@ class Labels:
         number = self._numbers[tag]
         return self.task.labels[number] if number >= 0 else None
 
+    def _in_scheme(self, gold: Gold) -> Gold:
+        """Return tags of words in the scheme of the teacher's."""
+        asked = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in gold.tags]
+        if not (self._convert and self._scheme and scheme_of(asked)):
+            return gold
+        found = converted(asked, self._scheme)
+        if found != asked and not self._described:
+            self._described = True
+            self._say(
+                f"tags of the corpus are {self._from or 'of another scheme'}; they are converted to"
+                f" {self._scheme}, as the teacher's"
+            )
+        tags = tuple(
+            (begin, end, old if old == NO_LABEL else new)
+            for (begin, end, old), new in zip(gold.tags, found, strict=True)
+        )
+        return replace(gold, tags=tags)
+
     def numbered(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Yield the windows with `numbers`: int32 [1] for a label, [T] for tags."""
         for window in windows:
             gold, where = window.gold or Gold(), f"document {window.document}"
             if self.task.kind == "tagging":
-                numbers = self._tags(window, gold, where)
+                numbers = self._tags(window, self._in_scheme(gold), where)
             else:
                 label = -1 if gold.label is None else self.number(gold.label, where)
                 numbers = np.array([label], np.int32)

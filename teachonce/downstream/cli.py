@@ -212,8 +212,9 @@ def _speed(asked: Asked) -> dict[str, Any]:
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
     from teachonce.downstream.mlm.text_blocks import read_lines
     from teachonce.downstream.tasks.example_rows import read_rows
+    from teachonce.teacher_dump.corpus.packed import suffix_of
 
-    if path.suffix.lower() == ".txt":
+    if suffix_of(path) == ".txt":
         return read_lines(path)
     return [row.text("text", columns) for row in read_rows(path)]
 

@@ -244,8 +244,8 @@ class Asked:
         within=at_least(0),
         told_default="a third of --max-length",
     )
-    text_column: str | None = _column("text", "classify", "speed")
-    label_column: str | None = _column("label", "classify")
+    text_column: str | None = _column("text", "classify", "pos", "ner", "speed")
+    label_column: str | None = _column("label", "classify", "pos", "ner")
     text_a_column: str | None = _column("text_a", "classify", *SCORED)
     text_b_column: str | None = _column("text_b", "classify", *SCORED)
     score_column: str | None = _column("score", *SCORED)

@@ -15,7 +15,8 @@ from transformers import (
     AutoTokenizer,
 )
 
-from teachonce.downstream.tasks.tagging import first_of, read_tagged, word_pieces
+from teachonce.downstream.tasks.tagging import read_tagged
+from teachonce.downstream.tasks.word_windows import first_of, word_pieces
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.cli import main as student_train
 from tests.downstream.learnable import (
@@ -144,7 +145,7 @@ def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path)
 def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
     tags = write_tagged(tmp_path / "tags", 6, 0)
     wrong = tmp_path / "wrong"
-    wrong.write_text("old\tO\nlamp\tI-PER\n")
+    wrong.write_text("old\tO\nlamp\tI-PER\nold\tO\nlamp\tB-PER\n")  # neither IOB1 nor IOB2
     texts = table(tmp_path / "a.tsv", "text label", [("a", "KEEPER"), ("b", "SMITH")])
     pairs = paired(tmp_path / "a.csv", 9, 0)
     same = table(tmp_path / "b.csv", "text_a text_b score", [("a", "b", 1.0), ("b", "c", 1.0)])

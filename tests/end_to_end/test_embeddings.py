@@ -109,7 +109,10 @@ def test_it_goes_on_after_a_stop(
     (
         (("--logits", "topk:4"), "--logits topk:4: with --head embedding no LM head is read"),
         (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
-        (("--label-column", "x"), "--label-column x: labels are kept beside a classification"),
+        (
+            ("--label-column", "x"),
+            "--label-column x: labels are stored with the logits of a classification",
+        ),
         (("--text-column", "a,b"), "pairs of texts are for a classification head"),
         (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
         (("--prompt", "title"), "has no such prompt; it has: document, query"),

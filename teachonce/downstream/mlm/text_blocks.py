@@ -14,6 +14,9 @@ from tqdm import tqdm
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.files import table_texts
+from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, Columns
+from teachonce.teacher_dump.corpus.tables import is_table, open_table
 from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
 
 SMALL = 10_000
@@ -21,17 +24,32 @@ HELD_OUT_AT_MOST = 2000
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank, as teacher-dump does.
+    """Read the lines of a UTF-8 text file that are not blank, or the texts of a table, as
+    teacher-dump does.
 
-    Raises UserError where the file is missing, empty or not UTF-8.
+    Raises UserError where the file is missing, empty or not UTF-8, and for a table of several
+    columns of texts, none of which is called `text`.
     """
     try:
-        lines = [line for line in all_lines(path) if line.strip()]
+        texts = _column(path) if is_table(path) else all_lines(path)
+        lines = [line for line in texts if line.strip()]
     except OSError as error:
         raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
     if not lines:
         raise UserError(f"text {path}: has no text; give a file with a document a line")
     return lines
+
+
+def _column(path: Path) -> Iterator[str]:
+    table = open_table(path)
+    names = [DEFAULT_COLUMN] if DEFAULT_COLUMN in table.columns else table.textual
+    if len(names) != 1:
+        listed = ", ".join(map(repr, table.columns)) or "none"
+        raise UserError(
+            f"{table.where}: expected a column {DEFAULT_COLUMN!r}, or one of texts alone, got"
+            f" {listed}; rename the one that holds the text"
+        )
+    return (row.text for row in table_texts(table, Columns(names[0]), str(path)))
 
 
 def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:

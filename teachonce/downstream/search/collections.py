@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.text_files import named_rows, read_lines
+from teachonce.teacher_dump.corpus.tables import named_rows
+from teachonce.teacher_dump.corpus.text_files import read_lines
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 JUDGED = ("qrels.tsv", "qrels/test.tsv", "qrels/dev.tsv")
@@ -121,8 +122,7 @@ def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        for number, cells in named_rows(path):
-            yield f"{path}, line {number}", cells
+        yield from named_rows(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the folder") from None
 

@@ -16,6 +16,8 @@ from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.annotations import annotation_of
+from teachonce.teacher_dump.corpus.labelled_text import several_labels
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Classify(LabelTask):
     ) -> list[dict[str, Any]]:
         numbers = {label: number for number, label in enumerate(self.labels)}
         labels = [numbers.get(example.label, IGNORED) for example in examples]
-        return input_rows(tokenizer, [example.texts for example in examples], labels, limit)
+        return input_rows(self, tokenizer, [e.texts for e in examples], labels, limit)
 
     def score(
         self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
@@ -153,12 +155,10 @@ def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
 
 
 def _label(row: Row, columns: Mapping[str, str]) -> str:
-    value = row.cell("label", columns)
-    if isinstance(value, list | dict):
-        raise UserError(
-            f"{row.where}: {len(value)} labels {value!r:.60}; classify takes one label for a text: "
-            "choose one, or make a file with a label of yes and no for each"
-        )
-    if value is None or not str(value).strip():
+    found = annotation_of(row.cell("label", columns), columns.get("label", "label"), row.where)
+    labels = found.labels if found else ()
+    if len(labels) > 1 or (found and found.spans):
+        raise several_labels(labels or (found.spans if found else ()), row.where)
+    if not labels or not labels[0].strip():
         raise UserError(f"{row.where}: the text has no label; give one or take the row out")
-    return str(value).strip()
+    return labels[0].strip()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.text_files import NAMED, named_rows, no_column
+from teachonce.teacher_dump.corpus.errors import no_column
+from teachonce.teacher_dump.corpus.packed import suffix_of
+from teachonce.teacher_dump.corpus.tables import (
+    TABLES,
+    cell_of,
+    has_cell,
+    is_table,
+    named_rows,
+    names_in,
+)
+from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 class Row(dict[str, Any]):
@@ -23,11 +34,11 @@ class Row(dict[str, Any]):
         Raises UserError where there is no such column.
         """
         name = columns.get(role, role)
-        if name not in self:
+        if not has_cell(self, name):
             option = f"--{role.replace('_', '-')}-column"
             remedy = f"rename one, or name the right one with {option} of downstream"
-            raise no_column(name, self, self.where, remedy)
-        return self[name]
+            raise no_column(name, names_in(self), self.where, remedy)
+        return cell_of(self, name)
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:
         """The cell that holds `role`. Raises UserError where it is no text, or a blank one."""
@@ -56,7 +67,7 @@ def text_roles(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
 def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
     """Raise UserError as reading does for a first row that lacks a column of a task; nothing
     heavier than the file is loaded for it. A file of another layout passes."""
-    if task not in ("classify", "pair", "sts", "qa") or path.suffix.lower() == ".json":
+    if task not in ("classify", "pair", "sts", "qa") or (task == "qa" and is_squad(path)):
         return
     first = next(_rows(path))
     label = {"classify": ("label",), "qa": ()}.get(task, ("score",))
@@ -65,8 +76,16 @@ def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
         first.cell(role, columns)
 
 
+def is_squad(path: Path) -> bool:
+    """Whether a file has SQuAD's layout, an object and not an array of rows."""
+    if path.is_dir() or suffix_of(path) != ".json":
+        return False
+    lines = (line.lstrip() for line in read_lines(path, longest=sys.maxsize - 1))
+    return not next(filter(None, lines), "").startswith("[")
+
+
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a .tsv, .csv or .jsonl file, at least one; blank ones are left out.
+    """Read the rows of a table, at least one; blank ones are left out.
 
     Raises UserError with file and line for what cannot be read, and where there is no row.
     """
@@ -74,13 +93,16 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if path.suffix.lower() not in NAMED:
-        expected = ", ".join(NAMED)
-        raise UserError(f"{path}: expected a file that ends in {expected}; convert or rename it")
+    if not is_table(path):
+        expected = f"a file that ends in {', '.join(TABLES)}"
+        raise UserError(
+            f"{path}: expected {expected}, or a folder that save_to_disk of datasets wrote; convert"
+            " or rename it"
+        )
     row = None
     try:
-        for number, cells in named_rows(path):
-            row = Row(f"{path}, line {number}", cells)
+        for where, cells in named_rows(path):
+            row = Row(where, cells)
             yield row
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None

@@ -61,6 +61,8 @@ def fine_tune(
     """
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
+    for line in task.take_notes():
+        say(line)
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -98,6 +100,8 @@ def score_as_is(
     the file has a label that the model does not have, unless the task counts such labels.
     """
     splits = {name: task.read(path) for name, path in files.items()}
+    for line in task.take_notes():
+        say(line)
     settings = {"as_is": True, "max_length": max_length}
     blame = "; its weights are damaged, train it anew"
     if own := task.predict_own(model, splits, max_length):
@@ -118,7 +122,7 @@ def score_as_is(
         trainer.remove_callback(PrinterCallback)
         scores = {}
         for name, examples in splits.items():
-            rows = task.encode(tokenizer, examples, length)
+            rows = _encoded(task, name, (tokenizer, length), examples, say)
             scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
     return _result(task, model, files, settings, splits, [scores])
 
@@ -158,7 +162,10 @@ def _one_seed(
     length, cut = _length(task, settings.max_length, model, tokenizer)
     examples = {**splits, "train": task.sample(splits["train"], seed)}
     say(f"seed {seed}: learning rate {lr:g}, {counted(model.num_parameters(), 'parameter')}{cut}")
-    rows = {name: task.encode(tokenizer, some, length) for name, some in examples.items()}
+    rows = {
+        name: _encoded(task, name, (tokenizer, length), some, say)
+        for name, some in examples.items()
+    }
 
     def score(split: str, predictions: Any) -> dict[str, float]:
         blame = f" after training at {lr:g}; lower --lr"
@@ -206,6 +213,16 @@ def default_lr(model: Any) -> float:
     if isinstance(model.config, BiLstmConfig):
         return 3e-3
     return 5e-4 if model.config.hidden_size < SMALL_WIDTH else 5e-5
+
+
+def _encoded(
+    task: Task, split: str, by: tuple[Any, int], examples: Sequence[Any], say: Say
+) -> list[dict[str, Any]]:
+    """Make model inputs by a tokenizer and its longest input, and print what was cut."""
+    rows = task.encode(by[0], examples, by[1])
+    for line in task.take_notes():
+        say(f"{split}: {line}")
+    return rows
 
 
 def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:

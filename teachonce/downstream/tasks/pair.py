@@ -79,7 +79,7 @@ class PairScore(Task):
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         texts = [(pair.text_a, pair.text_b) for pair in examples]
-        return input_rows(tokenizer, texts, self.labels(examples), limit)
+        return input_rows(self, tokenizer, texts, self.labels(examples), limit)
 
     def labels(self, examples: Sequence[Pair]) -> list[float]:
         """Return what a model learns: scores on the scale that `prepare` found."""

@@ -19,7 +19,7 @@ import numpy as np
 from transformers import AutoModelForQuestionAnswering
 
 from teachonce.downstream.options import check
-from teachonce.downstream.tasks.example_rows import Row, read_rows
+from teachonce.downstream.tasks.example_rows import Row, is_squad, read_rows
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -46,14 +46,19 @@ class Question:
 def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
     """Read the questions of a file, at least one.
 
-    A .json file has SQuAD's layout, 1.1 or 2.0. Other files have a question in each row: columns
-    `question`, `context` and `answer` (in .jsonl also `answers`: {"text": [...], "answer_start":
-    [...]}, or a list of texts or of {"text", "answer_start"}). Without an `answer_start` the answer
-    is where its text stands first. An empty answer says that the context has none.
+    A .json file has SQuAD's layout, 1.1 or 2.0, or is an array of rows. Other files have a
+    question in each row: columns `question`, `context` and `answer` (in .jsonl also `answers`:
+    {"text": [...], "answer_start": [...]}, or a list of texts or of {"text", "answer_start"}).
+    Without an `answer_start` the answer is where its text stands first. An empty answer says that
+    the context has none.
 
     Raises UserError with the place on any other content, and where an answer is not in its context.
     """
-    if path.suffix.lower() == ".json":
+    try:
+        squad = is_squad(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    if squad:
         if columns:
             raise UserError(f"{path}: SQuAD's layout has no columns; leave their options out")
         questions = list(_squad(path))
@@ -68,8 +73,6 @@ def _squad(path: Path) -> Iterator[Question]:
     try:
         # the official files are a single line of 30 MB and more
         content = json.loads("\n".join(read_lines(path, longest=sys.maxsize - 1)))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); give a file in SQuAD's layout") from None
     try:

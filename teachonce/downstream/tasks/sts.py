@@ -17,6 +17,7 @@ from teachonce.checkpoints.embedders import Embedder, has_modules
 from teachonce.checkpoints.loading import load_with_tokenizer
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.tasks.pair import Pair, PairScore, check_scores
+from teachonce.downstream.tasks.task_interface import encode_cut
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Floats
 
@@ -108,7 +109,7 @@ class SentenceSimilarity(PairScore):
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         """Make rows whose inputs are those of both texts, each of at most `limit` tokens."""
         texts = [text for pair in examples for text in (pair.text_a, pair.text_b)]
-        encoded = tokenizer(texts, truncation=True, max_length=limit)
+        encoded = encode_cut(self, tokenizer, [texts], limit)
         labels = self.labels(examples)
         return [
             {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,26 @@ import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from teachonce.downstream.options import check
+from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
+from teachonce.downstream.tasks.word_windows import first_of, word_windows
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.files import tagged_sentences
-from teachonce.teacher_dump.corpus.labelled_text import (
+from teachonce.teacher_dump.corpus.labelled_text import check_order, check_tag, labelled_row
+from teachonce.teacher_dump.corpus.packed import suffix_of
+from teachonce.teacher_dump.corpus.tables import cell_of, has_cell, is_table
+from teachonce.teacher_dump.corpus.tag_schemes import (
     BEGINNING,
     FIRST,
     OTHER,
     OUTSIDE,
-    check_order,
-    check_tag,
+    converted,
+    scheme_of,
+    steps_of,
 )
+from teachonce.teacher_dump.corpus.tagged_files import layout_of, tagged_sentences
 
 
 @dataclass(frozen=True)
@@ -37,20 +45,63 @@ class Sentence:
     lines: tuple[int, ...] = field(default=(), compare=False)
 
     def where(self, number: int) -> str:
-        """Tell where the word of this number stands, for errors."""
-        line = self.lines[number] if self.lines else number + 1
-        return f"tags {self.file}, line {line}"
+        """Return the place of the word of this number, for errors."""
+        if not self.lines:
+            return f"tags {self.file}, word {number + 1}"
+        return f"tags {self.file}, line {self.lines[number]}"
 
 
-def read_tagged(path: Path) -> list[Sentence]:
-    """Read `word<TAB>tag` lines with a blank line between sentences, as teacher-dump does.
+TAG_COLUMNS = {
+    "ner": ("ner_tags", "tags", "labels", "label", "entities", "spans", "annotations"),
+    "pos": ("pos_tags", "upos", "tags", "labels", "label"),
+}
+"""Names of the column of tags, of which a table has one, by task."""
+WORD_COLUMNS = ("tokens", "words", "text", "data.text")
+"""Names of the column of words, or of texts whose spans have names."""
+
+
+def read_table(
+    path: Path, columns: Mapping[str, str], tag_columns: Sequence[str]
+) -> list[Sentence]:
+    """Read a table of lists of words and of tags, or of texts and spans, as teacher-dump does.
+
+    columns: the column of words (`text`) and of tags (`label`), where they have other names.
+    Raises UserError with file and row for a row without tags, and for a word without a tag.
+    """
+    sentences = []
+    for number, row in enumerate(read_rows(path), 1):
+        words = columns.get("text") or next((n for n in WORD_COLUMNS if has_cell(row, n)), "tokens")
+        tags = columns.get("label") or next((n for n in tag_columns if has_cell(row, n)), "tags")
+        row.cell("text", {"text": words})  # raises where there is none
+        row.cell("label", {"label": tags})
+        found = labelled_row(row, [words], tags, number, row.where)
+        every = found.gold.tags if found.gold else ()
+        cell = cell_of(row, words)
+        if cell in ([], "", None):
+            continue
+        if not every or (isinstance(cell, list) and len(cell) != len(every)):
+            raise UserError(
+                f"{row.where}: expected a tag of every word, got {cell_of(row, tags)!r:.60};"
+                " mend the row or take it out"
+            )
+        texts = tuple(found.text[begin:end] for begin, end, _ in every)
+        sentences.append(Sentence(texts, tuple(tag for *_, tag in every), row.where))
+    if not sentences:
+        raise UserError(f"{path}: has no words; name their column with --text-column")
+    return sentences
+
+
+def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
+    """Read words and tags, a blank line behind every sentence, as teacher-dump does.
+
+    Of several columns, `parts_of_speech` are in the second, and the tags of entities in the last.
 
     Raises UserError with the line's number for any other line, and for a word without a tag, which
     teacher-dump takes; also where the file is missing, empty or not UTF-8.
     """
     sentences = []
     try:
-        for sentence in tagged_sentences(path):
+        for sentence in tagged_sentences(path, parts_of_speech=parts_of_speech):
             for line, word, tag in sentence:
                 if not word.strip() or not tag:
                     raise UserError(
@@ -74,40 +125,6 @@ def read_tagged(path: Path) -> list[Sentence]:
     return sentences
 
 
-def first_of(pieces: Sequence[range]) -> list[int]:
-    """Return where each run begins, -1 for an empty one."""
-    return [run.start if run else -1 for run in pieces]
-
-
-def word_pieces(
-    tokenizer: Any, words: Sequence[str], max_length: int
-) -> tuple[list[int], list[range]]:
-    """Return token ids of the words joined by blanks, and the positions of each word's pieces.
-
-    Positions come from character offsets, not from `is_split_into_words`, because byte-level
-    tokenizers treat words given apart as if no blank preceded them.
-    """
-    encoded = tokenizer(
-        " ".join(words),
-        truncation=True,
-        max_length=max_length,
-        return_offsets_mapping=True,
-        return_special_tokens_mask=True,
-    )
-    spans, special = encoded["offset_mapping"], encoded["special_tokens_mask"]
-    pieces, position, begin = [], 0, 0
-    for word in words:
-        end = begin + len(word)
-        while position < len(spans) and (special[position] or spans[position][1] <= begin):
-            position += 1
-        stop = position
-        while stop < len(spans) and not special[stop] and spans[stop][0] < end:
-            stop += 1
-        pieces.append(range(position, stop))
-        begin = end + 1
-    return encoded["input_ids"], pieces
-
-
 LATER = "X"
 """Label of a word's pieces after its first, as in the code of Mukherjee & Awadallah 2020
 (sequence_process in preprocessing.py of microsoft/xtreme-distil-transformers)."""
@@ -124,8 +141,26 @@ class Tagging(LabelTask):
     what = "tag"
     later: str | None = None
 
+    def __init__(
+        self, unseen_labels: str = "refuse", columns: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(unseen_labels)
+        self.columns = columns or {}
+
     def read(self, path: Path) -> list[Sentence]:
-        return read_tagged(path)
+        """Read the sentences of a file of words and tags, or of a table.
+
+        Raises UserError as `read_tagged` and `read_table` do.
+        """
+        if is_table(path) and suffix_of(path) not in (".tsv", ".csv"):
+            return read_table(path, self.columns, TAG_COLUMNS[self.name])
+        if self.columns:
+            raise UserError(f"{path}: words and tags have no columns with names; leave them out")
+        parts = self.name == "pos"
+        found = read_tagged(path, parts)
+        if note := layout_of(path, parts).note():
+            self.note(f"{path}: {note}")
+        return found
 
     def labels_of(self, example: Sentence) -> Sequence[str]:
         return example.tags
@@ -152,7 +187,16 @@ class Tagging(LabelTask):
     def encode(
         self, tokenizer: Any, examples: Sequence[Sentence], limit: int
     ) -> list[dict[str, Any]]:
-        return encode(tokenizer, examples, self.labels, limit, self.later)
+        rows = encode(tokenizer, examples, self.labels, limit, self.later)
+        several = [
+            number for number, count in Counter(r["example"] for r in rows).items() if count > 1
+        ]
+        if several:
+            self.note(
+                f"{counted(len(several), 'sentence')} of {len(examples):,} have more than {limit}"
+                " tokens: read in windows that overlap, every word once"
+            )
+        return rows
 
     def words(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
@@ -193,13 +237,28 @@ class Entities(Tagging):
     measures = {"entity F1": "entity_f1", "accuracy": "accuracy"}
     primary = "entity_f1"
 
-    def __init__(self, unseen_labels: str = "refuse", pieces: str = "first") -> None:
-        super().__init__(unseen_labels)
+    def __init__(
+        self,
+        unseen_labels: str = "refuse",
+        pieces: str = "first",
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(unseen_labels, columns)
         check("pieces", pieces)
         self.later = LATER if pieces == "all" else None
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "pieces": "first" if self.later is None else "all"}
+
+    def read(self, path: Path) -> list[Sentence]:
+        """Read sentences, and convert tags of another scheme to IOB2. Raises as `Tagging.read`."""
+        found = super().read(path)
+        tags = [sentence.tags for sentence in found]
+        scheme = scheme_of(chain(*tags), steps_of(tags))
+        if scheme in (None, "IOB2"):
+            return found
+        self.note(f"{path}: tags are {scheme}; they are converted to IOB2")
+        return [replace(each, tags=tuple(converted(each.tags, "IOB2"))) for each in found]
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raises UserError also on tags that are not IOB."""
@@ -242,25 +301,31 @@ def encode(
     """Make model inputs with `labels`, the numbers of tags, and `first`, positions of first pieces.
 
     A label is the tag at the first piece of each word, `later` at its other pieces, and -100
-    elsewhere and for what is not in `labels`. A word without a piece has position -1.
+    elsewhere and for what is not in `labels`. A word without a piece has position -1. A sentence,
+    whose number is `example`, has several inputs if it is longer than `limit` tokens; each of its
+    words has label and position in one of them.
     """
     number: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = []
-    for sentence in sentences:
-        ids, pieces = word_pieces(tokenizer, sentence.words, limit)
-        numbers = [IGNORED] * len(ids)
-        for run, tag in zip(pieces, sentence.tags, strict=True):
-            for position in run:
-                label = tag if position == run.start else later
-                numbers[position] = number.get(label, IGNORED)
-        rows.append(
-            {
-                "input_ids": ids,
-                "attention_mask": [1] * len(ids),
-                "labels": numbers,
-                "first": first_of(pieces),
-            }
-        )
+    for example, sentence in enumerate(sentences):
+        for window in word_windows(tokenizer, sentence.words, limit):
+            numbers, own = [IGNORED] * len(window.ids), list[range]()
+            for word, run in zip(window.words, window.pieces, strict=True):
+                if word not in window.own:
+                    continue
+                own.append(run)
+                for position in run:
+                    label = sentence.tags[word] if position == run.start else later
+                    numbers[position] = number.get(label, IGNORED)
+            rows.append(
+                {
+                    "input_ids": window.ids,
+                    "attention_mask": [1] * len(window.ids),
+                    "labels": numbers,
+                    "first": first_of(own),
+                    "example": example,
+                }
+            )
     return rows
 
 
@@ -273,20 +338,19 @@ def word_tags(
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
 
-    A word without a piece (cut off, or of blanks) has the prediction "O". A word whose first piece
+    A word without a piece (of blanks) has the prediction "O". A word whose first piece
     is taken for a `later` one goes on with the entity before it, as such pieces do in the
     evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py): I-PER after B-PER or
     I-PER, "O" where there is none.
     """
     best = logits.argmax(-1)
     gold = [list(sentence.tags) for sentence in sentences]
-    found = []
+    found: list[list[str]] = [[] for _ in sentences]
     for number, row in enumerate(rows):
-        tags: list[str] = []
+        tags = found[row["example"]]
         for position in row["first"]:
             label = labels[best[number, position]] if position >= 0 else OUTSIDE
             tags.append(_going_on(tags) if label == later else label)
-        found.append(tags)
     return gold, found
 
 

@@ -13,6 +13,7 @@ from teachonce.checkpoints.loading import load_with_fresh_head, load_with_own_he
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check
 from teachonce.store import TaskSpec
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 IGNORED = -100
@@ -35,6 +36,15 @@ class Task(ABC):
     primary: str
     """Key of the measure that chooses the epoch."""
     max_length: ClassVar[int] = 128
+
+    def note(self, line: str) -> None:
+        """Add a line to what `take_notes` returns."""
+        self.__dict__.setdefault("_notes", []).append(line)
+
+    def take_notes(self) -> list[str]:
+        """Return, once, the lines on how `read` and `encode` took what they were given."""
+        notes: list[str] = self.__dict__.pop("_notes", [])
+        return notes
 
     def options(self) -> dict[str, Any]:
         """Return the settings that belong to the task alone, for scores.json."""
@@ -161,12 +171,31 @@ class LabelTask(Task):
         }
 
 
+def encode_cut(task: Task, tokenizer: Any, texts: Sequence[Sequence[str]], limit: int) -> Any:
+    """Encode texts, or pairs of them, of which none is longer than `limit` tokens after it was cut.
+    A note of `task` says how many were cut.
+
+    texts: the first text of each example, and for pairs also the second one of each.
+    """
+    encoded = tokenizer(*map(list, texts), truncation=True, max_length=limit)
+    cut = sum(bool(each.overflowing) for each in encoded.encodings or ())
+    if cut:
+        what = "text" if len(texts) == 1 else "pair"
+        total = len(encoded["input_ids"])
+        task.note(f"{cut:,} of {counted(total, what)} cut to {limit} tokens (--max-length)")
+    return encoded
+
+
 def input_rows(
-    tokenizer: Any, texts: Sequence[tuple[str, ...]], labels: Sequence[Any], limit: int
+    task: Task,
+    tokenizer: Any,
+    texts: Sequence[tuple[str, ...]],
+    labels: Sequence[Any],
+    limit: int,
 ) -> list[dict[str, Any]]:
     """Make an input of each example, of one text or of two; one that is too long is cut where its
-    longer text ends.
+    longer text ends. A note of `task` says how many were cut.
     """
-    encoded = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=limit)
+    encoded = encode_cut(task, tokenizer, list(zip(*texts, strict=True)), limit)
     columns = {**encoded, "labels": labels}
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

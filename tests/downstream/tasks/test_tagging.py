@@ -18,12 +18,11 @@ from teachonce.downstream.tasks.tagging import (
     PartsOfSpeech,
     Sentence,
     encode,
-    first_of,
     read_tagged,
-    word_pieces,
     word_tags,
 )
 from teachonce.downstream.tasks.task_interface import IGNORED
+from teachonce.downstream.tasks.word_windows import first_of, word_pieces, word_windows
 from teachonce.support.errors import UserError
 from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import write_tagged
@@ -57,6 +56,29 @@ def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], An
     assert 0 < len(kept) < 7 and set(first[len(kept) :]) == {-1}
 
 
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+@pytest.mark.parametrize("limit", [8, 16, 40])
+def test_windows_have_every_word_once(
+    kind: str, limit: int, make_tokenizer: Callable[[str], Any]
+) -> None:
+    """No window has more tokens than asked; a word in the middle of one has context on both sides;
+    a sentence that fits is read as before."""
+    tokenizer, words = make_tokenizer(kind), " ".join(SENTENCES).split()
+    windows = list(word_windows(tokenizer, words, limit))
+    assert [word for window in windows for word in window.own] == list(range(len(words)))
+    assert all(len(window.ids) <= limit for window in windows)
+    for before, window in zip(windows, windows[1:], strict=False):
+        assert before.words.start < window.words.start <= before.words.stop
+        assert window.words.start <= window.own.start <= before.words.stop
+    shared = sum(len(window.words) for window in windows) - len(words)
+    assert shared > len(windows) or limit < 40  # texts without blanks are words as long as a window
+    for window in windows:
+        firsts = dict(zip(window.words, first_of(window.pieces), strict=True))
+        assert all(firsts[word] > 0 for word in window.own)
+    (whole,) = word_windows(tokenizer, words, 10_000)
+    assert (whole.ids, whole.pieces) == word_pieces(tokenizer, words, None)
+
+
 def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = make_tokenizer("wordpiece")
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "?"), ("X", "NOUN", "unseen"))
@@ -68,27 +90,29 @@ def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any])
 
 
 def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[str], Any]) -> None:
-    """Also of a word whose own tag is unknown; never [CLS], [SEP], or what was cut off."""
+    """Also of a word whose own tag is unknown; never [CLS], [SEP], or a word of another window."""
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "Wolkenkratzer"), ("B-X", "O", "unseen"))
     task = Entities(pieces="all")
     task.prepare({"train": [Sentence(("a", "b"), ("O", "B-X"))]})
     assert task.labels == ["B-X", "O", LATER] and task.head()["later_label"] == LATER
-    for limit in (64, 8):
-        (row,) = task.encode(make_tokenizer("wordpiece"), [sentence], limit)
-        first, labels = row["first"], row["labels"]
-        expected = [2] * len(labels)
-        expected[0] = expected[-1] = IGNORED
-        for position, tag in zip(first, (0, 1, IGNORED), strict=True):
-            if position >= 0:
-                expected[position] = tag
-        assert labels == expected and labels.count(2) > 3
+    (row,) = task.encode(make_tokenizer("wordpiece"), [sentence], 64)
+    first, labels = row["first"], row["labels"]
+    expected = [2] * len(labels)
+    expected[0] = expected[-1] = IGNORED
+    for position, tag in zip(first, (0, 1, IGNORED), strict=True):
+        expected[position] = tag
+    assert labels == expected and labels.count(2) > 3
+    rows = task.encode(make_tokenizer("wordpiece"), [sentence], 8)  # fewer than the first word has
+    places = [(row["labels"], place) for row in rows for place in row["first"]]
+    assert len(rows) > 1 and [labels[place] for labels, place in places] == [0, 1, IGNORED]
+    assert all(row["labels"][0] == row["labels"][-1] == IGNORED for row in rows)
     assert Entities().head()["later_label"] is None
 
 
 def test_a_word_taken_for_a_later_piece_goes_on_with_the_entity() -> None:
     labels = ["B-PER", "I-PER", "O", LATER]
     sentences = [Sentence(tuple("abcdef"), ("O",) * 6), Sentence(("g",), ("O",))]
-    rows = [{"first": [0, 1, 2, 3, 4, -1]}, {"first": [0]}]
+    rows = [{"first": [0, 1, 2, 3, 4, -1], "example": 0}, {"first": [0], "example": 1}]
     logits = np.eye(4)[[[3, 0, 3, 3, 2], [3, 3, 3, 3, 3]]]
     _, found = word_tags(sentences, rows, logits, labels, LATER)
     assert found == [["O", "B-PER", "I-PER", "I-PER", "O", "O"], ["O"]]
@@ -98,7 +122,7 @@ def test_a_word_taken_for_a_later_piece_goes_on_with_the_entity() -> None:
 
 def test_scores_by_hand() -> None:
     sentences = [Sentence(("a", "b", "c"), ("N", "V", "N")), Sentence(("d",), ("N",))]
-    rows = [{"first": [1, 2, -1]}, {"first": [1]}]  # the third word was cut off
+    rows = [{"first": [1, 2, -1], "example": 0}, {"first": [1], "example": 1}]  # no third piece
     logits = np.zeros((2, 4, 2))
     logits[0, 1, 0] = logits[0, 2, 1] = logits[1, 1, 1] = 1  # N, V; V
     task = PartsOfSpeech()
@@ -111,7 +135,7 @@ def test_scores_by_hand() -> None:
 
 def test_entities_count_whole() -> None:
     sentences = [Sentence(tuple("abcd"), ("B-PER", "I-PER", "O", "B-PER"))]
-    rows = [{"first": [0, 1, 2, 3]}]
+    rows = [{"first": [0, 1, 2, 3], "example": 0}]
     logits = np.eye(3)[[[0, 2, 2, 0]]]  # the first entity is cut short, the second is right
     task = Entities()
     task.prepare({"train": sentences})
@@ -133,7 +157,7 @@ def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None
     task.prepare(splits)
     assert task.head()["id2label"] == {0: "N", 1: "V"}
     assert task.options() == {"unseen_labels": "count"}
-    rows = [{"first": [0, 1]}, {"first": [0, 1]}]
+    rows = [{"first": [0, 1], "example": 0}, {"first": [0, 1], "example": 1}]
     score = task.score(splits["test"], rows, np.eye(2)[[[0, 1], [0, 1]]])
     assert score["accuracy"] == pytest.approx(3 / 4)
     # N: 1; V: precision 1/2, recall 1, F1 2/3; X: 0

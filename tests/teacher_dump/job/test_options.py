@@ -29,7 +29,7 @@ OUT = Path("store.zarr")
         ({"head": "causal", "views": 2}, "--views 2: a causal head reads no masked words"),
         ({"head": "classification", "stride": 3}, "--stride 3: for a classification head"),
         ({"head": "tagging", "logits": "head"}, "--logits head: such tiers are for a vocabulary"),
-        ({"head": "mlm", "label_column": "x"}, "--label-column x: labels are kept beside"),
+        ({"head": "mlm", "label_column": "x"}, "--label-column x: labels are stored with"),
     ],
 )
 def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: str) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from teachonce.store import TaskSpec, UserError
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
-from teachonce.teacher_dump.corpus.labelled_text import BEGINNING, Gold, is_iob
+from teachonce.teacher_dump.corpus.labelled_text import Gold, is_iob
+from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.label_numbers import Labels
 from tests.teacher_dump.corpus.corpora import TEXTS, write_table
@@ -94,7 +95,7 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
     Labels(TaskSpec("tagging", ("O", "I-PER", "B-PER", "2")), "t").check({}, steps)
     later = Labels(TaskSpec("tagging", ("X", *TAGS), "X"), "t")
     with pytest.raises(UserError, match="tag 'I-PER' stands after 'O'"):
-        later.check({}, {("O", "I-PER"): "a"})
+        later.check({}, {("O", "I-PER"): "a", ("O", "B-PER"): "b"})
     for word in ("X", "0"):  # no word's tag
         with pytest.raises(UserError, match=f"a: .* no tag '{word}'; it has O, B-PER, I-PER;"):
             later.check({word: "a"}, {})
@@ -166,10 +167,98 @@ def test_laws_of_later_pieces(
 
 def test_numbers_are_not_taken_for_names() -> None:
     named = Labels(TaskSpec("classification", MOODS), "t")
-    assert [named.number(word, "x") for word in ("positive", "2", "-1")] == [1, 2, -1]
+    assert [named.number(word, "x") for word in ("0", "2", "-1")] == [0, 2, -1]
     stars = Labels(TaskSpec("classification", ("1", "2", "3")), "t")
     assert [stars.number(word, "x") for word in ("1", "3", "-1")] == [0, 2, -1]
     with pytest.raises(UserError, match="x: the teacher t has no label '0'; it has 1, 2, 3"):
         stars.number("0", "x")
     signs = Labels(TaskSpec("classification", ("-1", "0", "1")), "t")
     assert [signs.number(word, "x") for word in ("-1", "0", "1")] == [0, 1, 2]
+
+
+def test_numbers_are_explained_and_not_mixed_with_names() -> None:
+    said: list[str] = []
+    labels = Labels(TaskSpec("classification", MOODS), "t", said.append)
+    labels.check({"-1": "a", "2": "b", "0": "c"}, {})
+    assert said == [
+        "labels of the corpus are numbers of the teacher's: 0 = negative, 1 = positive, 2 = neither"
+    ]
+    with pytest.raises(
+        UserError, match=r"b: label '2' is the number .* 'positive' \(d\) is the name"
+    ):
+        labels.number("positive", "d")
+    names = Labels(TaskSpec("classification", MOODS), "t", said.append)
+    names.check({"-1": "a", "neither": "b"}, {})
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        ("Positive", "did you mean 'positive'? it has negative"),
+        (" positive", "did you mean 'positive'?"),
+        ("positve", "did you mean positive?"),
+        ("3", "no label '3'; it has negative, positive, neither; correct the corpus"),
+        ("True", "no label 'True'; it has"),
+    ],
+)
+def test_labels_that_are_nearly_the_teachers(label: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Labels(TaskSpec("classification", MOODS), "t").check({label: "x, line 3"}, {})
+    assert told in str(caught.value) and str(caught.value).startswith("x, line 3: ")
+
+
+def test_a_teacher_whose_labels_have_no_names() -> None:
+    """Numbers are its own, names of another order are not."""
+    unnamed = TaskSpec("classification", ("LABEL_0", "LABEL_1"))
+    assert Labels(unnamed, "t").number("1", "x") == 1
+    with pytest.raises(UserError, match="no label 'pos'; .* write their names into id2label"):
+        Labels(unnamed, "t").number("pos", "x")
+
+
+BIOES = ("O", "B-A", "I-A", "E-A", "S-A", "B-C", "I-C", "E-C", "S-C")
+IOB = ("O", "B-A", "I-A", "B-C", "I-C")
+
+
+def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Any) -> list[str]:
+    """Names of the dumped tags of a sentence, and what is said."""
+    path, said = tmp_path / "a.tsv", list[str]()
+    path.write_text("".join(f"w\t{tag}\n" for tag in tags.split()) + "\nw\tO\n")
+    corpus = Corpus.open([str(path)])
+    corpus.check()
+    labels = Labels(task, "t", said.append)
+    labels.check(corpus.met("tagging"), corpus.steps())
+    (window, _) = labels.numbered(iter_windows(corpus, make_tokenizer("wordpiece"), 64))
+    assert window.numbers is not None
+    return [task.labels[number] for number in window.numbers if number >= 0] + said
+
+
+@pytest.mark.parametrize(
+    ("tags", "labels", "found", "scheme"),
+    [
+        ("I-A I-A O I-C B-C O", IOB, "B-A I-A O B-C B-C O", "IOB1"),
+        ("I-A I-C I-C", IOB, "B-A B-C I-C", "IOB1"),
+        ("B-A E-A S-C S-C O B-A I-A E-A", IOB, "B-A I-A B-C B-C O B-A I-A I-A", "BIOES"),
+        ("B-A L-A U-C U-C -1 O", IOB, "B-A I-A B-C B-C O", "BILOU"),
+        ("B-A I-A B-C O B-C I-C I-C", BIOES, "B-A E-A S-C O B-C I-C E-C", "IOB2"),
+        ("B-A I-A O B-C", IOB, "B-A I-A O B-C", None),
+        ("B-A E-A S-C", BIOES, "B-A E-A S-C", None),
+        ("I-A I-A O", ("O", "I-A"), "I-A I-A O", None),
+    ],
+)
+def test_tags_in_the_scheme_of_the_teacher(
+    tags: str, labels: Any, found: str, scheme: str | None, tmp_path: Path, make_tokenizer: Any
+) -> None:
+    target = "BIOES" if labels == BIOES else "IOB2"
+    line = f"tags of the corpus are {scheme}; they are converted to {target}, as the teacher's"
+    got = numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
+    assert got == found.split() + ([line] if scheme else [])
+
+
+def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
+    with pytest.raises(UserError, match="b: 'pos' is a label of the whole text, but the teacher t"):
+        Labels(TaskSpec("tagging", TAGS), "t").check({}, {}, {"pos": "b"})
+    texts = Labels(TaskSpec("classification", MOODS), "t")
+    texts.check({}, {}, {"O": "a"})
+    with pytest.raises(UserError, match="b: 'B-PER' is a tag of a word, but the teacher t classif"):
+        texts.check({}, {}, {"O": "a", "B-PER": "b"})

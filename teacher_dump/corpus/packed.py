@@ -1,0 +1,152 @@
+"""Opens a file as bytes, and unpacks .gz, .bz2, .xz and .zst while it is read.
+
+Memory is bounded: by a block, by a dictionary of XZ_MEMORY bytes, and for zstd by the 128 MiB of
+its default window. A file that unpacks to more than RATIO times its size is refused.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from teachonce.support.errors import first_line
+from teachonce.teacher_dump.corpus.errors import CorpusError
+
+BLOCK = 1 << 20
+"""Bytes that are read at once."""
+XZ_MEMORY = 1 << 28
+"""Bytes that a decoder of xz may take; the highest preset of xz needs 65 MiB."""
+UNPACKED_FREELY = 1 << 27
+"""Bytes that a file may unpack to, however small it is."""
+RATIO = 500
+"""Unpacked bytes of a packed one; text has 3 to 20, a file made to fill memory 1,000 and more."""
+Seen = Callable[[bytes], object]
+"""A function that is called with all bytes of a file in order, as it is read."""
+
+
+def ignore(raw: bytes) -> None:
+    """Do nothing with the bytes that are read."""
+
+
+class _Xz:
+    """Streams of xz, one after another; `lzma.LZMAFile` has no bound of memory."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed = packed
+        self._decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+
+    def read(self, size: int) -> bytes:
+        while True:
+            if self._decoder.eof:
+                raw = self._decoder.unused_data.lstrip(b"\0") or self._packed.read(BLOCK)
+                if not (raw := raw.lstrip(b"\0")):  # streams are padded with zeros
+                    return b""
+                self._decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+            else:
+                raw = self._packed.read(BLOCK) if self._decoder.needs_input else b""
+                if not raw and self._decoder.needs_input:
+                    raise EOFError("it ends before its end marker")
+            if found := self._decoder.decompress(raw, size):
+                return found
+
+
+def _zstd(packed: BinaryIO) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(packed, "zstd")
+
+
+PACKED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    ".gz": ("gzip", lambda packed: gzip.GzipFile(fileobj=packed)),
+    ".bz2": ("bzip2", bz2.BZ2File),
+    ".xz": ("xz", _Xz),
+    ".zst": ("zstd", _zstd),
+}
+"""For each suffix the command that unpacks such files, and what opens them."""
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is read through a decoder."""
+    return path.suffix.lower() in PACKED
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix that names the format, in small letters; of `a.csv.gz` it is `.csv`."""
+    return Path(path.stem).suffix.lower() if is_packed(path) else path.suffix.lower()
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes inside a packed file. Reading raises CorpusError for a damaged or cut one."""
+
+    def __init__(self, path: Path, packed: BinaryIO) -> None:
+        self._path, self._packed, self._size = path, packed, 0
+        self._kind, opened = PACKED[path.suffix.lower()]
+        self._stream = opened(packed)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        filled = 0
+        while filled < len(buffer):
+            try:
+                found = self._stream.read(len(buffer) - filled)
+            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+                raise CorpusError(
+                    f"{self._path}: cannot be unpacked by {self._kind} ({first_line(error)}); it is"
+                    " damaged, cut off or named wrongly: fetch it again"
+                ) from None
+            if not found:
+                break
+            buffer[filled : filled + len(found)] = found
+            filled += len(found)
+        self._size += filled
+        if self._size > UNPACKED_FREELY and self._size > RATIO * self._packed.tell():
+            raise CorpusError(
+                f"{self._path}: unpacks to more than {RATIO} times its size, as no text does;"
+                f" look at it with `{self._kind} -dc`, and give it unpacked if it is right"
+            )
+        return filled
+
+
+@contextmanager
+def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
+    """Open a file, unpacked. `seen` gets the bytes of a packed file, before it is unpacked."""
+    if not is_packed(path):
+        with path.open("rb") as file:
+            yield file
+        return
+    with seen_whole(path, seen), path.open("rb") as packed:
+        yield io.BufferedReader(_Unpacked(path, packed), BLOCK)
+
+
+@contextmanager
+def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
+    """Pass on the bytes of a file that a library reads in any order; and more if they differ after
+    the reading, because what was read is then neither version."""
+    if seen is ignore:
+        yield
+        return
+    before = hashlib.sha256()
+    with path.open("rb") as file:
+        while raw := file.read(BLOCK):
+            before.update(raw)
+            seen(raw)
+    try:
+        yield
+    finally:
+        try:
+            with path.open("rb") as file:
+                after = hashlib.file_digest(file, "sha256").digest()
+        except OSError:
+            after = b""
+        if after != before.digest():
+            seen(b"changed")

@@ -1,0 +1,387 @@
+"""Reads tables: rows with named cells, of .csv, .tsv, .jsonl, .ndjson, .json, .parquet files and of
+data sets that `datasets` saved.
+
+`teacher-dump` takes its texts from these rows (`files`, `sources`), `downstream` its examples. If
+a schema names classes, cells hold the names.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.console import counted
+from teachonce.support.errors import first_line
+from teachonce.teacher_dump.corpus import text_files
+from teachonce.teacher_dump.corpus.class_names import features_in, named
+from teachonce.teacher_dump.corpus.errors import CorpusError
+from teachonce.teacher_dump.corpus.packed import Seen, ignore, seen_whole, suffix_of
+from teachonce.teacher_dump.corpus.text_files import read_lines, unpacked
+
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
+SAMPLE_ROWS = 100
+"""Number of rows by which a column of text is distinguished from a column of numbers."""
+SAVED = ("state.json", "dataset_dict.json")
+"""Files by which a folder is known that `save_to_disk` of `datasets` wrote."""
+Row = dict[str, Any]
+Rows = Iterator[tuple[int, Row | None]]
+"""Number of each row or line, and its cells by column; None for a blank line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Named columns and the rows below.
+
+    columns: the names, in order; in files whose rows name their own, those of the first row. A
+        column inside of another is named with a dot, as `data.text`.
+    textual: the columns that hold texts, as far as the first rows show
+    where: place of the header or of the first row, for errors
+    rows: reads the rows once; cells of other columns than the ones named may be missing
+    unit: what rows are counted by, "line" or "row"
+    others: by column the type that a schema gives it, if it holds neither texts nor lists
+    """
+
+    columns: list[str]
+    textual: list[str]
+    where: str
+    rows: Callable[[Sequence[str]], Rows]
+    unit: str = "line"
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_table(path: Path, seen: Seen = ignore) -> Table:
+    """Open a table and read its header or its first row. `seen` gets the bytes that are read.
+
+    Raises CorpusError for what cannot be read, also while rows are read, and OSError.
+    """
+    return _saved(path) if path.is_dir() else TABLES[suffix_of(path)](path, seen)
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder was written by `save_to_disk` of `datasets`."""
+    return any((path / name).is_file() for name in SAVED)
+
+
+def cell_of(row: Mapping[str, Any], name: str) -> Any:
+    """Return the cell of a column, also of one inside of another. Raises KeyError."""
+    if name in row or "." not in name:
+        return row[name]
+    first, _, rest = name.partition(".")
+    inner = row[first]
+    if not isinstance(inner, dict):
+        raise KeyError(name)
+    return cell_of(inner, rest)
+
+
+def has_cell(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has the cell that `cell_of` returns."""
+    try:
+        cell_of(row, name)
+    except KeyError:
+        return False
+    return True
+
+
+def names_in(row: Mapping[str, Any]) -> list[str]:
+    """List the columns of a row; behind one that holds columns, these, with a dot."""
+    found = []
+    for name, cell in row.items():
+        found.append(name)
+        if isinstance(cell, dict):
+            found += [f"{name}.{inner}" for inner in names_in(cell)]
+    return found
+
+
+def _of_rows(rows: Rows, place: Callable[[int], str], unit: str) -> Table:
+    """Make a table of rows that name their own columns."""
+    first = list[tuple[int, Row | None]]()  # blank lines, and then a row
+    for each in rows:
+        first.append(each)
+        if each[1] is not None:
+            break
+    number, row = first[-1] if first else (1, None)
+    names = names_in(row or {})
+    textual = [name for name in names if isinstance(cell_of(row or {}, name), str)]
+    return Table(names, textual, place(number), lambda columns: chain(first, rows), unit)
+
+
+def _delimited(path: Path, seen: Seen) -> Table:
+    """Open a .tsv or .csv file; its header is the first row that is not blank.
+
+    Cells of a .tsv are divided by tabs alone: quotes are ordinary characters, with which sentences
+    begin and end. Raises CorpusError for a header that another separator divides, and for a row
+    with another number of cells than the header.
+    """
+    tsv = suffix_of(path) == ".tsv"
+    cells = _tsv_rows(path, seen) if tsv else _csv_rows(path, seen)
+    line, header = next(((number, row) for number, row in cells if not _is_blank(row)), (1, []))
+    where = f"{path}, line {line}"
+    found = [name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]]
+    if found:
+        raise CorpusError(
+            f"{where}: the header {header[0]!r:.60} is one column with {found[0]} in its name, but"
+            f" {'.tsv is divided by tabs' if tsv else '.csv is divided by commas'}; write the file"
+            " so, or name the column otherwise"
+        )
+    rows = _as_wide(path, cells, header)
+    sample = list(islice(rows, SAMPLE_ROWS))
+    full = [row for _, row in sample if row is not None]
+    textual = [name for name in header if not all(_is_number(row[name]) for row in full)]
+    return Table(header, textual, where, lambda columns: chain(sample, rows))
+
+
+def _is_blank(row: list[str]) -> bool:
+    return not any(map(str.strip, row))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return not cell
+    return True
+
+
+def _as_wide(path: Path, rows: Iterator[tuple[int, list[str]]], header: list[str]) -> Rows:
+    for number, row in rows:
+        if _is_blank(row):
+            yield number, None
+        elif len(row) == len(header):
+            yield number, dict(zip(header, row, strict=True))
+        else:
+            raise CorpusError(
+                f"{path}, line {number}: expected {counted(len(header), 'column')} as in the"
+                f" header, got {len(row)}; quote texts that hold the separator (.csv) or take it"
+                " out (.tsv)"
+            )
+
+
+def _tsv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in enumerate(read_lines(path, seen), 1))
+
+
+def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
+    """Yield each record with the line where it begins; its cells may hold line feeds."""
+    csv.field_size_limit(text_files.MAX_LINE)
+    rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
+    while True:
+        number = rows.line_num + 1
+        try:
+            yield number, next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            told, remedy = str(error), "close every quote, and double the ones inside a quoted text"
+            if "new-line character" in told:
+                told = "a carriage return inside the line"
+                made = f"{path.stem}.lines.csv"
+                remedy = f"end lines otherwise: {unpacked(path)} | tr '\\r' '\\n' > '{made}'"
+            raise CorpusError(f"{path}, line {number}: {told}; {remedy}") from None
+
+
+def _json_lines(path: Path, seen: Seen) -> Table:
+    return _of_rows(_objects(path, seen), lambda line: f"{path}, line {line}", "line")
+
+
+def _objects(path: Path, seen: Seen) -> Rows:
+    """Yield the object of each line; raises CorpusError for a line that is no JSON object."""
+    for number, line in enumerate(read_lines(path, seen), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"{path}, line {number}: not JSON ({error}); expected one object on every line"
+            ) from None
+        if row is not None:
+            _check_object(row, f"{path}, line {number}")
+        yield number, row
+
+
+def _check_object(row: Any, where: str) -> None:
+    if not isinstance(row, dict):
+        raise CorpusError(
+            f'{where}: expected an object like {{"text": "..."}}, got {type(row).__name__}'
+        )
+
+
+def _json(path: Path, seen: Seen) -> Table:
+    return _of_rows(_array(path, seen), lambda line: f"{path}, line {line}", "line")
+
+
+def _array(path: Path, seen: Seen) -> Rows:
+    """Yield the objects of an array, or of a file with one after another, each with its line."""
+    # an array may be a single line; the text is in memory, but of the objects only one
+    text = "\n".join(read_lines(path, seen, longest=sys.maxsize - 1))
+    decoder, line, counted_to = json.JSONDecoder(), 1, 0
+    place = _behind_white(text, 0)
+    listed = text.startswith("[", place)
+    place = _behind_white(text, place + listed)
+    while place < len(text) and not (listed and text.startswith("]", place)):
+        line, counted_to = line + text.count("\n", counted_to, place), place
+        where = f"{path}, line {line}"
+        try:
+            row, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"{where}: not JSON ({error}); expected an array of objects, or one after another"
+            ) from None
+        _check_object(row, where)
+        yield line, row
+        place = _behind_white(text, place)
+        if listed and text.startswith(",", place):
+            place = _behind_white(text, place + 1)
+        elif listed and not text.startswith("]", place):
+            break
+    if (listed and place == len(text)) or _behind_white(text, place + listed) < len(text):
+        raise CorpusError(
+            f"{path}: the array of objects has no end, or something stands behind it; it was cut"
+            " off, or several files were joined: fetch it again"
+        )
+
+
+def _behind_white(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+def _parquet(path: Path, seen: Seen) -> Table:
+    import pyarrow.parquet as pq
+
+    with _readable(path), pq.ParquetFile(path) as file:
+        schema = file.schema_arrow
+    kinds = [pair for each in schema for pair in _kinds(each.name, each.type)]
+    textual = [name for name, kind in kinds if _is_text(kind)]
+    others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or _is_list(kind))}
+    features = features_in(schema.metadata, path)
+
+    def rows(columns: Sequence[str]) -> Rows:
+        with _readable(path), seen_whole(path, seen), pq.ParquetFile(path) as file:
+            batches = file.iter_batches(batch_size=1000, columns=list(columns) or None)
+            every = (row for batch in batches for row in batch.to_pylist())
+            yield from _named_rows(every, features, str(path))
+
+    return Table([name for name, _ in kinds], textual, str(path), rows, "row", others)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorpusError(
+            f"{path}: not a readable parquet file ({first_line(error)}); write it again"
+        ) from None
+
+
+def _kinds(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and type of a column, and of those inside of it."""
+    import pyarrow as pa
+
+    yield name, kind
+    if pa.types.is_struct(kind):
+        for inner in kind:
+            yield from _kinds(f"{name}.{inner.name}", inner.type)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in checks)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(check(kind) for check in checks)
+
+
+def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) -> Rows:
+    """Number rows from 1, and name the classes of those columns that have features."""
+    for number, row in enumerate(rows, 1):
+        place = f"{where}, row {number}"
+        yield number, {name: named(cell, features.get(name), place) for name, cell in row.items()}
+
+
+def dataset_table(rows: Any, where: str) -> Table:
+    """Make a table of a data set of `datasets`, whole or streamed."""
+    described = rows.features.to_dict() if rows.features else {}
+    found = _named_rows(rows, described, where)
+    return _of_rows(found, lambda row: f"{where}, row {row}", "row")
+
+
+def saved_dataset(path: Path, split: str | None = None) -> Any:
+    """Load a data set that `save_to_disk` wrote, without reading its rows.
+
+    A folder of several splits has a folder for each: `path` names one of them, or `split` does.
+    Raises CorpusError for a folder that cannot be read, and where a split must be named.
+    """
+    from datasets import load_from_disk
+
+    try:
+        found = load_from_disk(str(path))
+    except Exception as error:  # the library raises errors of any kind for a damaged folder
+        raise CorpusError(
+            f"{path}: not a readable data set ({first_line(error)}); save it again"
+        ) from None
+    if not isinstance(found, dict):
+        return found
+    if split is None and len(found) == 1:
+        (split,) = found
+    if split not in found:
+        listed = ", ".join(map(repr, found)) or "none"
+        raise CorpusError(
+            f"{path}: is a data set of several splits, {listed}; name one of them:"
+            f" {path / next(iter(found), 'train')}"
+        )
+    return found[split]
+
+
+def _saved(path: Path) -> Table:
+    return dataset_table(saved_dataset(path), str(path))
+
+
+TABLES: dict[str, Callable[[Path, Seen], Table]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _delimited,
+    ".tsv": _delimited,
+    ".parquet": _parquet,
+}
+"""What opens a table, by the suffix of its file."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path names a table, by its suffix or as a folder of a saved data set."""
+    return is_saved(path) if path.is_dir() else suffix_of(path) in TABLES
+
+
+def named_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield place and cells by column of every row of a table that is not blank.
+
+    Raises CorpusError where two columns of a header have one name, and as `open_table` does.
+    """
+    table = open_table(path)
+    if len(set(table.columns)) < len(table.columns):
+        twice = next(name for name in table.columns if table.columns.count(name) > 1)
+        raise CorpusError(
+            f"{table.where}: two columns of the header have one name, {twice!r}; rename one, or"
+            " begin the file with a header if it has none"
+        )
+    for number, row in table.rows(()):
+        if row is not None:
+            yield f"{path}, {table.unit} {number}", row

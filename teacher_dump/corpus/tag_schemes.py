@@ -1,0 +1,86 @@
+"""Tags of entities in several schemes, and from one to another.
+
+IOB2  B-X is the first word of an entity of kind X, I-X any other word of it, O a word of no entity
+      (Tjong Kim Sang and Veenstra 1999)
+IOB1  I-X is any word, and B-X the first word of an entity right behind another of kind X (Ramshaw
+      and Marcus 1995)
+BIOES E-X is the last word of several, S-X a single word; BILOU writes L and U in their place
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
+BEGINNING = ""
+"""Stands for the tag before the first word of a sentence."""
+Step = tuple[str | None, str]
+"""The tag of the word before, and the tag of a word.
+
+The former is BEGINNING for the first word of a sentence, None where the word before has no tag.
+"""
+TAG = re.compile(r"O|[BIESLU]-\S+")
+"""A tag of an entity in any of these schemes."""
+LAST_AND_SINGLE = {"BIOES": ("E-", "S-"), "BILOU": ("L-", "U-")}
+BEGINNINGS, ENDS = ("B-", "S-", "U-"), ("E-", "L-", "S-", "U-")
+
+
+def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
+    """Name the scheme of tags; None where they are of none.
+
+    IOB1 and IOB2 have the same tags: they differ in the `steps` from tag to tag. Where a file has
+    both I-X at the beginning of an entity and B-X where IOB1 has none, it is taken for IOB2.
+    """
+    prefixes = {tag if tag == OUTSIDE else tag[:2] for tag in tags}
+    for name, marks in LAST_AND_SINGLE.items():
+        if prefixes & {*marks} and prefixes <= {OUTSIDE, FIRST, OTHER, *marks}:
+            return name
+    if not prefixes & {FIRST, OTHER} or not prefixes <= {OUTSIDE, FIRST, OTHER}:
+        return None
+    known = [(before, tag) for before, tag in steps if before is not None]
+    begun = [pair for pair in known if pair[1].startswith(OTHER) and not _same(*pair)]
+    apart = [pair for pair in known if pair[1].startswith(FIRST) and not _same(*pair)]
+    return "IOB1" if begun and not apart else "IOB2"
+
+
+def steps_of(sentences: Iterable[Sequence[str]]) -> Iterator[Step]:
+    """Yield the steps of sentences whose words all have tags."""
+    for tags in sentences:
+        yield from zip((BEGINNING, *tags), tags, strict=False)
+
+
+def _same(before: str, tag: str) -> bool:
+    """Whether both tags are of entities of one kind."""
+    return before != OUTSIDE and before[2:] == tag[2:]
+
+
+def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Find the entities of a sentence in any scheme: first word, word behind the last, kind."""
+    found: list[tuple[int, int, str]] = []
+    going_on = ""  # the kind of an entity that the next word may belong to
+    for place, tag in enumerate(tags):
+        mark, kind = tag[:2], tag[2:]
+        if tag == OUTSIDE:
+            going_on = ""
+            continue
+        if mark in BEGINNINGS or going_on != kind:
+            found.append((place, place, kind))
+        found[-1] = (found[-1][0], place + 1, kind)
+        going_on = "" if mark in ENDS else kind
+    return found
+
+
+def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> list[str]:
+    """Write the tags of a sentence of `length` words: IOB2, or one of LAST_AND_SINGLE."""
+    last, single = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
+    tags = [OUTSIDE] * length
+    for begin, end, kind in found:
+        marks = [FIRST, *[OTHER] * (end - begin - 2), last] if end - begin > 1 else [single]
+        tags[begin:end] = [mark + kind for mark in marks]
+    return tags
+
+
+def converted(tags: Sequence[str], scheme: str) -> list[str]:
+    """Write the tags of a sentence, of any scheme, in this one."""
+    return as_tags(len(tags), entities(tags), scheme)

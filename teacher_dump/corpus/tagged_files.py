@@ -1,0 +1,181 @@
+"""Reads files of words and tags: a word on each line, a blank line behind every sentence.
+
+Forms: `word<TAB>tag`; words and tags divided by blanks, the word first and the tag last, with any
+columns between them (CoNLL-2000, -2002, -2003); CoNLL-U, whose tags are the UPOS. Lines
+`-DOCSTART-` are no words, `#` begins a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from teachonce.support.console import counted
+from teachonce.teacher_dump.corpus.errors import CorpusError
+from teachonce.teacher_dump.corpus.packed import Seen, ignore, suffix_of
+from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, TAG
+from teachonce.teacher_dump.corpus.text_files import read_lines
+
+TAGGED = (".conll", ".conllu", ".bio", ".iob")
+"""Suffixes of files that are words with tags whatever they hold."""
+PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20
+"""By the first lines of a file, and no more characters of them, its form is found."""
+MOST = 0.8
+"""Share of lines with a tag of an entity, from which on a file is taken for words with tags."""
+DOCUMENT = "-DOCSTART-"
+BLANKS = re.compile(r"[ \t]+")  # a no-break space may be inside of a word
+CONLLU_ID = re.compile(r"\d+([-.]\d+)?")
+CONLLU_COLUMNS = 10
+TaggedWord = tuple[int, str, str]
+"""Number of the line, word, and its tag, "" where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where words and tags stand: columns from 0 of `width`; `tabs` divide them, or blanks."""
+
+    tabs: bool
+    width: int
+    word: int = 0
+    tag: int = 1
+    conllu: bool = False
+
+    def cells(self, line: str) -> list[str]:
+        return line.split("\t") if self.tabs else BLANKS.split(line.strip(" \t"))
+
+    def is_comment(self, line: str) -> bool:
+        if not line.startswith("#") or self.conllu:
+            return line.startswith("#")
+        if self.tabs:
+            return "\t" not in line
+        cells = self.cells(line)
+        tagged = cells[0] == "#" or TAG.fullmatch(cells[-1]) is not None
+        return len(cells) != self.width or not tagged
+
+    def note(self) -> str | None:
+        """Describe what is read where there is a choice; None for words with one tag each."""
+        if self.conllu:
+            return "read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens"
+        if self.width == 2:
+            return None
+        return (
+            f"of {self.width} columns the first holds the words, and column {self.tag + 1} the tags"
+        )
+
+
+def layout_of(path: Path, parts_of_speech: bool = False) -> Layout:
+    """Find the form of a file by its first lines.
+
+    More than two columns are taken if the last one has tags of entities. parts_of_speech: of these
+        take the second as tags, where CoNLL-2002 and -2003 have parts of speech.
+    """
+    lines = [line for line in _peek(path) if line.strip() and not _is_start(line)]
+    rows = [line.split("\t") for line in lines if not (line.startswith("#") and "\t" not in line)]
+    if suffix_of(path) == ".conllu" or _are_conllu(rows):
+        return Layout(True, CONLLU_COLUMNS, 1, 3, True)
+    tabs = any("\t" in line for line in lines)
+    if not tabs:
+        plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
+        rows = plain or [BLANKS.split(line.strip(" \t")) for line in lines]
+    width = max(2, len(rows[0])) if rows and _have_entities(lines) else 2
+    if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
+        raise CorpusError(
+            f"{path}: its first column counts the words, expected the words there and their tags in"
+            f" the last column; take both out, as with cut -f2,{width} for the last of its columns"
+        )
+    return Layout(tabs, width, 0, 1 if parts_of_speech else width - 1)
+
+
+def _peek(path: Path) -> Iterator[str]:
+    read = 0
+    for number, line in enumerate(read_lines(path)):
+        read += len(line)
+        if number == PEEK_LINES or read > PEEK_CHARACTERS:
+            return
+        yield line
+
+
+def _is_start(line: str) -> bool:
+    return line.startswith(DOCUMENT)
+
+
+def is_tagged(path: Path, names: set[str]) -> bool:
+    """Whether a .tsv has words with tags and no header, as which it would have one of the `names`.
+
+    Its lines are `word<TAB>tag`, or two words each where tags come back again and again, with blank
+    lines between sentences; or nearly all end with a tag of an entity.
+    """
+    lines = [line for line in _peek(path) if not (line.startswith("#") and "\t" not in line)]
+    full = [line for line in lines if line.strip()]
+    if not full or names & set(full[0].split("\t")):
+        return False
+    if _have_entities(full) or _are_conllu([line.split("\t") for line in full]):
+        return True
+    gaps = [i for i, line in enumerate(lines) if not line]
+    inner = any(i and lines[i - 1] and any(lines[i:]) for i in gaps)
+    if any("\t" in line for line in full):
+        return inner and all(line.count("\t") == 1 for line in lines if line)
+    rows = [BLANKS.split(line.strip(" \t")) for line in full]
+    alike = {row[-1] for row in rows if len(row) == 2}
+    return inner and all(len(row) == 2 for row in rows) and 2 * len(alike) <= len(rows)
+
+
+def check_untagged(path: Path) -> None:
+    """Raise CorpusError for a .txt of words with tags, which would be a text each."""
+    full = [line for line in _peek(path) if line.strip() and not line.startswith("#")]
+    if _have_entities(full):
+        raise CorpusError(
+            f"{path}: looks like words with tags ({full[0]!r:.40}), expected a text on each line;"
+            f" give it a name that says so, as {path.name.replace('.txt', '.conll')}"
+        )
+
+
+def _are_conllu(rows: list[list[str]]) -> bool:
+    """Whether rows have the columns of CoNLL-U, the first of which numbers the words."""
+    ids = [row[0] for row in rows if len(row) == CONLLU_COLUMNS and CONLLU_ID.fullmatch(row[0])]
+    return bool(rows) and len(ids) == len(rows)
+
+
+def _have_entities(lines: list[str]) -> bool:
+    """Whether nearly all lines are words that end with a tag of an entity, and not all with O."""
+    rows = [BLANKS.split(line.strip(" \t")) for line in lines if not _is_start(line)]
+    tags = [row[-1] for row in rows if len(row) > 1 and TAG.fullmatch(row[-1])]
+    return len(tags) >= max(2, MOST * len(rows)) and any(tag != OUTSIDE for tag in tags)
+
+
+def tagged_sentences(
+    path: Path, seen: Seen = ignore, parts_of_speech: bool = False
+) -> Iterator[list[TaggedWord]]:
+    """Read the sentences of a file of words and tags, whose form `layout_of` finds.
+
+    A word or a tag may be empty where tabs divide them. Raises CorpusError for a line with another
+    number of columns, and as `layout_of` does.
+    """
+    layout, words = layout_of(path, parts_of_speech), list[TaggedWord]()
+    for number, line in enumerate(read_lines(path, seen), 1):
+        if not line.strip() or _is_start(line):
+            if words:
+                yield words
+            words = []
+        elif not layout.is_comment(line):
+            cells = layout.cells(line)
+            if len(cells) != layout.width:
+                raise _other_width(path, number, line, layout)
+            if layout.conllu and not cells[0].isdecimal():
+                continue  # 1-2 is the spelling of two words, 1.1 no word of the text
+            word, tag = cells[layout.word], cells[layout.tag].strip()
+            words.append((number, word, "" if layout.conllu and tag == "_" else tag))
+    if words:
+        yield words
+
+
+def _other_width(path: Path, number: int, line: str, layout: Layout) -> CorpusError:
+    expected = "token<TAB>tag" if layout.tabs and layout.width == 2 else f"{layout.width} columns"
+    if not layout.tabs:
+        expected += " with blanks between them"
+    got = counted(len(layout.cells(line)), "column")
+    return CorpusError(
+        f"{path}, line {number}: expected {expected}, and a blank line between sentences, got {got}"
+    )

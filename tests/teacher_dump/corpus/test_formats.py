@@ -1,0 +1,329 @@
+"""What people have: packed files, arrays of JSON, data sets, words with tags, exports of labels."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+from teachonce.teacher_dump.corpus import packed
+from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
+from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
+
+
+def zstd(raw: bytes) -> bytes:
+    return bytes(pa.compress(raw, "zstd", asbytes=True))
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+MOODS = ["neg", "mid", "pos"]
+
+
+def golds(source: Path | str, text: str | None = None, label: str | None = "label") -> list[Any]:
+    """Label or tags of every text."""
+    found = [document.gold for document in Corpus.open([str(source)], text, label)]
+    return [gold and (gold.label or list(gold.tags)) for gold in found]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_packed_files(tmp_path: Path, kind: str) -> None:
+    rows = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+    for suffix in (".txt", ".jsonl", ".csv", ".tsv"):
+        path = tmp_path / f"a{suffix}"
+        if suffix == ".txt":
+            path.write_text("\n".join(TEXTS))
+        else:
+            write_table(path, rows)
+        raw = PACK[kind](path.read_bytes())
+        made = tmp_path / f"a{suffix}{kind}"
+        made.write_bytes(raw)
+        assert texts(made) == TEXTS
+        corpus = Corpus.open([str(made)])
+        before = corpus.identity()  # of the file as it is, packed
+        corpus.check()
+        assert corpus.identity() == before and before["sources"][0]["bytes"] == len(raw)
+        made.write_bytes(raw[:-7])
+        assert f"{made}: cannot be unpacked by" in refusal(made)
+        made.write_bytes(raw + raw)  # one behind the other, as `cat` makes them
+        assert len(texts(made)) > len(TEXTS) or suffix in (".csv", ".tsv")
+        made.write_bytes(b"no such thing" * 9)
+        assert "damaged, cut off or named wrongly" in refusal(made)
+    assert texts(tmp_path / "*.txt") == TEXTS
+
+
+def test_a_packed_file_of_nothing_but_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "UNPACKED_FREELY", 1 << 20)
+    for kind in (".xz", ".zst", ".bz2"):
+        path = tmp_path / f"a.txt{kind}"
+        path.write_bytes(PACK[kind](b"a\n" * (1 << 22)))
+        with pytest.raises(CorpusError, match="unpacks to more than 500 times its size"):
+            Corpus.open([str(path)]).check()
+    path = tmp_path / "b.txt.xz"
+    greedy = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    path.write_bytes(lzma.compress(b"a\n", filters=greedy))
+    assert "Memory usage limit" in refusal(path)
+
+
+def test_json(tmp_path: Path) -> None:
+    rows = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+    path = tmp_path / "a.json"
+    for content in (
+        json.dumps(rows),
+        json.dumps(rows, indent=2),
+        "\n".join(map(json.dumps, rows)),
+        "".join(json.dumps(row, indent=1) for row in rows),
+    ):
+        path.write_text(content)
+        assert texts(path) == TEXTS
+    (tmp_path / "a.ndjson").write_text("\n".join(map(json.dumps, rows)))
+    assert texts(tmp_path / "a.ndjson") == TEXTS
+    whole = json.dumps(rows, indent=0)
+    path.write_text(whole)
+    corpus = Corpus.open([str(path)], label_column="id")
+    corpus.check()
+    assert corpus.met("classification")["1"] == f"{path}, line 6"
+    for content, told in (
+        (whole[:-1], "has no end"),
+        (whole[:-9], "not JSON ("),
+        (whole + whole, "several files were joined"),
+        ('["a"]', 'expected an object like {"text": "..."}, got str'),
+        ("[" * 100_000, "not JSON ("),
+        ('{"text": {"0": "a"}}', "expected text in column 'text', got dict"),
+    ):
+        path.write_text(content)
+        with pytest.raises(CorpusError) as caught:
+            Corpus.open([str(path)]).check()
+        assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert "no file with text" in refusal(tmp_path / "*.js*n.none")
+    path.unlink()
+    (tmp_path / "config.json").write_text("{}")
+    assert texts(tmp_path) == TEXTS  # settings are no texts
+
+
+def test_carriage_returns(tmp_path: Path) -> None:
+    """They end lines where nothing else does; a few between line feeds are part of their texts."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\rtwo\rthree")
+    assert texts(path) == ["one", "two", "three"]
+    for name, content in (
+        ("a.csv", 'text,n\r"one\rmore",1\rtwo,2\r'),
+        ("a.tsv", "text\tn\rone\t1\rtwo\t2"),
+        ("a.jsonl", '{"text": "one"}\r{"text": "two"}\r'),
+    ):
+        (tmp_path / name).write_bytes(content.encode())
+        assert len(texts(tmp_path / name)) == 2
+    corpus = Corpus.open([str(path)])
+    before = corpus.identity()
+    corpus.check()
+    assert corpus.identity() == before
+    path.write_bytes(b"one\rtwo\rthree\nfour\n")
+    assert "some of its lines end with a line feed" in refusal(path)
+    path.write_bytes(b"one\ntwo\r\r\nthree \r of\nfour\n")
+    assert texts(path) == ["one", "two\r", "three \r of", "four"]
+    (tmp_path / "a.csv").write_bytes(b"text,n\none\rmore,1\n")
+    assert "a carriage return inside the line; end lines otherwise" in refusal(tmp_path / "a.csv")
+    path.write_bytes(b"one\r" * 300_000 + b"two\n")  # far behind the first lines
+    with pytest.raises(CorpusError, match="some of its lines end with a line feed"):
+        Corpus.open([str(path)]).check()
+
+
+def schema_of(kind: Any) -> Features:
+    return Features({"text": Value("string"), "label": kind})
+
+
+def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
+    """The order of its numbers is the data set's, and no teacher's."""
+    rows = {"text": list("abcd"), "label": [2, 0, None, -1]}
+    made = Dataset.from_dict(rows, features=schema_of(ClassLabel(names=MOODS)))
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    made.to_parquet(folder / "train.parquet")
+    made.save_to_disk(tmp_path / "saved")
+    DatasetDict(train=made.select([1]), test=made).save_to_disk(tmp_path / "splits")
+    for source in (
+        *(folder / "train.parquet", f"hf:{folder}", tmp_path / "saved", f"hf:{tmp_path}/saved"),
+        *(tmp_path / "splits" / "test", f"hf:{tmp_path}/splits:test"),
+    ):
+        assert golds(source) == ["pos", "neg", None, None], source
+        corpus = Corpus.open([str(source)], label_column="label")
+        corpus.check()
+        assert set(corpus.met("classification")) == {"pos", "neg"}
+    assert golds(f"hf:{tmp_path}/splits") == ["neg"]  # of `train`
+    with pytest.raises(CorpusError, match=r"several splits, 'train', 'test'; name one of them: \S"):
+        golds(tmp_path / "splits")
+    (tmp_path / "saved" / "state.json").write_text("{")
+    assert "not a readable data set" in refusal(tmp_path / "saved")
+    table = pq.read_table(folder / "train.parquet")
+    numbers = table.set_column(1, "label", pa.array([5, 0, 0, 0]))
+    for meta, told in (
+        (table.schema.metadata, "row 1: 5 is no label of its schema, which has 3 names"),
+        ({b"huggingface": b"{"}, "its schema describes the features of a data set, but not"),
+    ):
+        pq.write_table(numbers.replace_schema_metadata(meta), tmp_path / "a.parquet")
+        with pytest.raises(CorpusError, match=told):
+            golds(tmp_path / "a.parquet")
+
+
+def test_tags_have_the_names_of_the_schema(tmp_path: Path) -> None:
+    names = ClassLabel(names=["O", "B-PER", "I-PER"])
+    rows = {"tokens": [["Bo", "Li", "is"], ["x"]], "ner_tags": [[1, 2, 0], [-1]]}
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(names)})
+    path = tmp_path / "a.parquet"
+    Dataset.from_dict(rows, features=features).to_parquet(path)
+    assert golds(path, "tokens", "ner_tags") == [
+        [(0, 2, "B-PER"), (3, 5, "I-PER"), (6, 8, "O")],
+        [],
+    ]
+    assert texts(path, "tokens") == ["Bo Li is", "x"]
+    inside = Features({"d": {"text": Value("string"), "labels": names}})
+    rows = {"d": [{"text": "a", "labels": 2}]}
+    Dataset.from_dict(rows, features=inside).to_parquet(path)
+    assert golds(path, "d.text", "d.labels") == ["I-PER"]
+
+
+def test_categories_and_truth_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    words = pa.array(["pos", "neg", None]).dictionary_encode()
+    pq.write_table(pa.table({"text": list("abc"), "label": words}), path)
+    assert golds(path) == ["pos", "neg", None]
+    pq.write_table(pa.table({"text": list("ab"), "label": [True, False]}), path)
+    assert golds(path) == ["True", "False"]
+
+
+def test_columns_inside_of_columns(tmp_path: Path) -> None:
+    rows = [{"id": i, "data": {"text": text, "n": 1}} for i, text in enumerate(TEXTS)]
+    for suffix in (".jsonl", ".parquet"):
+        path = write_table(tmp_path / f"a{suffix}", rows)
+        assert texts(path) == texts(path, "data.text") == TEXTS
+        assert "no column 'data.body'; did you mean" in refusal(path, "data.body")
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(rows[0]) + '\n{"data": null}\n')
+    with pytest.raises(CorpusError, match="line 2: no column 'data.text'"):
+        texts(path)
+
+
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+# NN B-NP O
+
+Peter NNP B-NP B-PER
+Blackburn NNP I-NP I-PER
+
+-DOCSTART- -X- -X- O
+
+no\u00a0one NN B-NP O
+"""
+
+
+def test_conll(tmp_path: Path) -> None:
+    """Columns that blanks divide; the first has the words and the last the tags."""
+    expected = ["EU rejects #", "Peter Blackburn", "no\u00a0one"]
+    for name in ("a.conll", "a.tsv"):
+        (tmp_path / name).write_text(CONLL)
+        assert texts(tmp_path / name) == expected
+        assert golds(tmp_path / name, label=None)[0] == [
+            (0, 2, "B-ORG"),
+            (3, 10, "O"),
+            (11, 12, "O"),
+        ]
+    corpus = Corpus.open([str(tmp_path / "a.conll")])
+    assert "of 4 columns the first holds the words, and column 4 the tags" in corpus.notes()[0]
+    for content in ("Kurt B-PER\nis O\n", "Kurt B-PER\n\nis O\n", "a X\nb Y\n\nc X\nd Y\n"):
+        (tmp_path / "a.tsv").write_text(content)
+        assert texts(tmp_path / "a.tsv")[0] in ("Kurt is", "Kurt", "a b")
+    (tmp_path / "a.tsv").write_text(CONLL + "one column\n")
+    with pytest.raises(CorpusError, match="line 13: expected 4 columns with blanks .* got 2 col"):
+        texts(tmp_path / "a.tsv")
+    (tmp_path / "a.txt").write_text(CONLL)
+    assert "looks like words with tags ('-DOCSTART-" in refusal(tmp_path / "a.txt")
+    (tmp_path / "a.tsv").write_text("1\tBo\tB-PER\tO\n2\tis\tO\tO\n3\tx\tO\tO\n")
+    assert "its first column counts the words" in refusal(tmp_path / "a.tsv")
+    (tmp_path / "b.tsv").write_text("text\nTwo words\n\nTwo words\n")  # a table of one column
+    assert texts(tmp_path / "b.tsv") == ["Two words", "Two words"]
+
+
+def test_conllu(tmp_path: Path) -> None:
+    rows = [
+        "# text = don't go",
+        "1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_",
+        "1\tdo\tdo\tAUX\tVB\t_\t0\troot\t_\t_",
+        "2\tn't\tnot\tPART\tRB\t_\t1\tadvmod\t_\t_",
+        "2.1\tghost\t_\tVERB\t_\t_\t_\t_\t_\t_",
+        "3\tgo\tgo\t_\tVB\t_\t1\tx\t_\t_",
+        "",
+        "1\t10 000\t10000\tNUM\tCD\t_\t0\troot\t_\t_",
+    ]
+    for name in ("a.conllu", "a.tsv"):
+        path = tmp_path / name
+        path.write_text("\n".join(rows))
+        assert texts(path) == ["do n't go", "10 000"]
+        assert golds(path, label=None) == [[(0, 2, "AUX"), (3, 6, "PART")], [(0, 6, "NUM")]]
+    path = tmp_path / "a.conllu"
+    path.write_text("1\tdo\tAUX\n")
+    assert "line 1: expected 10 columns" in refusal(path)
+
+
+def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
+    """Spans of characters are tags of the words that they touch, cut at their ends."""
+    text = "(Bo Li) is in Oslo."
+    tags = [(0, 1, "O"), (1, 3, "B-PER"), (4, 6, "I-PER"), (6, 7, "O"), (8, 10, "O"), (11, 13, "O"),
+            (14, 18, "B-LOC"), (18, 19, "O")]  # fmt: skip
+    spans = [(14, 18, "LOC"), (1, 6, "PER")]
+    doccano = [{"start_offset": b, "end_offset": e, "label": kind} for b, e, kind in spans]
+    results: list[dict[str, Any]] = [
+        {"type": "labels", "from_name": "ner",
+         "value": {"start": b, "end": e, "text": text[b:e], "labels": [kind]}}
+        for b, e, kind in spans
+    ]  # fmt: skip
+    studio = {"id": 1, "data": {"text": text}, "annotations": [{"result": results}]}
+    choice = {"type": "choices", "from_name": "mood", "value": {"choices": ["pos"]}}
+    path = tmp_path / "a.json"
+    row: Any
+    for row, columns in (
+        ({"text": text, "label": spans}, ("text", "label")),
+        ({"text": text, "entities": doccano}, ("text", "entities")),
+        ({"text": text, "label": [r["value"] for r in results]}, ("text", "label")),
+        (studio, ("data.text", "annotations")),
+    ):  # fmt: skip
+        path.write_text(json.dumps([row]))
+        assert golds(path, *columns) == [tags]
+    one = {**studio, "annotations": [{"result": [choice]}, {"was_cancelled": True, "result": []}]}
+    none = {**studio, "annotations": []}
+    path.write_text(json.dumps([one, none]))
+    assert golds(path, None, "annotations") == ["pos", None]
+    for cell in (["pos"], {"choices": ["pos"]}):
+        path.write_text(json.dumps([{"text": "a", "label": cell}]))
+        assert golds(path) == ["pos"]
+    other = {**choice, "value": {"choices": ["neg"]}}
+    moved = {**results[0], "value": {**results[0]["value"], "start": 13}}
+    for row, told in (
+        (
+            {**studio, "annotations": [{"result": [choice]}, {"result": [other]}]},
+            "2 annotators say",
+        ),
+        ({**studio, "annotations": [{"result": [choice, *results]}]}, "answers several questions"),
+        ({**studio, "annotations": [{"result": [moved]}]}, "characters 13 to 18 of the text are"),
+        ({"data": {"text": text}, "annotations": ["a", "b"]}, "2 labels of one text, "),
+        ({"data": {"text": text}, "annotations": [[0, 4, "A"], [3, 6, "B"]]}, "overlap"),
+        ({"data": {"text": text}, "annotations": [[0, 400, "A"]]}, "ends behind the text"),
+        ({"data": {"text": text}, "annotations": [[4, 2, "A"]]}, "from a character to a later"),
+    ):
+        path.write_text(json.dumps([row]))
+        with pytest.raises(CorpusError, match=f"a.json, line 1: .*{told}"):
+            golds(path, "data.text", "annotations")
