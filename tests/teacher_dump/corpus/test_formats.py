@@ -252,7 +252,7 @@ def test_conll(tmp_path: Path) -> None:
         texts(tmp_path / "a.tsv")
     (tmp_path / "a.txt").write_text(CONLL)
     assert "looks like words with tags ('-DOCSTART-" in refusal(tmp_path / "a.txt")
-    (tmp_path / "a.tsv").write_text("1\tBo\tB-PER\tO\n2\tis\tO\tO\n3\tx\tO\tO\n")
+    (tmp_path / "a.tsv").write_text("1\tBo\tB-PER\tB-LOC\n2\tis\tO\tO\n3\tx\tO\tO\n")
     assert "its first column counts the words" in refusal(tmp_path / "a.tsv")
     (tmp_path / "b.tsv").write_text("text\nTwo words\n\nTwo words\n")  # a table of one column
     assert texts(tmp_path / "b.tsv") == ["Two words", "Two words"]
