@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from teachonce.checkpoints.declared import config_of, longest_input
-from teachonce.checkpoints.field_checks import check_fields, unread
-from teachonce.checkpoints.fields import SETTINGS, TOKENIZER_SETTINGS
+from teachonce.checkpoints.declared import longest_input
+from teachonce.checkpoints.field_checks import unread
+from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
@@ -283,8 +283,6 @@ def load_teacher(
     check_pieces(tokenizer, getattr(config, "vocab_size", None), resolved.name)
     network, found = load_with_head(resolved, config, head, options)
     task = task_of(network, found, resolved.name)
-    if found in (EMBEDDING, "classification"):  # a text has one output, and is cut to one window
-        check_fields(resolved.name, TOKENIZER_SETTINGS, config_of(resolved, TOKENIZER_SETTINGS))
     decoder = None
     if found in FACTORIES:
         outputs = len(task.labels) if task else int(network.config.vocab_size)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.declared import declared_head
-from teachonce.checkpoints.fields import MODULES
+from teachonce.checkpoints.declared import config_of, declared_head
+from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import load_config
 from teachonce.checkpoints.names import finder, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules
+from teachonce.checkpoints.sentence_settings import check_similarity
+from teachonce.checkpoints.static_folder import static_module
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
@@ -102,6 +104,9 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
 
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     found = resolve_vectors(name)
+    check_similarity(name, config_of(found, SETTINGS).get("similarity_fn_name"))
+    if finder(found)("config.json") is not None and static_module(found) is None:
+        load_config(found)  # refuses what the library would pass over
     try:
         made = getattr(sentence_transformers, kind)
         model = made(found.root or found.path_or_id, revision=found.revision)

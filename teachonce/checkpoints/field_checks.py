@@ -115,7 +115,8 @@ def of_transformers(name: str) -> bool:
 def unread(model: ResolvedModel, config: Any) -> list[str]:
     """Describe what no code reads of the JSON files of a checkpoint, a line for each file."""
     given, lines = config_of(model), []
-    for name in given.get("architectures") or ():
+    said = given.get("architectures")
+    for name in said if isinstance(said, list) else ():
         if not (model.trusted or of_transformers(str(name))):
             lines.append(
                 f"{CONFIG}: its class {str(name):.60} is none of transformers, which reads it by"

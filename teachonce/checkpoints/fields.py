@@ -300,11 +300,8 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "transformers; a tokenizer whose call gives other ids than its tokenizer.json is"
             " refused",
         ),
-        refused(
-            "truncation_side",
-            "long texts lose their beginning, and a dump cuts their end (with one output a text)",
-            'cut the corpus yourself and set truncation_side to "right" in tokenizer_config.json',
-            ("right", None),
+        honoured(
+            "truncation_side", "us: the end at which a text with one output is cut to its window"
         ),
         harmless("padding_side padding pad_to_multiple_of", "padding is masked"),
         harmless("model_input_names", "padding is masked; types of tokens are read where used"),

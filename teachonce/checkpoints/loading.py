@@ -6,7 +6,7 @@ students that transformers does not have, a BiLSTM and a static one, with its Au
 
 from __future__ import annotations
 
-import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from teachonce.checkpoints.declared import another_head, declared_head, longest_
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
+from teachonce.checkpoints.weights import check_weights
 from teachonce.store import TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
 from teachonce.support.errors import UserError, first_line, out_of_memory
@@ -73,6 +74,8 @@ def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) ->
             ) from error
         is_tokenizer = factory is AutoTokenizer
         why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
+        if "ignore_mismatched_sizes" in why:
+            why = "its weights have other sizes than its config.json says"
         what = f"model {model.name}: cannot be loaded"
         if asked:
             what = f"{asked}: {model.name} cannot be loaded as a model with its tokenizer"
@@ -159,38 +162,13 @@ def load_network(
             f"{what} lacks weights of its encoder, {len(encoder)}, first {encoder[0]}; copy the"
             " whole checkpoint"
         )
-    _check_whole(network, sorted(report["unexpected_keys"]), f"{asked}: {model.name}".lstrip(": "))
+    name = f"{asked}: {model.name}".lstrip(": ")
+    check_weights(network, sorted(report["unexpected_keys"]), Path(model.path_or_id), name)
+    network.config.return_dict = True  # all code of ours reads outputs by their names
+    for module in network.modules():
+        if getattr(module, "chunk_size_feed_forward", 0):
+            module.chunk_size_feed_forward = 0  # it saves memory, and fails for most lengths
     return network, missing
-
-
-BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
-"""Ends of names that older releases saved of what is computed."""
-
-
-def _check_whole(network: Any, unexpected: list[str], name: str) -> None:
-    """Raise UserError for weights of the layers that the network does not read, and for a
-    quantisation that transformers has passed over."""
-    base = network.base_model
-    lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
-    of_layers = [
-        key
-        for key in unexpected
-        if not key.endswith(BUFFERS)
-        and (stem := re.match(r"(.+?)\.\d+\.", key))
-        and any(f".{stem[1]}".endswith(f".{each}") for each in lists)
-    ]
-    if of_layers:
-        raise UserError(
-            f"{name}: its layers have {len(of_layers)} weights that {type(network).__name__} does"
-            f" not read, first {of_layers[0]}: config.json has fewer layers than the weights, or"
-            " they are an adapter or scales; correct config.json, or save the merged model again"
-        )
-    method = getattr(network.config, "quantization_config", None)
-    if method and not getattr(network, "is_quantized", False):
-        raise UserError(
-            f"{name}: quantization_config of its config.json names a method that transformers does"
-            " not have; save the checkpoint without quantisation (dequantize)"
-        )
 
 
 def load_with_head(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -12,10 +13,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from teachonce.checkpoints.embedders import Embedder
+from teachonce.checkpoints.fields import CONFIG, SETTINGS
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused, scored
-from tests.sentence_folders import dense, modules, normalize, pooling
+from tests.sentence_folders import changed, dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
 
@@ -58,6 +60,24 @@ def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> 
     pairs = alike(tmp_path / "test.tsv", 8, 0)
     words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
     assert "sentence-transformers cannot load it" in refused(*words, "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "line"),
+    (
+        (CONFIG, {"position_embedding_type": "relative_key"}, "is 'relative_key' in config.json"),
+        (SETTINGS, {"similarity_fn_name": "swirl"}, "similarity_fn_name is 'swirl'"),
+        (SETTINGS, {"similarity_fn_name": "euclidean"}, "compared by euclidean"),
+    ),
+)
+def test_what_the_library_passes_over_is_refused(
+    tiny_teacher: Teacher, tmp_path: Path, file: str, fields: dict[str, Any], line: str
+) -> None:
+    folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
+    changed(folder, file, **fields)
+    pairs = alike(tmp_path / "test.tsv", 8, 0)
+    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
+    assert line in refused(*words, "--out", tmp_path / "out")
 
 
 def test_a_folder_that_makes_no_vector_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> None:

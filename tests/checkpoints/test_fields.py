@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from teachonce.checkpoints.field_checks import tables, unlisted
 from teachonce.checkpoints.fields import CONFIG, FIELDS, LENGTHS, SETTINGS
@@ -123,15 +125,44 @@ def test_labels_have_one_number_each(
         load_teacher(str(folder), head="classification", attention="none")
 
 
-def test_a_text_of_one_output_is_not_cut_at_its_other_end(
+@pytest.mark.parametrize(
+    "fields", ({"return_dict": False}, {"chunk_size_feed_forward": 5}, {"architectures": "Bert"})
+)
+def test_fields_of_no_consequence(
+    tiny_teacher: TinyTeacher, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    plain = tiny_teacher("bert")
+    folder = changed(copied(plain, tmp_path / "m"), CONFIG, **fields)
+    ids = np.array([[2, 7, 8, 9, 10, 11, 3]])
+    one, two = (
+        load_teacher(str(each), head="mlm", hidden="mean", attention="none").run(
+            ids, np.ones(ids.shape, bool)
+        )
+        for each in (plain, folder)
+    )
+    assert np.allclose(one.hidden["mean"], two.hidden["mean"], atol=1e-6)
+
+
+def test_weights_that_are_no_numbers_of_the_network(
     tiny_teacher: TinyTeacher, tmp_path: Path
 ) -> None:
-    teacher = tiny_teacher("bert", "classification", ("a", "b"))
-    folder = copied(teacher, tmp_path / "m")
-    changed(folder, "tokenizer_config.json", truncation_side="left")
-    with pytest.raises(UserError, match="truncation_side is 'left' in tokenizer_config.json"):
-        load_teacher(str(folder), head="classification", attention="none")
-    assert load_teacher(str(folder), head="none", attention="none").notes == []
+    key = "bert.encoder.layer.0.attention.self.query.weight"
+    for name, line in (
+        ("int8", f"{key} in model.safetensors holds whole numbers .I8."),
+        ("adapter", "1 weights that BertForMaskedLM does not read, first bert.*lora_A"),
+        ("sizes", "cannot be loaded: its weights have other sizes than its config.json says"),
+    ):
+        folder = copied(tiny_teacher("bert"), tmp_path / name)
+        weights = load_file(folder / "model.safetensors")
+        if name == "int8":
+            weights[key] = (100 * weights[key]).to(torch.int8)
+        elif name == "adapter":
+            weights[key.replace("weight", "lora_A.default.weight")] = torch.ones(2, 32)
+        else:
+            weights[key] = weights[key][:8].clone()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UserError, match=line):
+            load_teacher(str(folder), head="mlm", attention="none")
 
 
 @pytest.mark.parametrize("config", (True, False))

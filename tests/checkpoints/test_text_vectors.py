@@ -64,7 +64,8 @@ def library(
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu")
-    model.max_seq_length = longest or model.max_seq_length
+    if longest:
+        model.max_seq_length = longest
     return model.encode(texts, batch_size=batch, prompt_name=prompt)
 
 

@@ -247,3 +247,23 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
     says(line, "holds no hidden states")
     with pytest.raises(UserError, match="did you mean embedding. there are .* in-batch"):
         TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
+
+
+def test_a_student_compares_texts_as_its_teacher_does(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    """Distances need the lengths of vectors, which losses of vectors do not compare."""
+    corpus = write_corpus(tmp_path / "corpus.txt", 24, ENGLISH)
+    base, stores = tiny_teacher("bert"), {}
+    for name, ends in (("dot", []), ("euclidean", [normalize()]), ("manhattan", [])):
+        behind, settings = (pooling("mean"), *ends), {"similarity_fn_name": name}
+        folder = modules(*behind, base=base, folder=tmp_path / name, **settings)
+        asked: dict[str, Any] = {"head": "embedding", "logits": None}
+        stores[name] = dumped(folder, corpus, tmp_path / f"{name}.zarr", **asked)
+    for name in ("dot", "euclidean"):
+        out = tmp_path / f"student-{name}"
+        ok(student_train, "--store", stores[name], "--out", out, *VOCAB, "--steps", "1")
+        settings = json.loads((out / "config_sentence_transformers.json").read_text())
+        assert settings["similarity_fn_name"] == name
+    line = refused(student_train, "--store", stores["manhattan"], "--out", tmp_path / "r", *VOCAB)
+    assert "manhattan.zarr: its teacher compares texts by manhattan distance" in line

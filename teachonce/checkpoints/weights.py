@@ -1,0 +1,73 @@
+"""Checks that a network has read the weights of its checkpoint as they are meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from teachonce.support.errors import UserError
+
+BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
+"""Ends of names that older releases saved of what is computed."""
+
+
+WHOLE = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+"""Kinds of whole numbers in safetensors."""
+
+
+def check_weights(network: Any, unexpected: Sequence[str], folder: Path, name: str) -> None:
+    """Raise UserError for weights of a checkpoint that its network has not read as they are meant.
+
+    unexpected: their names that the network does not have. folder: the checkpoint's, which need
+    not exist.
+    """
+    _check_all_read(network, unexpected, name)
+    _check_no_whole_numbers(network, folder, name)
+
+
+def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
+    """Raise UserError for weights of the layers that the network does not read, and for a
+    quantisation that transformers has passed over."""
+    base = network.base_model
+    lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    of_layers = [
+        key
+        for key in unexpected
+        if not key.endswith(BUFFERS)
+        and (stem := re.match(r"(.+?)\.\d+\.", key))
+        and any(f".{stem[1]}".endswith(f".{each}") for each in lists)
+    ]
+    if of_layers:
+        raise UserError(
+            f"{name}: its layers have {len(of_layers)} weights that {type(network).__name__} does"
+            f" not read, first {of_layers[0]}: config.json has fewer layers than the weights, or"
+            " they are an adapter or scales; correct config.json, or save the merged model again"
+        )
+    method = getattr(network.config, "quantization_config", None)
+    if method and not getattr(network, "is_quantized", False):
+        raise UserError(
+            f"{name}: quantization_config of its config.json names a method that transformers does"
+            " not have; save the checkpoint without quantisation (dequantize)"
+        )
+
+
+def _check_no_whole_numbers(network: Any, folder: Path, name: str) -> None:
+    """Raise UserError for weights that are stored as whole numbers: they need the scales of a
+    quantisation, and transformers would take them as they are."""
+    if getattr(network, "is_quantized", False):
+        return
+    parameters = {key for key, _ in network.named_parameters()}
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in parameters.intersection(file.keys()):
+                if (kind := file.get_slice(key).get_dtype()) in WHOLE:
+                    raise UserError(
+                        f"{name}: {key} in {path.name} holds whole numbers ({kind}), and its"
+                        " config.json has no quantization_config that says what they mean; save"
+                        " the checkpoint without quantisation (dequantize)"
+                    )

@@ -1,0 +1,111 @@
+"""Tables of word vectors as teachers: their vectors are those of sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import EmbeddingSpec, open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.teacher.teacher import load_teacher
+from tests.checkpoints.test_text_vectors import library, texts_of
+from tests.end_to_end.support import dumped, ok, refused, says
+from tests.sentence_folders import PROMPTS, changed, dense, normalize
+from tests.texts import ENGLISH
+
+MakeTokenizer = Callable[[str], Any]
+VECTORS: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
+
+
+def saved(make_tokenizer: MakeTokenizer, kind: str, folder: Path, **settings: Any) -> Path:
+    """A folder of a StaticEmbedding, a Dense and a Normalize, 12 numbers a vector."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        tokenizer = make_tokenizer(kind).backend_tokenizer
+        words = StaticEmbedding(tokenizer, embedding_dim=8)
+    parts = [words, dense(8, 12), normalize()]
+    made = SentenceTransformer(modules=parts, device="cpu", **settings)
+    made.save(str(folder), create_model_card=False)
+    return folder
+
+
+def like_model2vec(folder: Path) -> Path:
+    """Change a folder to the names and files that Model2Vec writes: a row for several pieces,
+    weights of pieces, half precision, a path of `.` and a config.json of its own."""
+    weights = load_file(folder / "model.safetensors")["embedding.weight"]
+    mapping = torch.arange(len(weights)) // 2
+    weight = torch.linspace(0.1, 2, len(weights), dtype=torch.float64)
+    tensors = {"embeddings": weights[::2].half(), "mapping": mapping, "weights": weight}
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[0] |= {"path": ".", "type": "sentence_transformers.models.StaticEmbedding"}
+    (folder / "modules.json").write_text(json.dumps(listed))
+    fields: dict[str, Any] = {
+        "architectures": ["StaticModel"],
+        "hidden_dim": 8,
+        "seq_length": 1000000,
+    }
+    return changed(folder, "config.json", model_type="model2vec", normalize=True, **fields)
+
+
+@pytest.mark.parametrize("kind", ("wordpiece", "bpe", "unigram"))
+@pytest.mark.parametrize("model2vec", (False, True))
+def test_word_vectors_are_a_teacher(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, kind: str, model2vec: bool
+) -> None:
+    settings = {"prompts": PROMPTS, "default_prompt_name": "query", "truncate_dim": 9}
+    folder = saved(make_tokenizer, kind, tmp_path / "m", **settings)
+    if model2vec:
+        like_model2vec(folder)
+    corpus = texts_of(tmp_path / "a.txt")
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **VECTORS))
+    assert np.allclose(store.embeddings(), library(folder, list(ENGLISH[:12])), atol=1e-6)
+    assert store.features.embedding == EmbeddingSpec(9, "mean, dense 12 Tanh, first 9", "find: ")
+    assert not any(record.special.any() for record in store)
+    teacher = load_teacher(str(folder), head="embedding", hidden="none", attention="none")
+    assert teacher.weights_hash() == store.identity["teacher"]["weights_hash"]
+
+
+def test_a_student_is_trained_on_word_vectors(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
+    corpus, store = texts_of(tmp_path / "a.txt"), tmp_path / "a.zarr"
+    words = ("--model", folder, "--corpus", corpus, "--device", "cpu")
+    ok(teacher_dump, *words, "--head", "embedding", "--out", store)
+    says(ok(feature_store, "verify", store, "--model", folder), "sound")
+    ok(
+        *(student_train, "--store", store, "--vocab", "450", "--student", "static:8"),
+        *("--steps", "4", "--batch-texts", "6", "--device", "cpu", "--out", tmp_path / "s"),
+    )
+    assert library(tmp_path / "s", ["The old"]).shape == (1, 12)
+    again = open_store(dumped(tmp_path / "s", corpus, tmp_path / "b.zarr", **VECTORS))
+    assert np.allclose(again.embeddings(), library(tmp_path / "s", list(ENGLISH[:12])), atol=1e-6)
+    line = refused(teacher_dump, *words, "--out", tmp_path / "c.zarr")
+    assert "a table of word vectors, which gives vectors of texts alone; give --head embed" in line
+    line = refused(
+        *(teacher_dump, *words, "--head", "embedding", "--hidden", "layer:1"),
+        *("--out", tmp_path / "c.zarr"),
+    )
+    assert "layer:1: the teacher has layers 0 (embeddings) to 0" in line
+
+
+def test_a_damaged_table_is_one_line(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match="cannot load its StaticEmbedding: .*copy the whole") as e:
+        load_teacher(str(folder), head="embedding", hidden="none", attention="none")
+    assert "\n" not in str(e.value)
