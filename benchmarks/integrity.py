@@ -2,6 +2,7 @@
 
     python -m benchmarks.integrity [checks] [--flips N] [--stores N] [--forgeries N] ...
     python -m benchmarks.integrity forged [--hdf5 20000] [--zarr 20000]
+    python -m benchmarks.integrity captures [--captures 5000]
     python -m benchmarks.integrity dead-ends [--cases N]
 
 The checks are those of tests/integrity, which the test suite runs small. They run in a process of
@@ -30,6 +31,14 @@ SECTIONS = {
         " Otherwise would be: a crash, a store that takes over 60 s or 1 GiB, a look outside its"
         " folder, a traceback, or other values that verify does not report.",
     ),
+    "captures": (
+        "Forged captures",
+        " A capture of three samples in each format is changed in one to three ways: a value, type,"
+        " shape, key or row; bytes; a file lost, emptied, swapped, or a pipe or device in its place."
+        " What is imported is compared with what other libraries read of the same files, and"
+        " verified. Otherwise would be: other numbers, a sample lost in silence, a traceback, a"
+        " crash, or an import that takes over 60 s or 1 GiB.",
+    ),
     "dead-ends": (
         "Dead ends",
         " Each file, group and array of one part and outside the parts (two of the teacher's"
@@ -40,7 +49,7 @@ SECTIONS = {
 }
 """Title of each section, and what it says of the check."""
 
-SETTINGS = {"forged": ("hdf5", "zarr"), "dead-ends": ("cases",)}
+SETTINGS = {"forged": ("hdf5", "zarr"), "captures": ("captures",), "dead-ends": ("cases",)}
 """Options of each check; the first takes all others."""
 
 
@@ -57,6 +66,7 @@ SETTINGS = {"forged": ("hdf5", "zarr"), "dead-ends": ("cases",)}
 @click.option("--texts", default=100_000, help="Odd texts.")
 @click.option("--hdf5", default=20_000, help="forged: HDF5 stores.")
 @click.option("--zarr", default=20_000, help="forged: Zarr stores.")
+@click.option("--captures", default=5000, help="captures: of each format.")
 @click.option("--cases", type=int, help="dead-ends: damages to each of eight stores.")
 @click.option("--seed", default=0)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)

@@ -12,9 +12,19 @@ from typing import Any
 from teachonce.support import files
 from teachonce.support.differences import changed
 from teachonce.support.errors import UserError
+from teachonce.support.json_file import read_json
 from teachonce.training.checkpoint import remove_checkpoints
 
 SETTINGS = "training.json"
+SHAPE = {
+    "settings": {"loss?": {"*": float}, "*": object},
+    "store": dict,
+    "others?": [dict],
+    "environments": [dict],
+    "tokenizer": object,
+    "result?": dict,
+}
+"""What training.json holds."""
 
 
 def read_report(out: Path) -> dict[str, Any] | None:
@@ -23,17 +33,16 @@ def read_report(out: Path) -> dict[str, Any] | None:
 
     Raises UserError for one that is damaged.
     """
+    path = out / SETTINGS
     try:
-        report = json.loads((out / SETTINGS).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError):
-        report = None
-    needed = {"settings", "store", "environments", "tokenizer"}
-    if not isinstance(report, dict) or not needed <= report.keys():
+        if not path.exists():
+            return None
+        report: dict[str, Any] = read_json(path, SHAPE)
+    except (OSError, UserError) as error:
+        problem = str(error).removeprefix(f"{path}: ")
         raise UserError(
-            f"{out}/{SETTINGS} is damaged; remove the folder to train that student again"
-        )
+            f"{path} is damaged ({problem}); remove the folder to train that student again"
+        ) from None
     return report
 
 

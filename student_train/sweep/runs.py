@@ -14,11 +14,13 @@ from teachonce.student_train.sweep.table import CSV, SCORES, write_csv
 from teachonce.support import files
 from teachonce.support.differences import differences
 from teachonce.support.errors import UserError
+from teachonce.support.json_file import misfit, read_json, read_small
 
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
 RUNS, METRICS = "runs.json", "metrics.jsonl"
+MOST_METRICS = 1 << 30
 State = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 
@@ -102,29 +104,58 @@ class Runs:
         write_csv(ranked(finished), self.folder / CSV)
 
 
+FIGURES = {"*": {"*": float}}
+"""Figures by their names, of each task."""
+SHAPE = {
+    "varied": [str],
+    "space": object,
+    "runs": [
+        {
+            "folder": str,
+            "settings": {"*": str},
+            "params": dict,
+            "state": ("waiting", "running", "finished", "pruned", "failed"),
+            "problem": str,
+            f"{SCORES}?": FIGURES,
+        }
+    ],
+    "references?": {"*": FIGURES},
+}
+"""What runs.json holds."""
+
+
 def read_runs(folder: Path) -> dict[str, Any] | None:
     """Read runs.json; None if there is none. Raises UserError for one that is damaged."""
     path = folder / RUNS
     if not path.exists():
         return None
     try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        for run in content["runs"]:
-            assert run.keys() >= {"folder", "settings", "params", "state", "problem"}
-        assert content.keys() >= {"varied", "space"}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
-        raise UserError(f"{path} is damaged; remove it: the students beside it are kept") from None
+        content: dict[str, Any] = read_json(path, SHAPE)
+    except UserError as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        raise UserError(
+            f"{path} is damaged ({problem}); remove it: the students in that folder stay"
+        ) from None
     return content
 
 
 def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Read step and figures of each validation of the training in `folder`, finished or not."""
+    """Read step and figures of each validation of the training in `folder`, finished or not.
+
+    Raises UserError for a line that holds something else.
+    """
     path, found = folder / METRICS, []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    lines = read_small(path, MOST_METRICS).splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
             figures = json.loads(line)
-        except ValueError:  # torn by a kill
+        except (ValueError, RecursionError):  # torn by a kill
             continue
-        if any(name.startswith("valid_") for name in figures):
-            found.append((figures.pop("step"), figures))
+        names = figures if isinstance(figures, dict) else ()
+        valid = {name: float for name in names if name.startswith("valid_")}
+        if isinstance(figures, dict) and not valid:
+            continue
+        if problem := misfit(figures, {"step": int, **valid}):
+            raise UserError(f"{path}, line {number}: {problem}; remove that line")
+        found.append((figures.pop("step"), figures))
     return found

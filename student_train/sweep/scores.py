@@ -15,6 +15,7 @@ from typing import Any
 
 from teachonce.student_train.output.ranking import SCORED
 from teachonce.support.errors import UserError
+from teachonce.support.json_file import misfit, read_json
 from teachonce.support.options import words_of
 from teachonce.support.toml_file import read_toml
 
@@ -98,10 +99,34 @@ def score(
         if done.returncode:
             last = _last_line(done)
             raise UserError(f"task {task.name}: {last} (downstream ended with {done.returncode})")
-    return _figures(json.loads(file.read_text("utf-8")))
+    return _figures(read_json(file, SHAPE), file)
 
 
-def _figures(scores: Mapping[str, Any]) -> dict[str, float]:
+MEANS = {"*": {"*": float}}
+SHAPE = {
+    "models?": [dict],
+    "devices?": [str],
+    "mean?": MEANS,
+    "deviation?": MEANS,
+    "seeds?": [object],
+    "measures?": {"*": str},
+    "scale?": float,
+}
+"""What scores.json of `downstream` holds: of a task, or of a measurement of speed."""
+
+
+def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:
+    try:
+        found = _found(scores)
+    except (LookupError, TypeError, ValueError, StopIteration) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise UserError(f"{file} is damaged ({problem}); remove it to score again") from None
+    if problem := misfit(found, {"*": float}):
+        raise UserError(f"{file} is damaged ({problem}); remove it to score again")
+    return found
+
+
+def _found(scores: Mapping[str, Any]) -> dict[str, float]:
     if "models" in scores:  # a measurement of speed
         (row,) = scores["models"]
         found = {"disk_bytes": row["disk_bytes"]}

@@ -4,7 +4,6 @@ reader."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,3 @@ def embedded(value: Any, markup: Any = str) -> Any:
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return markup(text)
-
-
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out numbers that JSON cannot hold."""
-    bad = (float("inf"), float("-inf"))
-    return {n: v for n, v in values.items() if not (isinstance(v, float) and (v != v or v in bad))}

@@ -1,6 +1,6 @@
 """The checks at any length, for `benchmarks.integrity`: rows and findings as a line of JSON.
 
-python -m tests.integrity checks|forged|dead-ends '{"seed": 0, ...}'
+python -m tests.integrity checks|forged|captures|dead-ends '{"seed": 0, ...}'
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.integrity import dead_ends, forgery, trials
+from tests.integrity import capture_trials, dead_ends, forgery, trials
 
 RUNS = {
     "checks": (trials.HEAD, trials.checked),
     "forged": (forgery.HEAD, forgery.trial),
+    "captures": (capture_trials.HEAD, capture_trials.trial),
     "dead-ends": (dead_ends.HEAD, dead_ends.trial),
 }
 

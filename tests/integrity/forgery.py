@@ -21,8 +21,9 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -212,16 +213,23 @@ def _tried(forged: Path, expected: dict[str, str]) -> tuple[str, object]:
     return "verified" if told else "wrong", result  # a list of fewer parts, say
 
 
-def in_process(folder: Path, ext: str, seed: int, count: int) -> dict[str, Any]:
-    """`fuzz` in processes of their own, which a store may crash: that is among `wrong`, and the
-    next process goes on behind it."""
-    total: Counter[str] = Counter(dict.fromkeys(HOW, 0))
+def in_process(
+    folder: Path,
+    ext: str,
+    seed: int,
+    count: int,
+    module: str = "tests.integrity.forgery",
+    hows: tuple[str, ...] = HOW,
+) -> dict[str, Any]:
+    """`fuzz` of a module in processes of their own, which what is forged may crash: that is among
+    `wrong`, and the next process goes on behind it."""
+    total: Counter[str] = Counter(dict.fromkeys(hows, 0))
     wrong: list[str] = []
     first = 0
     while first < count:
         last = min(first + BATCH, count)
         words = map(str, (folder, ext, seed, first, last))
-        process = [sys.executable, "-m", "tests.integrity.forgery", *words]
+        process = [sys.executable, "-m", module, *words]
         # The first tells where it crashed. Without the second each thread takes 64 MB of address
         # space, which is what the limit is of.
         where = {**os.environ, "PYTHONFAULTHANDLER": "1", "MALLOC_ARENA_MAX": "2"}
@@ -252,11 +260,18 @@ def trial(hdf5: int, zarr: int, seed: int) -> tuple[list[list[object]], list[str
     return [cells for cells, _ in done], [line for _, wrong in done for line in wrong]
 
 
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory: what is forged is small and much, and no disk has to be waited for."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
 def _row(name: str, ext: str, seed: int, count: int) -> tuple[list[object], list[str]]:
     begun = time.perf_counter()
-    memory = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        found = in_process(Path(folder), ext, seed, count)
+    with memory_folder() as folder:
+        found = in_process(folder, ext, seed, count)
     seconds = f"{time.perf_counter() - begun:.0f}"
     return [name, *(found[how] for how in HOW), len(found["wrong"]), seconds], found["wrong"]
 

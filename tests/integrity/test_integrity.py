@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrity import damage, trials
+from tests.integrity import capture_trials, damage, trials
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -23,3 +23,9 @@ def test_a_finding_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "problems", lambda path: ["something"])
     (row,), wrong = trials.checked(3, stores=2)
     assert row[1:4] == [2, 0, 2] and len(wrong) == 2
+
+
+def test_forged_captures() -> None:
+    rows, wrong = capture_trials.trial(captures=4, seed=3)
+    assert wrong == []
+    assert len(rows) == 5 and all(row[1] + row[2] == 4 for row in rows)  # type: ignore[operator]

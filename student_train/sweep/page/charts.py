@@ -11,7 +11,7 @@ import numpy as np
 
 from teachonce.student_train.output.ranking import Measure
 from teachonce.support.extras import library
-from teachonce.support.pages import finite
+from teachonce.support.json_file import LARGEST
 
 if TYPE_CHECKING:
     from teachonce.student_train.sweep.page.report import Student
@@ -134,10 +134,13 @@ def importances(
 def _codes(words: Sequence[str]) -> list[float]:
     """Numbers as they are, other settings numbered."""
     try:
-        return [float(word) for word in words]
+        numbers = [float(word) for word in words]
     except ValueError:
-        known = sorted(set(words))
-        return [float(known.index(word)) for word in words]
+        numbers = []
+    if numbers and all(abs(number) < LARGEST for number in numbers):  # neither NaN nor infinite
+        return numbers
+    known = sorted(set(words))
+    return [float(known.index(word)) for word in words]
 
 
 def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | None:
@@ -169,10 +172,10 @@ def curves(
     """Draw a validation's figure over the steps, of those that have it; None without any."""
     name = measure.name if measure.name.startswith("valid_") else "valid_loss"
     rows = [
-        {"student": str(s.number), "step": step, "figure": finite(figures)[name]}
+        {"student": str(s.number), "step": step, "figure": figures[name]}
         for s in students
         for step, figures in s.curve
-        if name in finite(figures)
+        if name in figures
     ]
     if not rows:
         return None

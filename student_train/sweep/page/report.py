@@ -22,12 +22,14 @@ from teachonce.student_train.sweep.runs import METRICS, RUNS, read_runs, validat
 from teachonce.student_train.sweep.table import SCORES, flat
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
+from teachonce.support.json_file import misfit, read_small
 from teachonce.support.pages import write_page
 
 TEMPLATES = Path(__file__).parent
 PAGE = "index.html"
 WEIGHTS, CARD = "model.safetensors", "README.md"
 MLM_ONLY = "MLM only"
+MOST_CARD = 1 << 20
 WHAT = "--page"
 SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
 KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
@@ -64,7 +66,8 @@ def write_report(folder: Path) -> Path:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
     students = [_read(folder, number, run) for number, run in enumerate(runs["runs"], 1)]
     measures = _measures(students, runs["varied"])
-    others = {name: flat({SCORES: each}) for name, each in runs.get("references", {}).items()}
+    references = runs.get("references", {}).items()
+    others = {name: figures_of({SCORES: each}) for name, each in references}
     views = [_view(students, measure, runs["varied"], others) for measure in measures]
     page = folder / PAGE
     write_page(
@@ -90,23 +93,29 @@ def write_report(folder: Path) -> Path:
 def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
     path = folder / run["folder"]
     student = Student(number, run["folder"], run["settings"], run["state"], run["problem"])
-    for file in (SETTINGS, METRICS, WEIGHTS, CARD):
-        if (path / file).exists() and not _is_inside(path / file, folder):
-            student.problem = f"{path / file} is not a file of the sweep's folder, and is not read"
-            return student
     try:
+        for file in (SETTINGS, METRICS, WEIGHTS, CARD):
+            if (path / file).exists() and not _is_inside(path / file, folder):
+                raise UserError(
+                    f"{path / file} is not a file of the sweep's folder, and is not read"
+                )
         report = read_report(path) or {}
-    except UserError as error:  # of one student: the others are shown
+        student.losses = report.get("settings", {}).get("loss", {})
+        student.figures = figures_of({**report.get("result", {}), SCORES: run.get(SCORES, {})})
+        student.curve = [(step, figures_of(each)) for step, each in validations(path)]
+        if (path / WEIGHTS).exists():
+            student.bytes = (path / WEIGHTS).stat().st_size
+        if student.bytes is not None and (path / CARD).exists():
+            student.card = read_small(path / CARD, MOST_CARD)
+    except (OSError, UserError) as error:  # of one student: the others are shown
         student.problem = str(error)
-        return student
-    student.losses = report.get("settings", {}).get("loss", {})
-    row = {**report.get("result", {}), SCORES: run.get(SCORES, {})}
-    student.figures = {n: v for n, v in flat(row).items() if isinstance(v, int | float)}
-    student.curve = validations(path)
-    if (path / WEIGHTS).exists():
-        student.bytes = (path / WEIGHTS).stat().st_size
-        student.card = (path / CARD).read_text("utf-8", "replace")
     return student
+
+
+def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a row, those of its scores among them; what is no number that can be
+    drawn is left out."""
+    return {name: v for name, v in flat(row).items() if not misfit(v, float) and math.isfinite(v)}
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from teachonce.feature_store.captures.files import small_text
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.json_file import read_small
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 TERMS = ("sqrt", "exp")
@@ -80,7 +80,7 @@ def read_settings(path: Path) -> Compression | LegacyCompression:
     """Read the settings of a capture, or of a training that reads it. Raises UserError."""
     import yaml
 
-    text = small_text(path)
+    text = read_small(path)
     try:
         found = yaml.safe_load(text)
         for key in ("teacher", "logprob_compressor", "legacy_logit_compression"):

@@ -17,7 +17,6 @@ from teachonce.support.files import reason
 BLOCK = 1 << 20
 MOST_BYTES = 1 << 34  # that one compressed sample may take
 SLACK_BYTES, MOST_TIMES = 1 << 26, 256  # and that many times its own bytes
-MOST_TEXT = 1 << 24
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
@@ -70,19 +69,6 @@ def regular(paths: Iterable[Path]) -> list[Path]:
         if not stat.S_ISREG(kind):
             raise UserError(f"{path}: is no file (a pipe, a device or a folder); take it out")
     return found
-
-
-def small_text(path: Path) -> str:
-    """Read a file of settings. Raises UserError for one that is too large, or is no text."""
-    regular([path])
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_TEXT + 1)
-        if len(data) > MOST_TEXT:
-            raise UserError(f"{path}: has more than {MOST_TEXT:,} bytes; give the file of settings")
-        return data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
 def unzstd(data: bytes, where: str) -> bytes:

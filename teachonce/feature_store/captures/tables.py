@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.feature_store.captures.files import numbered, regular, small_text
+from teachonce.feature_store.captures.files import numbered, regular
 from teachonce.feature_store.captures.schema import Numbers
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.json_file import read_small
 
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream of Arrow
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -105,7 +106,7 @@ def _files_of(path: Path) -> list[Path]:
     if not (path / STATE).is_file():
         return numbered(path.glob("*.parquet"))
     try:
-        state = json.loads(small_text(path / STATE))
+        state = json.loads(read_small(path / STATE))
         names = [Path(str(each["filename"])).name for each in state["_data_files"]]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path / STATE}: cannot be read ({first_line(error)})") from None

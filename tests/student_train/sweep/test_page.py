@@ -153,3 +153,108 @@ def test_a_page_in_a_browser(tmp_path: Path, size: tuple[int, int], dark: bool) 
         page.wait_for_selector("#card-2[open]")
         assert "Student 2" in page.locator("#card-2 pre").inner_text()
         check_accessible(page)
+
+
+def put(content: Any, path: str, value: Any) -> None:
+    """Set a value in nested content: `path` has keys and places, with dots between them."""
+    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    for key in keys:
+        content = content[key]
+    if value is ...:
+        del content[last]
+    else:
+        content[last] = value
+
+
+RUNS: list[tuple[str, Any, str]] = [
+    ("runs", 3, "runs is a number, expected a list"),
+    ("runs.0", [], "runs[0] is a list, expected an object"),
+    ("runs.0.folder", ..., "folder of runs[0] is missing"),
+    ("runs.0.folder", 3, "runs[0].folder is a number"),
+    ("runs.0.folder", "a\0b", "runs[0].folder is 'a\\x00b', which is no text"),
+    ("runs.0.folder", "\ud800", "which is no text"),
+    ("runs.0.settings", ["lr"], "runs[0].settings is a list"),
+    ("runs.0.settings.lr", {}, "runs[0].settings.lr is an object, expected a text"),
+    ("runs.0.params", None, "runs[0].params is null"),
+    ("runs.0.state", "done", "runs[0].state is 'done', expected one of waiting"),
+    ("runs.0.state", [], "runs[0].state is []"),
+    ("runs.0.problem", None, "runs[0].problem is null"),
+    ("runs.0.scores", [1], "runs[0].scores is a list"),
+    ("runs.0.scores.mood", 90, "runs[0].scores.mood is a number, expected an object"),
+    ("runs.0.scores.mood.accuracy", "90", "scores.mood.accuracy is a text, expected a number"),
+    ("runs.0.scores.mood.accuracy", True, "scores.mood.accuracy is true or false"),
+    ("runs.0.scores.mood.accuracy", 10**400, "scores.mood.accuracy is 1000"),
+    ("varied", "lr", "varied is a text, expected a list"),
+    ("varied.0", 1, "varied[0] is a number"),
+    ("space", ..., "space is missing"),
+    ("references", [], "references is a list"),
+    ("references.teacher", 3, "references.teacher is a number"),
+    ("references.teacher.mood.accuracy", None, "references.teacher.mood.accuracy is null"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "words"), RUNS)
+def test_a_damaged_list_of_runs(tmp_path: Path, path: str, value: Any, words: str) -> None:
+    runs = write_sweep(tmp_path / "sweep") / "runs.json"
+    content = json.loads(runs.read_text())
+    put(content, path, value)
+    runs.write_text(json.dumps(content))
+    with pytest.raises(UserError) as refused:
+        write_report(runs.parent)
+    line = str(refused.value)
+    assert line.startswith(f"{runs} is damaged (") and words in line and "\n" not in line
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "3", "NaN", "\xff", "null"])
+def test_runs_that_are_no_json(tmp_path: Path, text: str) -> None:
+    runs = write_sweep(tmp_path / "sweep") / "runs.json"
+    runs.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=r"runs.json is damaged \("):
+        write_report(runs.parent)
+
+
+OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
+    ("training.json", "[]", "training.json is damaged (it is a list"),
+    ("training.json", '{"settings": 3, "store": {}, "environments": [], "tokenizer": 1}',
+     "settings is a number"),
+    ("training.json", '{"settings": {"loss": "mlm"}, "store": {}, "environments": [], "tokenizer":'
+     ' 1}', "settings.loss is a text"),
+    ("training.json", '{"settings": {}, "store": [], "environments": [], "tokenizer": 1}',
+     "store is a list"),
+    ("training.json", '{"settings": {}, "store": {}, "environments": [], "tokenizer": 1, "result":'
+     ' 7}', "result is a number"),
+    ("training.json", "[" * 100_000, "is not JSON"),
+    ("metrics.jsonl", "3\n", "line 1: it is a number, expected an object"),
+    ("metrics.jsonl", '{"step": 4}\n{"valid_loss": 2}\n', "line 2: step is missing"),
+    ("metrics.jsonl", '{"step": 0.5, "valid_loss": 2}', "line 1: step is 0.5"),
+    ("metrics.jsonl", '{"step": 4, "valid_loss": "2"}', "line 1: valid_loss is a text"),
+    ("metrics.jsonl", b"\xff\xfe", "metrics.jsonl: cannot be read"),
+    ("README.md", bytes(2 << 20), "README.md: has more than 1,048,576 bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "words"), OF_A_STUDENT)
+def test_a_damaged_student(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
+    """The page is made of the others, and says what is wrong with that one."""
+    sweep = write_sweep(tmp_path / "sweep")
+    (sweep / "student1" / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    page = write_report(sweep).read_text()
+    assert words in page and "9 students: 6 finished" in page
+
+
+def test_numbers_that_cannot_be_drawn_are_left_out(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "sweep")
+    content = json.loads((sweep / "runs.json").read_text())
+    for number, value in enumerate(("nan", "inf", "1e999", "-1e300", "4e38")):
+        content["runs"][number]["settings"]["lr"] = value
+    content["runs"][0]["scores"]["mood"]["accuracy"] = float("nan")
+    content["runs"][1]["scores"]["speed"]["cpu sentence_ms"] = float("inf")
+    content["references"]["teacher"]["mood"]["accuracy"] = float("-inf")
+    content["varied"].append("other")
+    content["runs"].append(content["runs"][0])  # the same student twice
+    (sweep / "runs.json").write_text(json.dumps(content))
+    (sweep / "student1/README.md").unlink()
+    path = sweep / "student2/training.json"
+    path.write_text(path.read_text().replace('"parameters": ', '"parameters": 1' + "0" * 400))
+    page = write_report(sweep).read_text()
+    assert "10 students: 7 finished" in page

@@ -1,0 +1,115 @@
+"""Read JSON of a file that anybody may have written or damaged: bounded, and of a known shape."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError, first_line
+
+MOST_BYTES = 1 << 26
+LARGEST = 1e30  # of a number: its square is one, too
+
+
+def read_small(path: Path, most: int = MOST_BYTES) -> str:
+    """Read the text of a file. Raises UserError for what is no file (a pipe would be waited for),
+    has more than `most` bytes, or is not UTF-8."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path}: is no file (a pipe, a device or a folder)")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise UserError(f"{path}: has more than {most:,} bytes, and is not read")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+
+
+def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
+    """Read a file of JSON of a shape, see `misfit`. Raises UserError, which names file and key."""
+    return parsed(read_small(path, most), shape, str(path))
+
+
+def parsed(text: str, shape: Any, where: str) -> Any:
+    """Parse JSON of a shape. Raises UserError, which names `where` and the key."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not JSON ({first_line(error)})") from None
+    if problem := misfit(found, shape):
+        raise UserError(f"{where}: {problem}")
+    return found
+
+
+def misfit(value: Any, shape: Any, place: str = "it") -> str:
+    """Say where a value of JSON is not of a shape; "" if it is.
+
+    A shape is str, int, float (any number, NaN and infinity included), bool, dict or object (any
+    value); a list of one shape, for a list; a tuple of values, of which one is expected; or a
+    dictionary of shapes by key. A key that ends with ? may be missing, and "*" is any other key.
+    """
+    if isinstance(shape, dict):
+        return _misfit_object(value, shape, place)
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{place} is {_kind(value)}, expected a list"
+        each = (misfit(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
+        return next(filter(None, each), "")
+    if isinstance(shape, tuple):
+        fits = any(value == one and type(value) is type(one) for one in shape)
+        return "" if fits else f"{place} is {value!r:.40}, expected one of {', '.join(shape)}"
+    if shape is object:
+        return ""
+    if shape is float or shape is int:
+        return _misfit_number(value, shape, place)
+    if not isinstance(value, shape):
+        return f"{place} is {_kind(value)}, expected {NAMES[shape]}"
+    if shape is str and not _is_text(value):
+        return f"{place} is {value!r:.40}, which is no text"
+    return ""
+
+
+NAMES = {str: "a text", dict: "an object", bool: "true or false"}
+
+
+def _misfit_object(value: Any, shape: dict[str, Any], place: str) -> str:
+    if not isinstance(value, dict):
+        return f"{place} is {_kind(value)}, expected an object"
+    named = {key.removesuffix("?"): inner for key, inner in shape.items() if key != "*"}
+    for key in shape:
+        if key != "*" and not key.endswith("?") and key not in value:
+            return f"{key} of {place} is missing" if place != "it" else f"{key} is missing"
+    for key, inner in value.items():
+        if not _is_text(key):
+            return f"a key of {place} is {key!r:.40}, which is no text"
+        found = named.get(key, shape.get("*", object))
+        if problem := misfit(inner, found, key if place == "it" else f"{place}.{key}"):
+            return problem
+    return ""
+
+
+def _misfit_number(value: Any, shape: type, place: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{place} is {_kind(value)}, expected a number"
+    if shape is int and not isinstance(value, int):
+        return f"{place} is {value!r:.40}, expected a whole number"
+    if abs(value) > LARGEST and not (isinstance(value, float) and math.isinf(value)):
+        return f"{place} is {str(value):.20}..., which is too large"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8, and be a name of a file."""
+    try:
+        return "\0" not in value and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return "null" if value is None else names.get(type(value), "a number")
