@@ -35,9 +35,9 @@ SECTIONS = {
         "Forged captures",
         " A capture of three samples in each format is changed in one to three ways: a value, a"
         " type, a shape, a key or a row; bytes; a file lost, emptied or swapped, or a pipe or a"
-        " device in its place. What is imported is compared with what other libraries read of the same files, and"
-        " verified. Otherwise would be: other numbers, a sample lost in silence, a traceback, a"
-        " crash, or an import that takes over 60 s or 1 GiB.",
+        " device in its place. What is imported is compared with what other libraries read of the"
+        " same files, and verified. Otherwise would be: other numbers, a sample lost in silence, a"
+        " traceback, a crash, or an import that takes over 60 s or 1 GiB.",
     ),
     "dead-ends": (
         "Dead ends",

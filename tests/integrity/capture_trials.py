@@ -315,34 +315,37 @@ def outcome(kind: str, source: Path, target: Path, tokenizer: Path) -> tuple[str
     return ("wrong", problems[0]) if problems else ("imported", "")
 
 
-def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Forge captures number first..last; how many were refused and imported, and what was wrong."""
-    found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
-    tokenizer, whole = teacher(folder), sound(kind, folder)
-    vars(importing)["open_teacher"] = cache(vars(importing)["open_teacher"])  # always the same
+def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> tuple[str, str]:
+    """Forge a capture and import it: one of HOW, or `wrong` and how it was forged, and why."""
     inside = folder / f"inside-{kind}"
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
-    how, why = outcome(kind, whole, inside / "sound.zarr", tokenizer)
+    shutil.copytree(sound(kind, folder), inside / "capture")
+    print(f"{number}", file=sys.stderr, flush=True)
+    what = forge(inside / "capture", random.Random(f"{kind} {seed} {number}"))
+    print(f"{number} {what}", file=sys.stderr, flush=True)
+    signal.alarm(SECONDS if bounded else 0)
+    how, why = outcome(kind, inside / "capture", inside / "forged.zarr", teacher(folder))
+    signal.alarm(0)
+    return how, why and f"{kind} {number} {what}: {why}"
+
+
+def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str, Any]:
+    """Forge captures number first..last; how many were refused and imported, and what was wrong."""
+    found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
+    vars(importing)["open_teacher"] = cache(vars(importing)["open_teacher"])  # always the same
+    shutil.rmtree(folder / f"sound-{kind}.zarr", ignore_errors=True)
+    whole = sound(kind, folder)
+    how, why = outcome(kind, whole, folder / f"sound-{kind}.zarr", teacher(folder))
     assert how == "imported", why
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
     for number in range(first, last):
-        chance = random.Random(f"{kind} {seed} {number}")
-        shutil.rmtree(inside)
-        inside.mkdir()
-        source = inside / "capture"
-        shutil.copytree(whole, source)
-        print(f"{number}", file=sys.stderr, flush=True)
-        what = forge(source, chance)
-        print(f"{number} {what}", file=sys.stderr, flush=True)
-        signal.alarm(SECONDS)
-        how, why = outcome(kind, source, inside / "forged.zarr", tokenizer)
-        signal.alarm(0)
+        how, why = attempt(kind, folder, seed, number, bounded=True)
         if how in HOW:
             found[how] += 1
         else:
-            found["wrong"].append(f"{kind} {number} {what}: {why}")
+            found["wrong"].append(why)
     return found
 
 

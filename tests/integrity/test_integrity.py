@@ -25,7 +25,27 @@ def test_a_finding_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row[1:4] == [2, 0, 2] and len(wrong) == 2
 
 
-def test_forged_captures() -> None:
-    rows, wrong = capture_trials.trial(captures=4, seed=3)
-    assert wrong == []
-    assert len(rows) == 5 and all(row[1] + row[2] == 4 for row in rows)  # type: ignore[operator]
+@pytest.mark.parametrize("kind", capture_trials.READ)
+def test_forged_captures(kind: str, tmp_path: Path) -> None:
+    """In this process, so without bounds: a few of each format."""
+    whole, tokenizer = capture_trials.sound(kind, tmp_path), capture_trials.teacher(tmp_path)
+    assert capture_trials.outcome(kind, whole, tmp_path / "a.zarr", tokenizer) == ("imported", "")
+    for number in range(4):
+        how, why = capture_trials.attempt(kind, tmp_path, 3, number, bounded=False)
+        assert how in capture_trials.HOW, why
+
+
+def test_another_store_than_the_capture_is_found(tmp_path: Path) -> None:
+    whole, tokenizer = (
+        capture_trials.sound("speculators", tmp_path),
+        capture_trials.teacher(tmp_path),
+    )
+    target = tmp_path / "a.zarr"
+    assert capture_trials.outcome("speculators", whole, target, tokenizer) == ("imported", "")
+    samples = list(capture_trials.read_speculators(whole))
+    assert capture_trials.unlike(target, samples, 0) == ""
+    assert "tokens left out" in capture_trials.unlike(target, samples[:-1], 0)
+    states = samples[1].states
+    assert states is not None
+    states[2][0, 0] += 1
+    assert "of no sample behind" in capture_trials.unlike(target, samples, 0)
