@@ -1,4 +1,4 @@
-"""Cuts vocabularies: the teacher's WordPiece for a new student, a finished student to another's.
+"""Cuts vocabularies: the teacher's for a new student, a finished student to another's.
 
 Both are baselines of Zhao et al. 2021 (section 6).
 """
@@ -15,37 +15,35 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from teachonce.store import FeatureStore
+from teachonce.student_train.model.kept_pieces import CAN_BE_CUT, cut_model, kept_pieces
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 
 def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None) -> Tokenizer:
-    """Cut the teacher's tokenizer to `size` pieces. It keeps its special and added tokens, every
-    single character that the store's text has, and the pieces that are most frequent there, in the
-    teacher's order. Where the text has fewer pieces, it keeps all of these. With `blocks` the text
-    is theirs alone.
+    """Cut the teacher's tokenizer to `size` pieces: the `kept_pieces` of the store's text. With
+    `blocks` the text is theirs alone.
 
-    Raises UserError unless the teacher's tokenizer is a WordPiece, and where the special tokens and
-    characters alone are more than `size`.
+    Raises UserError for a tokenizer of another kind than CAN_BE_CUT, and as `kept_pieces` does.
     """
     settings: dict[str, Any] = json.loads(store.teacher_file("tokenizer.json"))
-    model = settings["model"]
-    if model["type"] != "WordPiece":
+    kind = settings["model"]["type"]
+    if kind not in CAN_BE_CUT:
         raise UserError(
-            f"--vocab pruned:{size}: a WordPiece vocabulary can be cut, and the teacher's is a"
-            f" {model['type']}; give a size alone, such as 5k"
+            f"--vocab pruned:{size}: a {', '.join(CAN_BE_CUT)} vocabulary can be cut, and the"
+            f" teacher's is a {kind}; give a size alone, such as 5k"
         )
-    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    added = [token["content"] for token in settings["added_tokens"]]
-    return cut_tokenizer(settings, _kept(model, pieces, _counts(store, blocks), added, size))
+    return cut_tokenizer(settings, kept_pieces(settings, _counts(store, blocks), size))
 
 
 def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
     """Cut a tokenizer, as JSON, to pieces and added tokens, which are numbered in their order."""
-    model, number = settings["model"], {piece: i for i, piece in enumerate(kept)}
-    model["vocab"] = {piece: i for piece, i in number.items() if piece in model["vocab"]}
+    number = {piece: i for i, piece in enumerate(kept)}
+    cut_model(settings["model"], kept)
     for token in settings["added_tokens"]:
         token["id"] = number[token["content"]]
+    if padding := settings.get("padding"):
+        padding["pad_id"] = number[padding["pad_token"]]
     _renumber(settings["post_processor"], number)
     return Tokenizer.from_str(json.dumps(settings))
 
@@ -60,29 +58,6 @@ def _counts(store: FeatureStore, blocks: Array | None) -> Array:
     for place in range(len(store.manifest.parts)):
         counts += np.bincount(store.part(place).all("token/id"), minlength=len(counts))
     return counts
-
-
-def _kept(
-    model: dict[str, Any],
-    pieces: list[str],
-    counts: Array,
-    added: list[str],
-    size: int,
-) -> list[str]:
-    ids, prefix = model["vocab"], model["continuing_subword_prefix"]
-    special = {*added, model["unk_token"]}
-    met = [piece for piece in pieces if counts[ids[piece]] and piece not in special]
-    letters = {letter for piece in met for letter in piece.removeprefix(prefix)}
-    needed = {piece for piece in pieces if piece.removeprefix(prefix) in letters} | special
-    if len(needed) > size:
-        raise UserError(
-            f"--vocab pruned:{size}: the special tokens and the characters of the text need"
-            f" {len(needed)} pieces; ask for more"
-        )
-    frequent = sorted((p for p in met if p not in needed), key=lambda p: -counts[ids[p]])
-    kept = needed | set(frequent[: size - len(needed)])
-    # Tokens that were added beside the vocabulary are numbered after it, wherever they are loaded.
-    return [piece for piece in dict.fromkeys((*pieces, *added)) if piece in kept]
 
 
 def _renumber(processor: Any, number: dict[str, int]) -> None:

@@ -80,8 +80,9 @@ class OptionFields:
     vocab: str = option(
         "5k",
         "5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"
-        " pruned:N (the teacher's most frequent pieces) | words, words:N (lower-cased words"
-        " between blanks, all or the most frequent) | mixed-vocab (the store's).",
+        " pruned:N (the teacher's most frequent pieces; WordPiece, Unigram or BPE) | words,"
+        " words:N (lower-cased words between blanks, all or the most frequent) |"
+        " mixed-vocab (the store's).",
         scope={START},
         words=VOCABULARIES,
         paths=True,

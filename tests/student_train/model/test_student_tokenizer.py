@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.model import pruning
 from teachonce.student_train.model.student_tokenizer import (
     student_tokenizer,
     train_wordpiece,
@@ -227,7 +228,10 @@ def test_what_cannot_be_pruned_is_refused(store: FeatureStore, word: str, messag
         student_tokenizer(word, store)
 
 
-def test_only_a_wordpiece_can_be_pruned(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_kind_is_refused(
+    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "CAN_BE_CUT", ("WordPiece",))
     corpus = write_corpus(tmp_path / "corpus.txt", 5)
     unlike = open_store(dumped(tiny_teacher("roberta"), corpus, tmp_path / "store.zarr"))
     with pytest.raises(UserError, match="pruned:500: .* the teacher's is a BPE"):
