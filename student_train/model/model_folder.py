@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
+from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.loading import load, load_network
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.named_start import checked_folder
@@ -37,6 +38,7 @@ class ModelFolder:
         checked_folder(path, option)
         self._model = ResolvedModel(path, path)
         self._config = load(AutoConfig, self._model, option, local_files_only=True)
+        check_checkpoint(self._model, self._config)
         tokenizer = load(AutoTokenizer, self._model, option, local_files_only=True)
         self.tokenizer_json: str = tokenizer.backend_tokenizer.to_str()
 

@@ -28,6 +28,8 @@ DISTILBERT = {
     "ffn.lin2": "output.dense",
     "output_layer_norm": "output.LayerNorm",
 }
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
+"""Names of the activation in the configs of BERT, ModernBERT and DistilBERT."""
 TRANSFORM = "cls.predictions.transform."
 HEADS = {
     "vocab_transform.": f"{TRANSFORM}dense.",
@@ -95,7 +97,21 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: Source) -
         if found:  # a ModernBERT's first layer has no norm before its attention
             _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
     told = ", ".join("+".join(map(str, group)) for group in groups)
-    return f"layers {told} of {count}, cut to {student.config.hidden_size}"
+    unlike = _unlike(student, store)
+    return f"layers {told} of {count}, cut to {student.config.hidden_size}{unlike}"
+
+
+def _unlike(student: PreTrainedModel, store: Source) -> str:
+    """Say what a student does otherwise than the teacher whose layers it starts from: "" for
+    nothing. Weights alone do not carry it."""
+    theirs, own = store.teacher_settings("config.json"), student.config.to_dict()
+    acts = [next((c[n] for n in ACTIVATIONS if c.get(n)), None) for c in (theirs, own)]
+    said = []
+    if acts[0] is not None and acts[0] != acts[1]:
+        said.append(f"activation {acts[1]}, and the teacher's is {acts[0]!r:.40}")
+    if theirs.get("is_decoder"):
+        said.append("reads both ways, and the teacher from left to right")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _check_whole(how: str, student: PreTrainedModel, store: Source) -> None:

@@ -23,6 +23,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
+from tests.sentence_folders import changed
 
 
 def vocabulary_map(store: FeatureStore, tokenizer: Any) -> VocabularyMap:
@@ -152,6 +153,21 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
             checked_plan(options.resolved(), store)
     with pytest.raises(UserError, match="teacher:1@x: expected auto"):
         started("teacher:1@x")
+
+
+def test_what_layers_alone_do_not_carry_is_said(
+    started: Start, other_model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(other_model, tmp_path / "m"))
+    changed(folder, "config.json", hidden_act="relu", is_decoder=True)
+    _, said, _ = started(f"layers:2,4@{folder}", "32x2x4")
+    assert said[1].endswith(
+        "cut to 32 (activation gelu, and the teacher's is 'relu'; reads both ways, and the teacher"
+        " from left to right)"
+    )
+    changed(folder, "config.json", position_embedding_type="relative_key")
+    with pytest.raises(UserError, match="position_embedding_type is 'relative_key'"):
+        started(f"layers:2,4@{folder}", "32x2x4")
 
 
 def test_a_student_as_wide_as_the_teacher_has_its_head(
