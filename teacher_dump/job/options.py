@@ -107,8 +107,9 @@ class DumpOptions:
     )
     corpus: tuple[str, ...] = option(
         (),
-        "Text: .txt (a document a line), .jsonl/.csv/.tsv/.parquet, token/tag .tsv, a folder,"
-        " hf:NAME[@CONFIG][:SPLIT], or python-docs. Repeatable.",
+        "Text: .txt (a document a line), .json/.jsonl/.csv/.tsv/.parquet, words with tags (.tsv,"
+        " .conll, .conllu), packed as .gz/.bz2/.xz/.zst, a folder, hf:NAME[@CONFIG][:SPLIT], or"
+        " python-docs. Repeatable.",
         words=("hf:", "python-docs"),
         paths=True,
         repeated=True,
@@ -117,8 +118,8 @@ class DumpOptions:
     )
     text_column: str | None = option(
         None,
-        "Column with the text in .jsonl/.csv/.tsv/.parquet and hf: sources; A,B: two columns of"
-        " pairs of texts, for a teacher that classifies pairs.",
+        "Column with the text in tables and hf: sources, inside of another column as data.text;"
+        " A,B: two columns of pairs of texts, for a teacher that classifies pairs.",
         check=pair_of,
     )
     student_column: str | None = option(
@@ -129,7 +130,8 @@ class DumpOptions:
     )
     label_column: str | None = option(
         None,
-        "Column with the gold label, by name or number, for a teacher that classifies texts.",
+        "Column with the gold label by name or number, for a teacher that classifies texts; with"
+        " tags or spans, for one that tags words.",
     )
     head: str = option(
         AUTO,

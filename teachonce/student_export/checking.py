@@ -18,6 +18,7 @@ from teachonce.student_export.formats import Run
 from teachonce.student_export.student import Student
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.packed import suffix_of
 
 BATCH = 16
 DRAWN = 64
@@ -57,7 +58,7 @@ def check_of(student: Student, path: Path | None) -> Check:
     """
     if path is None:
         return _agreement(student, drawn(student), f"{DRAWN} texts of random pieces")
-    if path.suffix.lower() == ".txt":
+    if suffix_of(path) == ".txt":
         texts = [line for line in read_lines(path) if line.strip()][:LINES]
         return _agreement(student, texts, f"{len(texts):,} lines of {path.name}")
     if student.kind == "mlm":

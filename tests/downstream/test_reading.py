@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from teachonce.downstream.mlm.text_blocks import read_lines
+from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.qa import Answer, Question, read_questions
 from teachonce.downstream.tasks.tagging import Sentence, read_tagged
@@ -150,3 +153,35 @@ def test_tables_are_those_of_teacher_dump(suffix: str, tmp_path: Path) -> None:
             read(path)
         refusals.append(str(caught.value))
     assert refusals[0] == refusals[1] and refusals[0].startswith(place) and message in refusals[0]
+
+
+def test_classes_have_the_names_of_the_schema(tmp_path: Path) -> None:
+    """As for teacher-dump, also where a file is packed or has columns inside of columns."""
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    rows = {"text": ["a", "b"], "label": [1, 0]}
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    one, two = Classify().read(tmp_path / "a.parquet")
+    assert (one.label, two.label, two.where) == ("pos", "neg", f"{tmp_path / 'a.parquet'}, row 2")
+    with gzip.open(tmp_path / "a.json.gz", "wt") as file:
+        json.dump([{"data": {"text": "a"}, "label": ["pos"]}], file)
+    task = Classify({"text": "data.text"})
+    assert [each.label for each in task.read(tmp_path / "a.json.gz")] == ["pos"]
+    rows = {"text": ["a", "b"], "label": [1, -1]}
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a.parquet, row 2: the text has no label"):
+        Classify().read(tmp_path / "a.parquet")
+
+
+def test_questions_in_an_array_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"question": "who?", "context": "a lamp", "answer": "lamp"}]))
+    assert read_questions(path, {}) == [Question("who?", "a lamp", (Answer("lamp", 2),))]
+
+
+def test_lines_of_tables_are_their_texts(tmp_path: Path) -> None:
+    """A masked LM is not trained on the syntax of JSON."""
+    path = table(tmp_path / "a.jsonl", "id text", [(1, "one"), (2, " "), (3, "three")])
+    assert read_lines(path) == ["one", "three"]
+    path = table(tmp_path / "b.jsonl", "s t", [("a", "b")])
+    with pytest.raises(UserError, match="expected a column 'text', or one of texts alone, got 's'"):
+        read_lines(path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from teachonce.downstream.settings import FineTuneSettings
@@ -232,3 +234,73 @@ def test_wrong_tagged_files_are_refused(content: bytes, message: str, tmp_path: 
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_tagged(path)
+
+
+def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Callable[[str], Any]) -> None:
+    """By predictions that are right everywhere: no word counts as O because it was cut off."""
+    words = ("old", "lamp", "Wolkenkratzer") * 20
+    sentences = [
+        Sentence(words, ("B-X", "I-X", "O") * 20),
+        Sentence(("lamp",), ("B-X",)),
+    ]
+    task = Entities()
+    task.prepare({"train": sentences})
+    rows = task.encode(make_tokenizer("wordpiece"), sentences, 16)
+    (said,) = task.take_notes()
+    assert said.startswith("1 sentence of 2 have more than 16 tokens") and task.take_notes() == []
+    longest = max(len(row["input_ids"]) for row in rows)
+    numbers = np.array([[*r["labels"], *[IGNORED] * (longest - len(r["labels"]))] for r in rows])
+    assert (numbers >= 0).sum() == len(words) + 1 and longest <= 16
+    logits = np.eye(len(task.labels))[np.where(numbers >= 0, numbers, 2)]
+    assert task.score(sentences, rows, logits) == {"entity_f1": 1.0, "accuracy": 1.0}
+
+
+NAMES = ["O", "B-PER", "I-PER"]
+
+
+def test_words_and_tags_of_tables(tmp_path: Path) -> None:
+    """Of a data set with names of its tags, and of exports with spans."""
+    features = Features(
+        {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
+    )
+    rows = {"tokens": [["Bo", "Li", "is"], [], ["x"]], "ner_tags": [[1, 2, 0], [], [0]]}
+    expected = [Sentence(("Bo", "Li", "is"), ("B-PER", "I-PER", "O")), Sentence(("x",), ("O",))]
+    made = Dataset.from_dict(rows, features=features)
+    made.to_parquet(tmp_path / "a.parquet")
+    made.save_to_disk(tmp_path / "saved")
+    spans = [{"text": "Bo Li is", "label": [[0, 5, "PER"]]}, {"text": "x", "label": []}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, spans)))
+    for name in ("a.parquet", "saved", "a.jsonl"):
+        assert Entities().read(tmp_path / name) == expected, name
+    renamed = Entities(columns={"text": "words", "label": "y"})
+    (tmp_path / "b.jsonl").write_text('{"words": ["Bo"], "y": ["B-PER"]}\n')
+    assert renamed.read(tmp_path / "b.jsonl") == [Sentence(("Bo",), ("B-PER",))]
+    for content, told in (
+        ('{"tokens": ["a", "b"], "tags": ["O", null]}', "expected a tag of every word"),
+        ('{"tokens": ["a", "b"], "tags": ["O"]}', "expected a tag for each of 2 words"),
+        ('{"tokens": ["a"]}', "no column 'tags'"),
+        ('{"word": "a"}', "no column 'tokens'"),
+    ):
+        (tmp_path / "b.jsonl").write_text(content)
+        with pytest.raises(UserError, match=f"b.jsonl, line 1: .*{told}"):
+            Entities().read(tmp_path / "b.jsonl")
+    path = tmp_path / "a.tsv"
+    path.write_text("a\tO\n")
+    with pytest.raises(UserError, match="have no columns with names"):
+        renamed.read(path)
+
+
+def test_columns_and_schemes_of_tagged_files(tmp_path: Path) -> None:
+    path = tmp_path / "eng.train"
+    path.write_text("-DOCSTART- -X- O O\n\nBo NNP I-NP I-PER\nLi NNP I-NP I-PER\nis VBZ I-VP O\n")
+    ner, pos = Entities(), PartsOfSpeech()
+    assert ner.read(path) == [Sentence(("Bo", "Li", "is"), ("B-PER", "I-PER", "O"))]
+    assert pos.read(path) == [Sentence(("Bo", "Li", "is"), ("NNP", "NNP", "VBZ"))]
+    assert [line.split(": ")[1] for line in ner.take_notes()] == [
+        "of 4 columns the first holds the words, and column 4 the tags",
+        "tags are IOB1; they are converted to IOB2",
+    ]
+    assert "column 2 the tags" in pos.take_notes()[0]
+    path.write_text("Bo\tB-PER\nLi\tE-PER\nis\tO\nOslo\tS-LOC\n")
+    assert ner.read(path)[0].tags == ("B-PER", "I-PER", "O", "B-LOC")
+    assert ner.take_notes() == [f"{path}: tags are BIOES; they are converted to IOB2"]

@@ -102,6 +102,7 @@ def test_a_pair_that_is_too_long_loses_the_end_of_its_longer_text(
         sep = tokenizer.sep_token_id
         expected = [tokenizer.cls_token_id, *first[: kept - 2], sep, *second[: 31 - kept], sep]
         assert row["input_ids"] == expected
+        assert task.take_notes() == ["1 of 1 pair cut to 32 tokens (--max-length)"]
         assert row["token_type_ids"] == [0] * kept + [1] * (32 - kept)
 
 
