@@ -21,6 +21,9 @@ from teachonce.store.format.value_laws import (
 )
 from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
+FP32 = "the teacher's output is not usable (try --precision fp32)"
+EXACT = "dump with --codec exact"
+
 
 class PartWriter:
     """A part being filled; `StoreWriter.part` makes it and `StoreWriter.publish` stores it.
@@ -89,19 +92,25 @@ class PartWriter:
         seen[numbers] = True
         return numbers
 
-    def _check(self, name: str, rows: Array, bad: Array, what: str) -> None:
+    def _check(self, name: str, rows: Array, bad: Array, what: str, remedy: str = FP32) -> None:
         if bad.any():
             row = int(rows[np.flatnonzero(bad.reshape(len(rows), -1).any(axis=1))[0]])
             sequence = self._sequence(row)
             raise StoreError(
                 f"{self._where}, sequence {sequence}, token {row - self.token_start[sequence]}: "
-                f"{name} {what}; the teacher's output is not usable (try --precision fp32)"
+                f"{name} {what}; {remedy}"
             )
 
     def _lawful(self, name: str, rows: Array, law: Broken | None) -> None:
         """Raise StoreError if a law is broken at the row `law.row` of `rows`."""
         if law is not None:
             self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
+
+    def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
+        """Refuse values that are not finite, and finite ones that the codec cannot hold."""
+        self._check(name, rows, ~np.isfinite(values), "is NaN or infinite")
+        far = np.abs(values) >= limit
+        self._check(name, rows, far, f"is over {limit:.3g}, the most that the codec holds", EXACT)
 
     def _shaped(self, name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
         array = np.asarray(values, np.float32)
@@ -138,7 +147,7 @@ class PartWriter:
             values = hidden.normalise(values, *self._calibration[name])
         limit = hidden.codec.limit
         far = np.abs(values) >= limit
-        self._check(path, numbers, far, f"is more than {limit:.3g} deviations away")
+        self._check(path, numbers, far, f"is more than {limit:.3g} deviations away", EXACT)
         for key, array in hidden.codec.encode(values).items():
             self._arrays[f"{path}/{key}"][numbers] = array
 
@@ -212,8 +221,7 @@ class PartWriter:
         size = self._features.logits.size if self._features.logits else 0
         path, codec = f"view{view}/logits", self._features.level.head
         floats = self._shaped(f"{path}/values", values, (len(numbers), size))
-        bad = ~np.isfinite(floats) | (np.abs(floats) >= codec.limit)
-        self._check(f"{path}/values", numbers, bad, f"is NaN, infinite or over {codec.limit:.3g}")
+        self._check_values(f"{path}/values", numbers, floats, codec.limit)
         for key, array in codec.encode(floats).items():
             self._arrays[f"{path}/{key}"][numbers] = array
 
@@ -249,9 +257,7 @@ class PartWriter:
         spec, codec = self._features.embedding, self._features.level.embedding
         numbers = self._claim(EMBEDDING, sequences)
         values = self._shaped(EMBEDDING, vectors, (len(numbers), spec.width if spec else 0))
-        bad = ~np.isfinite(values) | (np.abs(values) >= codec.limit)
-        rows = self.token_start[numbers]
-        self._check(EMBEDDING, rows, bad, f"is NaN, infinite or over {codec.limit:.3g}")
+        self._check_values(EMBEDDING, self.token_start[numbers], values, codec.limit)
         for key, array in codec.encode(values).items():
             self._arrays[f"{EMBEDDING}/{key}"][numbers] = array
 

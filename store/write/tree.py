@@ -73,14 +73,26 @@ class OutsideParts:
             yield f"teacher/files/{name}", np.frombuffer(data, np.uint8)
         weights = self.weights
         for name, array in weights.items() if isinstance(weights, Mapping) else weights:
-            with np.errstate(over="ignore"):  # not around the yield: the caller may stop there
-                half = np.atleast_1d(array).astype(np.float16)
-            yield f"teacher/weights/{name}", half
+            yield f"teacher/weights/{name}", _half(f"teacher/weights/{name}", array)
         if self.head is not None:
             for key, values in zip(("weight", "bias"), self.head, strict=True):
                 yield f"teacher/head/{key}", np.asarray(values, np.float32)
         for extra in self.extras:
             yield from extra.arrays().items() if extra else ()
+
+
+def _half(name: str, array: Array) -> Array:
+    """Round to float16. Raises StoreError for finite numbers that float16 cannot hold."""
+    with np.errstate(over="ignore"):
+        half = np.atleast_1d(array).astype(np.float16)
+    far = np.isfinite(np.atleast_1d(array)) & ~np.isfinite(half)
+    if far.any():
+        value = float(np.atleast_1d(array)[far][0])
+        raise StoreError(
+            f"{name} has the number {value:.6g}, and a store keeps weights in float16, up to 65504;"
+            " leave the weights out (teacher-dump --no-weights)"
+        )
+    return half
 
 
 def _check_calibration(calibration: Calibration, features: Features) -> Calibration:

@@ -63,21 +63,24 @@ class Accumulator:
 
 @contextmanager
 def tapped(
-    base: nn.Module, layers: int, hidden: Accumulator, attention: Accumulator
+    base: nn.Module, layers: int, length: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
     """While this context is open, give states [B,L,D] and attention maps [B,L,L] of every forward
-    pass of `base` to the accumulators.
+    pass of `base`, over inputs of `length` L, to the accumulators.
 
     State i is the input of layer i + 1, and the last state is the output of the encoder. Final
     norms and convolutions between layers are therefore part of the states, as in transformers' own
-    `hidden_states`. Attention maps are probabilities, averaged over heads.
+    `hidden_states`. If layers pad what they read behind its end, as those of Longformer do, states
+    of the padding are left out. Attention maps are probabilities, averaged over heads. Raises
+    UserError for a layer that sees fewer tokens than the input has, and for maps of another shape.
     """
     handles = []
     modules = find_layers(base, layers)
     for i, layer in enumerate(modules):
-        handles.append(layer.register_forward_pre_hook(_read_state(hidden, i), with_kwargs=True))
+        hook = _read_state(hidden, i, length)
+        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
         if attention.groups:
-            handles += _tap_attention(layer, attention, i + 1)
+            handles += _tap_attention(layer, attention, i + 1, length)
 
     def read_last(_module: nn.Module, _inputs: Any, output: Any) -> None:
         hidden.add(layers, output[0])
@@ -90,18 +93,29 @@ def tapped(
             handle.remove()
 
 
-def _read_state(hidden: Accumulator, number: int) -> Callable[..., None]:
+def _read_state(hidden: Accumulator, number: int, length: int) -> Callable[..., None]:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden.add(number, args[0] if args else kwargs["hidden_states"])
+        state = args[0] if args else kwargs["hidden_states"]
+        if state.shape[1] < length:
+            raise UserError(
+                f"layer {number + 1} reads {state.shape[1]} states of {length} tokens: use --hidden"
+                " none and --attention none, or choose a BERT-like encoder"
+            )
+        hidden.add(number, state[:, :length])
 
     return hook
 
 
-def _tap_attention(layer: nn.Module, attention: Accumulator, number: int) -> list[Any]:
+def _tap_attention(layer: nn.Module, attention: Accumulator, number: int, length: int) -> list[Any]:
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
             raise UserError(f"layer {number} gives no attention maps: use --attention none")
+        if maps.shape[2:] != (length, length):
+            raise UserError(
+                f"the attention maps of layer {number} are not tokens x tokens (its attention is"
+                " sparse or pooled): use --attention none"
+            )
         attention.add(number, maps.mean(dim=1, dtype=torch.float32))
 
     named = [m for m in layer.modules() if "Attention" in type(m).__name__ and m is not layer]

@@ -34,6 +34,7 @@ from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
+from teachonce.teacher_dump.teacher.layer_check import check_layers
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
@@ -118,6 +119,7 @@ class Teacher:
         caches = "use_cache" in inspect.signature(self.base.forward).parameters
         if head.kind == "causal" or (head.kind == EMBEDDING and caches):
             self._arguments["use_cache"] = False  # no next token needs the keys and values
+        self._attend_to_all()
 
     @property
     def reads_types(self) -> bool:
@@ -140,7 +142,7 @@ class Teacher:
         }
         if types is not None and self.reads_types:
             inputs["token_type_ids"] = torch.from_numpy(types).long().to(self.device)
-        with self._taps():
+        with self._taps(ids.shape[1]):
             output = self.model(**inputs, **self._arguments)
         self.hidden.check()
         self.attention.check()
@@ -150,10 +152,10 @@ class Teacher:
             vectors = how.head(output.last_hidden_state, mask, how.prompt_tokens)
         return Activations(self.hidden.take(), self.attention.take(), head_input, vectors)
 
-    def _taps(self) -> AbstractContextManager[None]:
+    def _taps(self, length: int) -> AbstractContextManager[None]:
         if not (self.hidden.groups or self.attention.groups):
             return nullcontext()
-        return tapped(self.base, self.layers, self.hidden, self.attention)
+        return tapped(self.base, self.layers, length, self.hidden, self.attention)
 
     @property
     def narrow(self) -> bool:
@@ -187,15 +189,38 @@ class Teacher:
                 return f"{line}: its {name} holds NaN or infinity in {value.dtype}; {cause}"
         return f"{line}; leave that document out, or take another checkpoint"
 
+    @property
+    def _sparse_from(self) -> int | None:
+        """Tokens up to which a BigBird with sparse attention attends to all of them; None for other
+        models. What it gives for more depends on the longest text of the batch."""
+        if getattr(self.config, "attention_type", None) != "block_sparse":
+            return None
+        return int((5 + 2 * self.config.num_random_blocks) * self.config.block_size)
+
+    def _attend_to_all(self) -> None:
+        """Have a BigBird do at once, and for good, what it would do at its first short batch."""
+        if self._sparse_from is not None:
+            self.base.set_attention_type("original_full")
+
+    def check_layers(self) -> None:
+        """Raise UserError if the layers do not give the states and maps that are asked for."""
+        maps = bool(self.attention.groups)
+        if self.hidden.groups or maps:
+            about = self.base, self.layers, self.max_length(), maps
+            check_layers(self.name, *about, self._arguments)
+
     def max_length(self) -> int | None:
         """Return the longest input in tokens, special ones included; None if it is unknown."""
         positions = getattr(self.config, "max_position_embeddings", None)
+        if self._sparse_from is not None:
+            positions = min(positions or self._sparse_from, self._sparse_from)
         return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 
     def weights(self) -> Iterator[tuple[str, Array]]:
-        """Yield parameters as float16 by name, in a fixed order.
+        """Yield parameters by name, in a fixed order, for a store to keep in float16.
 
         They are those of the encoder, and of a masked-LM head all but its output embeddings.
+        Raises UserError for a finite number that float16 cannot hold.
         """
         found = self.base.state_dict()
         if self.head == "mlm" and self.decoder:
@@ -206,7 +231,7 @@ class Teacher:
             found["decoder.bias"] = self.decoder.bias
         for name, value in sorted(found.items()):
             if value.is_floating_point():
-                yield name, value.to(torch.float16).cpu().numpy()
+                yield name, value.float().cpu().numpy()
 
     def weights_hash(self) -> str:
         """Return the SHA-256 of the names and values of all parameters.
@@ -292,7 +317,7 @@ def load_teacher(
     if found == EMBEDDING:
         how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
         how.head.to(device)
-    return Teacher(
+    teacher = Teacher(
         resolved,
         network,
         tokenizer,
@@ -301,6 +326,8 @@ def load_teacher(
         attention,
         notes=unread(resolved, network.config),
     )
+    teacher.check_layers()
+    return teacher
 
 
 def _static_teacher(

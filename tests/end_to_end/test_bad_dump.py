@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import ROOT, refused, says, tree
+from tests.end_to_end.support import ROOT, ok, refused, says, tree
 
 MB = 1 << 20
 
@@ -236,3 +237,17 @@ def test_out_exists(
     for name in ("file.zarr", "file.h5", "folder.zarr"):
         says(refused(teacher_dump, *words, tmp_path / name), name, "exists", "another name")
     assert (tree(tmp_path), tree(store)) == (before, sealed)
+
+
+def test_weights_beyond_float16_are_told_as_such(
+    tmp_path: Path, folder: Path, corpus: Path
+) -> None:
+    """They are finite, and the teacher runs with them."""
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"][-1, 0] = 1.5e5
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    words = ("--model", folder, "--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu")
+    line = refused(teacher_dump, *words)
+    says(line, "teacher/weights/embeddings.word_embeddings.weight has the number 150000", "65504")
+    assert line.endswith("leave the weights out (teacher-dump --no-weights)")
+    ok(teacher_dump, *words, "--no-weights")

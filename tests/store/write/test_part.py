@@ -164,3 +164,14 @@ def test_bad_counts_masks_and_features() -> None:
             Features(**bad)
     with pytest.raises(StoreError, match="tier must be one of"):
         LogitsSpec("all", 3)
+
+
+def test_numbers_beyond_a_codec_are_told_as_such() -> None:
+    features = features_of(tier="head")
+    writer, part = put_one(features)
+    put = {name: array[:1].copy() for name, array in part.logits[0].items()}
+    for value, message in ((7e4, "over 6.55e.04, the most .*--codec exact"), (np.inf, "infinite")):
+        put["values"][:] = value
+        writer, _ = put_one(features)
+        with pytest.raises(StoreError, match=message):
+            writer.put_head(0, [0], put["values"], put["log_partition"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -145,3 +146,105 @@ def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Callable[...,
     teacher.tokenizer(["a b c"], truncation=True, max_length=4, padding=True)
     stored = json.loads(teacher.files()["tokenizer.json"])
     assert stored["truncation"] is None and stored["padding"] is None
+
+
+@pytest.fixture(scope="module")
+def sparse_teacher(
+    tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], Any]
+) -> Callable[..., Path]:
+    """`sparse_teacher(family, head, **fields)` -> folder of a random model of transformers."""
+    root = tmp_path_factory.mktemp("sparse")
+
+    def saved(family: str, head: str, **fields: Any) -> Path:
+        tokenizer = make_tokenizer("wordpiece")
+        small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        small["intermediate_size"] = 64
+        ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        config = getattr(transformers, f"{family}Config")(
+            **ids, initializer_range=0.2, **({} if family == "Funnel" else small), **fields
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            network = getattr(transformers, f"{family}{head}")(config)
+        folder = root / f"{family}-{head}"
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return saved
+
+
+WINDOWED = {"attention_window": [16, 16], "max_position_embeddings": 300}
+
+
+@pytest.mark.parametrize("head", ["mlm", "classification"])
+def test_layers_that_pad_what_they_read(sparse_teacher: Callable[..., Path], head: str) -> None:
+    """Of texts of other lengths than Longformer's windows; its classifier attends to the first
+    token from all others."""
+    kind = {"mlm": "ForMaskedLM", "classification": "ForSequenceClassification"}[head]
+    folder = sparse_teacher("Longformer", kind, **WINDOWED)
+    teacher = load_teacher(str(folder), head=head, hidden="mean,layer:1", attention="none")
+    ids, present = tokens(teacher)
+    assert len({*present.sum(axis=1) % 16}) > 1 and present.shape[1] % 16
+    got = teacher.run(ids, present)
+    plain = getattr(transformers, f"Longformer{kind}").from_pretrained(folder).eval()
+    for row, length in enumerate(present.sum(axis=1)):
+        one = torch.from_numpy(ids[row : row + 1, :length])
+        with torch.no_grad():
+            want = plain(input_ids=one.long(), output_hidden_states=True)
+        states = [state[0] for state in want.hidden_states]
+        own = {name: values[row, :length] for name, values in got.hidden.items()}
+        close: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+        torch.testing.assert_close(own["layer1"], states[1], **close)
+        torch.testing.assert_close(own["mean"], torch.stack(states[1:]).mean(0), **close)
+        assert got.head_input is not None and teacher.decoder is not None
+        values = got.head_input[row] if head == "classification" else got.head_input[row, :length]
+        logits = torch.cat([each for _, each in teacher.decoder.logits(values.reshape(-1, 32))])
+        torch.testing.assert_close(logits, want.logits[0].reshape(logits.shape), **close)
+
+
+def test_layers_that_are_not_those_of_the_text_are_refused(
+    sparse_teacher: Callable[..., Path],
+) -> None:
+    def refusal(family: str, head: str, hidden: str, attention: str, **fields: Any) -> str:
+        folder = sparse_teacher(family, head, **fields)
+        with pytest.raises(UserError) as error:
+            load_teacher(str(folder), hidden=hidden, attention=attention)
+        return str(error.value)
+
+    line = refusal("Longformer", "ForMaskedLM", "mean", "mean", **WINDOWED)
+    assert "the attention maps of layer 1 are not tokens x tokens" in line
+    assert line.endswith("use --attention none")
+    line = refusal("FNet", "ForMaskedLM", "mean", "mean")
+    assert line.endswith("FNetModel gives no attention maps in its layers: use --attention none")
+    parts = {"segment_means_seq_len": 64, "num_landmarks": 8}  # reads 64 tokens, no more, no fewer
+    line = refusal("Nystromformer", "ForMaskedLM", "mean", "none", **parts)
+    assert "NystromformerModel cannot read a batch of texts of 128 tokens" in line
+    blocks = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64}
+    line = refusal("Funnel", "ForMaskedLM", "mean", "none", **blocks)
+    assert "FunnelModel has no list of its 2 layers" in line
+
+
+def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
+    sparse_teacher: Callable[..., Path],
+) -> None:
+    """Its sparse attention would depend on the longest text of the batch."""
+    folder = sparse_teacher("BigBird", "ForMaskedLM", block_size=16, num_random_blocks=1)
+    teacher = load_teacher(str(folder))
+    assert teacher.max_length() == 7 * 16
+    ids, present = tokens(teacher, 3)
+    plain = AutoModelForMaskedLM.from_pretrained(
+        folder, attn_implementation="eager", attention_type="original_full"
+    ).eval()
+    with torch.no_grad():
+        want = plain(
+            input_ids=torch.from_numpy(ids).long(),
+            attention_mask=torch.from_numpy(present).long(),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+    got, here = teacher.run(ids, present), torch.from_numpy(present)
+    mean = torch.stack(want.hidden_states[1:]).mean(0)
+    torch.testing.assert_close(got.hidden["mean"][here], mean[here], atol=1e-4, rtol=1e-4)
+    maps = torch.stack(want.attentions).mean(dim=(0, 2))
+    torch.testing.assert_close(got.attention["mean"][here], maps[here], atol=1e-4, rtol=1e-4)
