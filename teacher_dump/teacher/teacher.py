@@ -27,6 +27,11 @@ from teachonce.checkpoints.loading import (
     task_of,
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
+from teachonce.checkpoints.sentence_settings import (
+    SentenceSettings,
+    fit_tokenizer,
+    read_classifier,
+)
 from teachonce.checkpoints.static_folder import load_static, static_module
 from teachonce.checkpoints.text_vectors import TextVectors, text_vectors
 from teachonce.checkpoints.tokenizer_folder import tokenizer_files
@@ -307,6 +312,8 @@ def load_teacher(
         )
     check_pieces(tokenizer, getattr(config, "vocab_size", None), resolved.name)
     network, found = load_with_head(resolved, config, head, options)
+    pairs = read_classifier(resolved) if found == "classification" else SentenceSettings()
+    fit_tokenizer(tokenizer, pairs)
     task = task_of(network, found, resolved.name)
     decoder = None
     if found in FACTORIES:

@@ -237,7 +237,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "transformer_task",
             "its states are not those of the encoder",
             "give a model of dense vectors",
-            ("feature-extraction", None),
+            ("feature-extraction", None),  # of a CrossEncoder sequence-classification
         ),
         refused(
             "query_length document_length query_expansion",
@@ -274,7 +274,10 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         harmless("unpad_inputs", "how batches are laid out"),
     ),
     SETTINGS: (
-        honoured("prompts default_prompt_name", "us: `--prompt`, the default without it"),
+        honoured(
+            "prompts default_prompt_name",
+            "us: `--prompt`, the default without it; a CrossEncoder's default prompt is refused",
+        ),
         honoured("truncate_dim", "us: the first numbers of a vector, behind all modules"),
         honoured(
             "similarity_fn_name",
@@ -283,9 +286,15 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         refused(
             "model_type",
             "its outputs are not one dense vector of a text",
-            "give a SentenceTransformer",
+            "give a SentenceTransformer, or dump a CrossEncoder with --head score",
             ("SentenceTransformer", None),
         ),
+        honoured(
+            "activation_fn",
+            "us: what a student's CrossEncoder applies to its logits; several outputs with a"
+            " Sigmoid are several labels",
+        ),
+        harmless("keep_in_fp32_modules", "`--precision` chooses the numbers' width"),
         harmless("__version__ requirements", "notes"),
     ),
     TOKENIZER_SETTINGS: (

@@ -27,6 +27,7 @@ import teachonce.checkpoints.static  # noqa: F401
 from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.sentence_settings import fit_tokenizer, read_classifier
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.checkpoints.weights import check_weights
 from teachonce.store import TaskSpec
@@ -195,6 +196,8 @@ def load_with_head(
     if kind in FACTORIES:
         network, missing = _load(kind, resolved, config, options)
     if network is not None and not missing:
+        if kind == "classification":
+            _take_activation(network.config, read_classifier(resolved).activation)
         if scores and (outputs := network.config.num_labels) != 1:
             raise UserError(
                 f"{resolved.name}: --head score is for one output, and the checkpoint has"
@@ -207,6 +210,18 @@ def load_with_head(
     if any("pooler" in key for key in missing):
         network.pooler = None  # random: it would differ at every load
     return network, EMBEDDING if kind == EMBEDDING else None
+
+
+def _take_activation(config: Any, activation: str | None) -> None:
+    """Note the activation of a CrossEncoder in a config, where it is another one than the config
+    and the number of outputs say: there students take it from."""
+    said = getattr(config, "sentence_transformers", None)
+    own = dict(said) if isinstance(said, dict) else {}
+    default = "Sigmoid" if config.num_labels == 1 else "Identity"
+    older = getattr(config, "sbert_ce_default_activation_function", None)
+    now = str(own.get("activation_fn") or older or default)
+    if activation and activation.rpartition(".")[2] != now.rpartition(".")[2]:
+        config.sentence_transformers = own | {"activation_fn": activation}
 
 
 def _load(
@@ -342,7 +357,9 @@ def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, 
     """
     config = load_config(model)
     tokenizer = _padding_tokenizer(model)
-    network, _ = load_with_head(model, config, head, {"dtype": torch.float32})
+    network, found = load_with_head(model, config, head, {"dtype": torch.float32})
+    if found == "classification":
+        fit_tokenizer(tokenizer, read_classifier(model))
     _match_inputs(tokenizer, network)
     return tokenizer, network
 

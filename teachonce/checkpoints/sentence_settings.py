@@ -31,6 +31,13 @@ OLD_LENGTHS = tuple(
 """Names that LENGTHS had in the first releases of the library."""
 ARGUMENTS = refused_field(LENGTHS, "model_args")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+OUTPUTS = {
+    "feature-extraction": ("last_hidden_state", STATES),
+    "sequence-classification": ("logits", "scores"),
+}
+"""For each task of a transformer that is read the output that the library takes, and the key under
+which it passes it on."""
+VECTORS, CLASSES = OUTPUTS
 OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 
 
@@ -40,7 +47,8 @@ class SentenceSettings:
 
     max_length: the longest text in tokens. lower_case: whether texts are lower-cased before the
     tokenizer. similarity: one of SIMILARITIES. truncate_dim: the first numbers of a vector that
-    remain. None where the folder does not say.
+    remain. activation: the class of torch that a CrossEncoder applies to its logits. None where the
+    folder does not say.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +57,7 @@ class SentenceSettings:
     truncate_dim: int | None = None
     max_length: int | None = None
     lower_case: bool = False
+    activation: str | None = None
 
 
 def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
@@ -99,8 +108,59 @@ def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSett
     folder has none). Raises UserError for fields that are refused or have a wrong value."""
     given = _table(model, SETTINGS)
     check_fields(model.name, SETTINGS, given)
-    length, lower_case = (None, False) if transformer is None else _lengths(model, transformer)
-    return replace(settings_from(given, model.name), max_length=length, lower_case=lower_case)
+    settings = settings_from(given, model.name)
+    if transformer is None:
+        return settings
+    length, lower_case = _lengths(model, transformer, VECTORS)
+    return replace(settings, max_length=length, lower_case=lower_case)
+
+
+def read_classifier(model: ResolvedModel) -> SentenceSettings:
+    """Read the settings of a folder of a CrossEncoder; empty ones of other checkpoints.
+
+    Raises UserError for a prompt that stands before every pair, for modules behind the transformer,
+    and as `read_settings` does.
+    """
+    given = _table(model, SETTINGS)
+    if given.get("model_type") != "CrossEncoder":
+        return SentenceSettings()
+    listed = listed_modules(model) or [("Transformer", "")]
+    if [kind for kind, _ in listed] != ["Transformer"]:
+        raise UserError(
+            f"{model.name}: a CrossEncoder of the modules {', '.join(k for k, _ in listed)}"
+            f" ({MODULES}), expected a Transformer alone, whose logits are the scores; take another"
+            " model"
+        )
+    settings = settings_from(given, model.name)
+    if settings.default_prompt and settings.prompts.get(settings.default_prompt):
+        raise UserError(
+            f"{model.name}: default_prompt_name is {settings.default_prompt!r:.60} in {SETTINGS}: a"
+            " prompt stands before every pair, and a dump of classes or scores puts none; write it"
+            " into the corpus, and set default_prompt_name to null"
+        )
+    length, lower_case = _lengths(model, listed[0][1], CLASSES)
+    activation = _of(model.name, SETTINGS, given, "activation_fn", str)
+    return replace(settings, max_length=length, lower_case=lower_case, activation=activation)
+
+
+def fit_tokenizer(tokenizer: Any, settings: SentenceSettings) -> None:
+    """Let a fast tokenizer lower-case texts and take long ones as the folder says; it overrules the
+    tokenizer's own files, as in the library."""
+    if settings.lower_case:
+        _lower_case(tokenizer.backend_tokenizer)
+    if settings.max_length and settings.max_length > tokenizer.model_max_length:
+        tokenizer.model_max_length = settings.max_length
+
+
+def _lower_case(backend: Any) -> None:
+    """Put a normalizer that lower-cases before those of a tokenizer, unless it lower-cases
+    already."""
+    from tokenizers import normalizers
+
+    own, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣ"
+    as_it_is = normalizers.Sequence(own).normalize_str
+    if as_it_is(sample) != as_it_is(sample.lower()):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
@@ -125,20 +185,23 @@ def check_similarity(model: str, name: object) -> str | None:
     return None if name is None else str(name)
 
 
-def _lengths(model: ResolvedModel, transformer: str) -> tuple[int | None, bool]:
-    """Read the longest text in tokens, and whether texts are lower-cased."""
+def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | None, bool]:
+    """Read the longest text in tokens, and whether texts are lower-cased. The transformer is to do
+    a `task` of OUTPUTS."""
     places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
     given: Mapping[str, Any] = {}
     for file in dict.fromkeys((*places, LENGTHS)):
         if given := _table(model, file):
             break
     fields = dict(flat(given, ARGUMENTS.names))
-    check_fields(model.name, file, given_without(given), kind=LENGTHS)
+    check_fields(model.name, file, given_without(given, ("transformer_task",)), kind=LENGTHS)
+    if given.get("transformer_task") not in (None, task):
+        check_fields(model.name, file, {"transformer_task": given["transformer_task"]}, (), LENGTHS)
     for name, value in fields.items():
         first = name.partition(".")[0]
         if first in ARGUMENTS.names and unlisted(LENGTHS, {name: value}):
             check_field(model.name, file, {first: {name.partition(".")[2]: value}}, ARGUMENTS)
-    _check_outputs(model.name, file, given)
+    _check_outputs(model.name, file, given, *OUTPUTS[task])
     longest = [
         _positive(model.name, file, name, fields.get(name))
         for name in (
@@ -150,24 +213,26 @@ def _lengths(model: ResolvedModel, transformer: str) -> tuple[int | None, bool]:
     return min((n for n in longest if n is not None), default=None), bool(lower)
 
 
-def given_without(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields but for the tables of arguments."""
-    return {name: value for name, value in given.items() if name not in ARGUMENTS.names}
+def given_without(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields but for the tables of arguments, and others."""
+    left_out = (*ARGUMENTS.names, *others)
+    return {name: value for name, value in given.items() if name not in left_out}
 
 
-def _check_outputs(model: str, file: str, given: Mapping[str, Any]) -> None:
-    """Raise UserError unless a text becomes the last states of its tokens."""
+def _check_outputs(
+    model: str, file: str, given: Mapping[str, Any], expected: str, key: str
+) -> None:
+    """Raise UserError unless a text becomes the `expected` output of the transformer."""
     said = given.get("modality_config")
     modes = said if isinstance(said, Mapping) else {"text": {}}
     text = modes.get("text")
-    output = text.get("method_output_name", "last_hidden_state") if isinstance(text, Mapping) else 0
+    output = text.get("method_output_name", expected) if isinstance(text, Mapping) else 0
     features = given.get("module_output_name")
-    if "message" in modes or output != "last_hidden_state" or features not in (None, STATES):
+    if "message" in modes or output != expected or features not in (None, key):
         what = "chat messages" if "message" in modes else f"{output!r} as {features!r}"
         raise UserError(
             f"{model}: {file} reads texts as {what} (modality_config, module_output_name), expected"
-            f" 'last_hidden_state' as {STATES!r}; dump it as a plain checkpoint with --pooling, or"
-            " take another model"
+            f" {expected!r} as {key!r}; take another model"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.checkpoints.sentence_folder import VectorHead, read_sentence_folder
-from teachonce.checkpoints.sentence_settings import SentenceSettings
+from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokenizer
 from teachonce.store.format.features import EmbeddingSpec
 from teachonce.support.errors import UserError
 
@@ -64,10 +64,7 @@ def text_vectors(
             f"{name}: its pooling is for states {pooled} wide, and the transformer's are {width};"
             " copy the whole folder"
         )
-    if settings.lower_case:
-        _lower_case(tokenizer)
-    if settings.max_length and settings.max_length > tokenizer.model_max_length:
-        tokenizer.model_max_length = settings.max_length  # as the library overrules it
+    fit_tokenizer(tokenizer, settings)
     text = _prompt(name, settings, prompt)
     if text and getattr(tokenizer, "truncation_side", "right") == "left":
         raise UserError(
@@ -83,18 +80,6 @@ def text_vectors(
         settings.max_length,
         path.read_bytes() if path else None,
     )
-
-
-def _lower_case(tokenizer: Any) -> None:
-    """Put a normalizer that lower-cases before those of a tokenizer, as the library does, unless
-    it lower-cases already."""
-    from tokenizers import normalizers
-
-    backend, sample = tokenizer.backend_tokenizer, "AbCdÄÉДΣ"
-    own = [] if backend.normalizer is None else [backend.normalizer]
-    as_it_is = normalizers.Sequence(own).normalize_str
-    if as_it_is(sample) != as_it_is(sample.lower()):
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:

@@ -1,0 +1,117 @@
+"""Folders of a CrossEncoder: what their settings say of scores is honoured, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from teachonce.checkpoints.fields import LENGTHS, SETTINGS
+from teachonce.checkpoints.loading import load_with_tokenizer
+from teachonce.checkpoints.names import resolve_model
+from teachonce.store import open_store
+from teachonce.store.format.features import SEVERAL_LABELS
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.teacher import load_teacher
+from tests.end_to_end.support import dumped
+from tests.sentence_folders import TinyTeacher, changed
+
+PAIRS = (("The OLD stories", "were long"), ("A house", "by the Sea"), ("short", "also short"))
+IDENTITY = "torch.nn.modules.linear.Identity"
+SCORES: dict[str, Any] = {"head": "score", "logits": None, "text_column": "one,two"}
+
+
+def saved(
+    tiny_teacher: TinyTeacher, folder: Path, labels: tuple[str, ...] = ("s",), **settings: Any
+) -> Path:
+    """A folder that CrossEncoder of the installed release writes: its activation is in SETTINGS."""
+    from sentence_transformers import CrossEncoder
+
+    base = tiny_teacher("bert", "classification", labels)
+    CrossEncoder(str(base), device="cpu", **settings).save_pretrained(str(folder))
+    return folder
+
+
+def predicted(folder: Path) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(str(folder), device="cpu").predict(PAIRS)
+
+
+def scores(folder: Path, tmp_path: Path) -> Any:
+    corpus = tmp_path / "pairs.csv"
+    corpus.write_text("\n".join(["one,two", *(",".join(pair) for pair in PAIRS)]) + "\n", "utf-8")
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **SCORES))
+    return store, np.array([record.views[0].class_logits[0] for record in store])
+
+
+def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    """Of a folder that lower-cases, with an activation that is in its settings alone."""
+    folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())
+    before = predicted(folder)
+    changed(folder, LENGTHS, do_lower_case=True)
+    wanted = predicted(folder)
+    assert not np.allclose(before, wanted, atol=1e-3)
+    store, found = scores(folder, tmp_path)
+    assert np.allclose(found, wanted, atol=1e-6)
+    about = store.teacher_settings("config.json")["sentence_transformers"]
+    assert about["activation_fn"] == IDENTITY
+    tokenizer, _ = load_with_tokenizer(resolve_model(str(folder)), "classification")
+    assert tokenizer("OLD")["input_ids"] == tokenizer("old")["input_ids"]
+
+
+def test_what_the_library_does_by_itself_is_not_noted(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    folder = saved(tiny_teacher, tmp_path / "m")
+    teacher = load_teacher(str(folder), head="score", attention="none")
+    assert not hasattr(teacher.config, "sentence_transformers")
+    several = saved(tiny_teacher, tmp_path / "n", ("a", "b"), activation_fn=torch.nn.Sigmoid())
+    task = load_teacher(str(several), head="classification", attention="none").task
+    assert task and task.problem_type == SEVERAL_LABELS
+
+
+Spoil = Callable[[Path], Any]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    (
+        (
+            lambda f: changed(f, SETTINGS, prompts={"q": "find: "}, default_prompt_name="q"),
+            "default_prompt_name is 'q' in .*set default_prompt_name to null",
+        ),
+        (
+            lambda f: changed(f, LENGTHS, transformer_task="text-generation"),
+            "transformer_task is 'text-generation'",
+        ),
+        (
+            lambda f: changed(f, LENGTHS, modality_config={"message": {}, "text": {}}),
+            "reads texts as chat messages",
+        ),
+        (
+            lambda f: (f / "modules.json").write_text(
+                '[{"type": "sentence_transformers.X.Transformer", "path": ""},'
+                ' {"type": "sentence_transformers.X.LogitScore", "path": "1"}]'
+            ),
+            "a CrossEncoder of the modules Transformer, LogitScore",
+        ),
+    ),
+)
+def test_settings_that_are_refused(
+    tiny_teacher: TinyTeacher, tmp_path: Path, spoil: Spoil, line: str
+) -> None:
+    folder = saved(tiny_teacher, tmp_path / "m")
+    spoil(folder)
+    with pytest.raises(UserError, match=line):
+        load_teacher(str(folder), head="score", attention="none")
+
+
+def test_a_cross_encoder_makes_no_vectors(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    folder = saved(tiny_teacher, tmp_path / "m")
+    with pytest.raises(UserError, match="model_type is 'CrossEncoder' .*--head score"):
+        load_teacher(str(folder), head="embedding", attention="none")
