@@ -214,7 +214,7 @@ class FeatureStore(Sequence[Record]):
             for name in self.features.level.embedding.names:
                 reader.check(f"{EMBEDDING}/{name}")
             found.append(reader.vectors(0, reader.part.counts.sequences))
-        return np.concatenate(found)
+        return finite(np.concatenate(found), f"{self.path}: {EMBEDDING}")
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
         """Texts as of `texts`, of pairs the first, then the second. StoreError for no pair."""
