@@ -325,7 +325,7 @@ def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> t
     what = forge(inside / "capture", random.Random(f"{kind} {seed} {number}"))
     print(f"{number} {what}", file=sys.stderr, flush=True)
     signal.alarm(SECONDS if bounded else 0)
-    how, why = outcome(kind, inside / "capture", inside / "forged.zarr", teacher(folder))
+    how, why = outcome(kind, inside / "capture", inside / "forged.h5", teacher(folder))
     signal.alarm(0)
     return how, why and f"{kind} {number} {what}: {why}"
 
@@ -334,9 +334,9 @@ def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str,
     """Forge captures number first..last; how many were refused and imported, and what was wrong."""
     found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
     vars(importing)["open_teacher"] = cache(vars(importing)["open_teacher"])  # always the same
-    shutil.rmtree(folder / f"sound-{kind}.zarr", ignore_errors=True)
+    (folder / f"sound-{kind}.h5").unlink(missing_ok=True)
     whole = sound(kind, folder)
-    how, why = outcome(kind, whole, folder / f"sound-{kind}.zarr", teacher(folder))
+    how, why = outcome(kind, whole, folder / f"sound-{kind}.h5", teacher(folder))
     assert how == "imported", why
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
