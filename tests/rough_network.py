@@ -37,6 +37,7 @@ ANSWERS = {
     "conditional": (501, "NotImplemented", "A header implies what is not implemented."),
 }
 XML = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message></Error>'
+PAGE = b"<!doctype html><html><body>Please log in.</body></html>"
 Answer = tuple[int, list[tuple[str, str]], bytes, str | None]  # the last: a length without a body
 HOP = {"connection", "transfer-encoding", "content-length", "server", "date", "keep-alive"}
 
@@ -47,8 +48,9 @@ class Weather:
 
     A fault is a key of ANSWERS, or "reset" (before the answer), "torn" (a reset in the middle of
     the body), "truncated" (the body ends early), "short" (and its length is declared so), "whole"
-    (Range is ignored), "flipped" (a bit), "unmatched" (a bit, and the server's checksum of the body
-    comes with it), "slow" (the body comes in drops), or "stalled" (nothing comes).
+    (Range is ignored), "page" (a web page with status 200, as a login sends it), "flipped" (a bit),
+    "unmatched" (a bit, and the server's checksum of the body comes with it), "slow" (the body
+    comes in drops), or "stalled" (nothing comes).
     """
 
     faults: dict[str, float] = field(default_factory=dict)
@@ -117,6 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "stalled":
             time.sleep(self.server.weather.stall)
             self._reset()
+        elif fault == "page":
+            self._send(200, [("Content-Type", "text/html")], PAGE)
         elif fault in ANSWERS:
             status, code, message = ANSWERS[fault]
             region = [("x-amz-bucket-region", "eu-west-1")] if status == 301 else []

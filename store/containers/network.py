@@ -135,6 +135,18 @@ def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
     raise WrongLength(f"{len(data):,} bytes of {name} came, expected {expected:,}")
 
 
+def check_metadata(path: str, file: str, data: bytes | None) -> None:
+    """Raise StoreError if the root of a store is missing behind an address, and Unreachable for a
+    web page in the place of a file: a proxy or a login page answers so, with status 200."""
+    if data is None and file == "zarr.json":
+        raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
+    if data is not None and data.lstrip()[:1] == b"<":
+        raise Unreachable(
+            f"{path}: cannot be reached: {file}: a web page came, not a file of a store; check the"
+            f" address, {CREDENTIALS}, and whether a proxy or a login is on the way"
+        )
+
+
 def passing(error: BaseException) -> bool:
     """Whether an error may not occur again if the request is repeated."""
     if answer := answer_of(error):

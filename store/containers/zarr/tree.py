@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.far import Far, Range
 from teachonce.store.containers.interface import Flaw, Make, Slices, damaged_chunks
-from teachonce.store.containers.network import ABSENT, fetches, surely
+from teachonce.store.containers.network import ABSENT, check_metadata, fetches, surely
 from teachonce.store.containers.untrusted import MAX_JSON, check_size
 from teachonce.store.containers.zarr.far_shards import RUN, FarSlices
 from teachonce.store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
@@ -217,10 +217,9 @@ class ZarrSource:
     def _node(self, name: str) -> dict[str, Any]:
         file = f"{name}/zarr.json".lstrip("/")
         data = self.bytes(file)
+        if self.remote:
+            check_metadata(self.path, file, data)
         if data is None:
-            if self.remote and not name:
-                problem = "there is no Zarr store (no zarr.json); check the address"
-                raise StoreError(f"{self.path}: {problem}")
             raise StoreError(f"{self.path}: {file} is missing")
         if len(self._digests) > MAX_DIGESTS:
             self._digests = {}
