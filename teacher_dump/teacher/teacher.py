@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import longest_input
 from teachonce.checkpoints.field_checks import unread
-from teachonce.checkpoints.fields import SETTINGS
+from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
@@ -30,6 +30,7 @@ from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
 from teachonce.checkpoints.sentence_settings import (
     SentenceSettings,
     fit_tokenizer,
+    listed_modules,
     read_classifier,
 )
 from teachonce.checkpoints.static_folder import load_static, static_module
@@ -331,10 +332,17 @@ def load_teacher(
         Head(found, decoder, task, how),
         hidden,
         attention,
-        notes=unread(resolved, network.config),
+        notes=[*unread(resolved, network.config), *_replaced(resolved, vectors)],
     )
     teacher.check_layers()
     return teacher
+
+
+def _replaced(model: ResolvedModel, vectors: VectorWords) -> list[str]:
+    """Say that --pooling takes the place of what a folder of sentence-transformers has."""
+    if not (vectors.pooling and listed_modules(model)):
+        return []
+    return [f"{MODULES}: --pooling {vectors.pooling} replaces its modules, prompts and lengths"]
 
 
 def _static_teacher(

@@ -199,7 +199,9 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
         check_fields(model.name, file, {"transformer_task": given["transformer_task"]}, (), LENGTHS)
     for name, value in fields.items():
         first = name.partition(".")[0]
-        if first in ARGUMENTS.names and unlisted(LENGTHS, {name: value}):
+        if first == name and first in ARGUMENTS.names:  # no table
+            check_field(model.name, file, {name: value}, ARGUMENTS)
+        elif first in ARGUMENTS.names and unlisted(LENGTHS, {name: value}):
             check_field(model.name, file, {first: {name.partition(".")[2]: value}}, ARGUMENTS)
     _check_outputs(model.name, file, given, *OUTPUTS[task])
     longest = [
@@ -224,7 +226,7 @@ def _check_outputs(
 ) -> None:
     """Raise UserError unless a text becomes the `expected` output of the transformer."""
     said = given.get("modality_config")
-    modes = said if isinstance(said, Mapping) else {"text": {}}
+    modes = {"text": {}} if said is None else said if isinstance(said, Mapping) else {}
     text = modes.get("text")
     output = text.get("method_output_name", expected) if isinstance(text, Mapping) else 0
     features = given.get("module_output_name")

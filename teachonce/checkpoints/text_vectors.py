@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from teachonce.checkpoints.fields import SETTINGS
+import torch
+
+from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.checkpoints.sentence_folder import VectorHead, read_sentence_folder
 from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokenizer
 from teachonce.store.format.features import EmbeddingSpec
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, first_line
 
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
 """The words of --pooling, and the names of `Pooling`'s modes for them."""
@@ -64,6 +66,7 @@ def text_vectors(
             f"{name}: its pooling is for states {pooled} wide, and the transformer's are {width};"
             " copy the whole folder"
         )
+    _check_fit(head.eval(), name)
     fit_tokenizer(tokenizer, settings)
     text = _prompt(name, settings, prompt)
     if text and getattr(tokenizer, "truncation_side", "right") == "left":
@@ -74,11 +77,28 @@ def text_vectors(
         )
     path = finder(model)(SETTINGS)
     return TextVectors(
-        head.eval(),
+        head,
         text,
         _prompt_tokens(tokenizer, text),
         settings.max_length,
         path.read_bytes() if path else None,
+    )
+
+
+def _check_fit(head: VectorHead, name: str) -> None:
+    """Raise UserError for modules of which one does not give what the next one reads."""
+    states = torch.zeros(1, 3, head.states_width)
+    why = "they give no vector"
+    try:
+        with torch.inference_mode():
+            shape = list(head(states, torch.ones(1, 3, dtype=torch.bool)).shape)
+        if shape == [1, head.width] and head.width:
+            return
+        why = f"they give {shape[-1]} numbers, expected {head.width}"
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        why = first_line(error)
+    raise UserError(
+        f"{name}: its modules do not fit together ({MODULES}): {why}; copy the whole folder"
     )
 
 
@@ -89,6 +109,11 @@ def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
     """
     prompts = settings.prompts
     chosen = settings.default_prompt if name is None else name
+    if name is None and chosen and chosen not in prompts:
+        raise UserError(
+            f"{model}: default_prompt_name is {chosen!r:.60} in {SETTINGS}, and its prompts are"
+            f" {', '.join(prompts) or 'none'}; give --prompt NAME, or --prompt '' for none"
+        )
     if chosen and chosen not in prompts:
         raise UserError(
             f"--prompt {chosen}: {model} has no such prompt; it has: {', '.join(prompts) or 'none'}"

@@ -18,10 +18,10 @@ from teachonce.checkpoints.fields import CONFIG, FIELDS, LENGTHS, SETTINGS
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.teacher import VectorWords, load_teacher
 from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import dumped, ok, says
-from tests.sentence_folders import TinyTeacher, changed, modules, normalize, pooling
+from tests.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
 from tests.texts import ENGLISH
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +228,16 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
         lambda f: changed(f, LENGTHS, processing_kwargs={"text": {"add_special_tokens": False}}),
         "processing_kwargs is .*add_special_tokens",
     ),
+    "no table": (lambda f: changed(f, LENGTHS, model_args=7), "model_args is 7"),
+    "no outputs": (lambda f: changed(f, LENGTHS, modality_config=7), "reads texts as 0"),
+    "no modes": (
+        lambda f: changed(f, "1_Pooling/config.json", pooling_mode=[]),
+        "its modules do not fit together .modules.json.: torch.cat",
+    ),
+    "unknown default": (
+        lambda f: changed(f, SETTINGS, default_prompt_name="swirl"),
+        "default_prompt_name is 'swirl' .*give --prompt NAME, or --prompt '' for none",
+    ),
     "new field": (
         lambda f: changed(f, "2_Normalize/config.json", order=1),
         "2_Normalize/config.json has order, which no Normalize that is installed reads",
@@ -253,6 +263,21 @@ def test_settings_of_vectors_that_are_refused(embedder: Path, tmp_path: Path, na
     with pytest.raises(UserError, match=line) as error:
         load_teacher(str(folder), head="embedding", attention="none")
     assert "\n" not in str(error.value)
+
+
+def test_modules_that_do_not_fit_together(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+    parts = (pooling("mean"), dense(32, 8), dense(9, 8))
+    folder = modules(*parts, base=tiny_teacher("bert"), folder=tmp_path / "m")
+    with pytest.raises(UserError, match="its modules do not fit together .*mat1 and mat2"):
+        load_teacher(str(folder), head="embedding", attention="none")
+
+
+def test_a_pooling_in_the_place_of_modules_is_said(embedder: Path) -> None:
+    words = VectorWords(pooling="cls")
+    teacher = load_teacher(str(embedder), head="embedding", attention="none", vectors=words)
+    assert teacher.notes == [
+        "modules.json: --pooling cls replaces its modules, prompts and lengths"
+    ]
 
 
 HONOURED: dict[str, Spoil] = {
