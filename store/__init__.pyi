@@ -14,7 +14,6 @@ from teachonce.store.read.store import open_store as open_store
 from teachonce.store.read.stream import Batch as Batch
 from teachonce.store.read.stream import HiddenBatch as HiddenBatch
 from teachonce.store.write.part import PartWriter as PartWriter
-from teachonce.store.write.tree import OutsideParts as OutsideParts
 from teachonce.store.write.writer import StoreWriter as StoreWriter
 from teachonce.support.errors import UserError as UserError
 

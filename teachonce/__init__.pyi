@@ -18,7 +18,6 @@ from teachonce.store import FeatureStore as FeatureStore
 from teachonce.store import HiddenBatch as HiddenBatch
 from teachonce.store import Logits as Logits
 from teachonce.store import LogitsSpec as LogitsSpec
-from teachonce.store import OutsideParts as OutsideParts
 from teachonce.store import PartWriter as PartWriter
 from teachonce.store import Record as Record
 from teachonce.store import Sequences as Sequences

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from teachonce.store import Features, LogitsSpec, OutsideParts, PartWriter, Sequences, StoreWriter
+from teachonce.store import Features, LogitsSpec, PartWriter, Sequences, StoreWriter
 from teachonce.support.arrays import Array
 
 VOCABULARY, MAX_LENGTH = 30522, 256
@@ -38,7 +38,7 @@ def make_store(path: Path, tokens: int, features: Features, seed: int = 0) -> No
         path,
         identity={"teacher": {"id": "synthetic"}, "corpus": {"hash": str(seed)}},
         features=features,
-        outside=OutsideParts({"mean": (np.zeros_like(scale), scale)}),
+        calibration={"mean": (np.zeros_like(scale), scale)},
     )
     rng = np.random.default_rng(seed)
     lengths = np.exp(rng.normal(np.log(MEDIAN), SPREAD, tokens // 20 + 1))

@@ -23,7 +23,6 @@ from teachonce.store.read.part_laws import check_values
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
 from teachonce.store.tools.verify import outside_entries, verify_store
-from teachonce.store.write.tree import OutsideParts
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.errors import ANOTHER, UserError
@@ -150,14 +149,12 @@ def begin_copy(
         path,
         identity,
         features,
-        OutsideParts(
-            store.calibration,
-            store.teacher_files(),
-            pairs(),
-            store.head() if head else None,
-            (MixedVocab.stored(store), WordCounts.stored(store) if words else None),
-        ),
         software=store.meta["software"],
+        calibration=store.calibration,
+        files=store.teacher_files(),
+        weights=pairs(),
+        head=store.head() if head else None,
+        extras=(MixedVocab.stored(store), WordCounts.stored(store) if words else None),
     )
     theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
     unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]

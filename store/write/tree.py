@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,6 +41,16 @@ class Extra(Protocol):
 
     def arrays(self) -> dict[str, Array]:
         """The arrays to store, by path."""
+
+
+class OutsideWords(TypedDict, total=False):
+    """The fields of `OutsideParts` as arguments of `StoreWriter.create_or_resume`."""
+
+    calibration: Calibration
+    files: Mapping[str, bytes]
+    weights: Mapping[str, Array] | Iterable[tuple[str, Array]]
+    head: tuple[ArrayLike, ArrayLike] | None
+    extras: tuple[Extra | None, ...]
 
 
 @dataclass(frozen=True, eq=False)

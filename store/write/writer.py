@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from numpy.typing import ArrayLike
 
@@ -61,20 +61,23 @@ class StoreWriter:
         path: str | Path,
         identity: Mapping[str, Any],
         features: Features,
-        outside: tree.OutsideParts,
         *,
         software: Mapping[str, Any] | None = None,
         lease: Lease | None = None,
+        **outside: Unpack[tree.OutsideWords],
     ) -> StoreWriter:
         """Create a store, or resume an unfinished one of the same identity and features.
 
-        A resumed store retains the arrays of `outside` that it has; those that `repair` has
+        `outside` is what it holds outside its parts: `calibration`, the mean and deviation [D] of
+        each hidden state; the teacher's `files` and `weights` by name; `head`, the weight [V, D]
+        and bias [V] of its LM head, for logits of tier `head`; `extras`, what few stores have.
+        A resumed store retains those of these arrays that it has; those that `repair` has
         quarantined are written again, and must have the same values. If the caller gives its own
         `lease` of the store, other processes may be writing parts: their unfinished parts are not
         touched, and the software must be the same. Raises UserError if the path is taken, or its
         store has other arguments; StoreError if the store is damaged.
         """
-        shared = lease is not None
+        shared, arrays = lease is not None, tree.OutsideParts(**outside)
         existing.check(path, shared)
         staging = staging_of(path)
         attributes = existing.begun_as(identity, features, software)
@@ -91,9 +94,9 @@ class StoreWriter:
                 if existing.is_continued(staging, attributes):
                     existing.check_parts(staging)
                     found = existing.root_of(staging) or {}
-                    tree.complete(staging, found, features, outside)
+                    tree.complete(staging, found, features, arrays)
                 else:
-                    tree.create(staging, attributes, outside.arrays(features))
+                    tree.create(staging, attributes, arrays.arrays(features))
                 return StoreWriter(staging, existing.root_of(staging) or attributes, right)
             except BaseException:
                 with suppress(OSError, UserError):

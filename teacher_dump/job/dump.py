@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teachonce.store import Features, OutsideParts, StoreWriter, open_store
+from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
@@ -149,13 +149,11 @@ def begin_store(
         plan.options.out,
         identity=plan.identity,
         features=plan.features,
-        outside=OutsideParts(
-            calibration=growth.calibration if growth else calibration(plan, first),
-            files=teacher.files(),
-            weights=teacher.weights() if plan.options.weights else {},
-            head=teacher.head_arrays() if logits and logits.tier == "head" else None,
-            extras=(plan.stage_one.vocab if plan.stage_one else None, words),
-        ),
+        calibration=growth.calibration if growth else calibration(plan, first),
+        files=teacher.files(),
+        weights=teacher.weights() if plan.options.weights else {},
+        head=teacher.head_arrays() if logits and logits.tier == "head" else None,
+        extras=(plan.stage_one.vocab if plan.stage_one else None, words),
         software=software(),
         lease=lease,
     )

@@ -18,7 +18,7 @@ from math import ceil
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from teachonce.store import OutsideParts, StoreWriter
+from teachonce.store import StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
@@ -245,13 +245,11 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
         sampled.options.out,
         identity={},  # of a store that nobody reads: the teacher's weights need no hash
         features=sampled.features,
-        outside=OutsideParts(
-            calibration=calibration(sampled, windows),
-            files=teacher.files(),
-            weights=_some(teacher) if sampled.options.weights else {},
-            head=teacher.head_arrays() if logits and logits.tier == "head" else None,
-            extras=(words,),
-        ),
+        calibration=calibration(sampled, windows),
+        files=teacher.files(),
+        weights=_some(teacher) if sampled.options.weights else {},
+        head=teacher.head_arrays() if logits and logits.tier == "head" else None,
+        extras=(words,),
     )
     part, check = NumberedPart(0, 0, windows), lambda tokens: stop.check()
     with closing(writer):

@@ -25,7 +25,7 @@ from teachonce.align import (
     align_reduce,
     align_span,
 )
-from teachonce.store import Features, FeatureStore, OutsideParts, StoreWriter, open_store
+from teachonce.store import Features, FeatureStore, StoreWriter, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import ranges
 from teachonce.teacher_dump.corpus.documents import Corpus
@@ -152,9 +152,7 @@ def through_store(windows: list[Window], path: Path, tokenizer: Any) -> tuple[li
         path,
         identity={"corpus": "odd"},
         features=features,
-        outside=OutsideParts(
-            files={"tokenizer.json": tokenizer.backend_tokenizer.to_str().encode()}
-        ),
+        files={"tokenizer.json": tokenizer.backend_tokenizer.to_str().encode()},
     )
     part = writer.part(0, [len(window.ids) for window in windows])
     part.set_sequences(sequences_of(windows, features))

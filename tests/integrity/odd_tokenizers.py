@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.processes import finish, fork, in_small_parts
-from teachonce.store import OutsideParts, StoreWriter, open_store
+from teachonce.store import StoreWriter, open_store
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from tests.conftest import TOKENIZER_OF, _model, _tokenizer
@@ -173,8 +173,8 @@ def rewritten(source: Path, target: Path, files: dict[str, bytes]) -> None:
         weights = store.teacher_weights()
         writer = StoreWriter.create_or_resume(
             target, store.identity, store.features,
-            OutsideParts(store.calibration, files, {name: weights[name] for name in weights}),
-            software=store.meta["software"],
+            software=store.meta["software"], calibration=store.calibration, files=files,
+            weights={name: weights[name] for name in weights},
         )  # fmt: skip
         with closing(writer):
             for place, part in enumerate(store.manifest.parts):

@@ -13,7 +13,6 @@ from teachonce.store import (
     EmbeddingSpec,
     Features,
     LogitsSpec,
-    OutsideParts,
     Sequences,
     StoreWriter,
     TaskSpec,
@@ -197,17 +196,14 @@ def begin(path: Path | str, features: Features, **changes: Any) -> StoreWriter:
         size = (features.vocabulary, features.logits.size)
         head = (rng.normal(size=size), np.zeros(features.vocabulary))
     arguments: dict[str, Any] = {"identity": IDENTITY, "features": features, "software": SOFTWARE}
-    outside: dict[str, Any] = {
+    arguments |= {
         "calibration": calibration_of(features),
         "files": {"tokenizer.json": TOKENIZER, "config.json": b"{}"},
         "weights": {"embeddings.word_embeddings.weight": np.eye(8, 4), "pooler.bias": np.ones(4)},
         "head": head,
         "extras": (),
     }
-    outside |= {key: changes.pop(key) for key in outside.keys() & changes.keys()}
-    return StoreWriter.create_or_resume(
-        path, outside=OutsideParts(**outside), **(arguments | changes)
-    )
+    return StoreWriter.create_or_resume(path, **(arguments | changes))
 
 
 def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> None:

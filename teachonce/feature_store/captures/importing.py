@@ -24,7 +24,7 @@ from teachonce.feature_store.captures.sample import (
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
 from teachonce.feature_store.captures.token_texts import Spelling, Stretch, spelling_of, stretches
-from teachonce.store import EmbeddingSpec, Features, LogitsSpec, OutsideParts, StoreWriter
+from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter
 from teachonce.store.format.features import Calibration
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
@@ -292,7 +292,8 @@ def _write(
             options.target,
             identity=described,
             features=features,
-            outside=OutsideParts(_calibration(options, first, features), files),
+            calibration=_calibration(options, first, features),
+            files=files,
             software=software(),
         )
     ) as writer:

@@ -19,7 +19,8 @@ import h5py
 import numpy as np
 import pytest
 
-from teachonce.store import Features, OutsideParts, StoreError, StoreWriter, UserError, open_store
+from teachonce.store import Features, StoreError, StoreWriter, UserError, open_store
+from teachonce.store.write.tree import OutsideParts
 from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
 
 EXT = ("zarr", "h5")

@@ -55,13 +55,13 @@ def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
     backend = train_wordpiece(ENGLISH, 180, None)
     settings = json.dumps(json.loads(good.settings)).encode()
     wrong = dataclasses.replace(good, tokenizer=backend.to_str().encode(), settings=settings)
-    from teachonce.store import OutsideParts, StoreWriter
+    from teachonce.store import StoreWriter
     from teachonce.store.tools.copy import copy_part
 
     writer = StoreWriter.create_or_resume(
         tmp_path / "wrong.zarr", store.identity, store.features,
-        OutsideParts(store.calibration, store.teacher_files(), extras=(wrong,)),
-        software=store.meta["software"],
+        software=store.meta["software"], calibration=store.calibration,
+        files=store.teacher_files(), extras=(wrong,),
     )  # fmt: skip
     copy_part(writer, 0, store, 0, store, 0)
     writer.seal()
