@@ -98,7 +98,7 @@ class DiskCache:
     @contextmanager
     def _counted(self) -> Iterator[_Count]:
         """Hold the lock, and the bytes that are taken. Raises OSError."""
-        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = files.open_ordinary(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if files.lock(file, wait=True) is None:
                 raise OSError(f"{self.folder}: its file system has no locks; choose a local disk")
@@ -147,8 +147,9 @@ class DiskCache:
         damaged one is removed."""
         path = self._path(store, name, begin, end)
         try:
-            data = np.fromfile(path, np.uint8)  # a map would keep the room of what is removed
-            os.utime(path)
+            with os.fdopen(files.open_ordinary(path), "rb") as file:
+                data = np.fromfile(file, np.uint8)  # a map would keep the room of what is removed
+                os.utime(file.fileno())
         except OSError:
             return None
         payload = data[: -END.size]
@@ -187,10 +188,9 @@ class DiskCache:
         self, taken: _Count, path: Path, size: int, data: tuple[memoryview | bytes, ...]
     ) -> None:
         taken.add(size)  # before there is a file: a kill leaves less than is counted
-        new = path.with_name(f"{files.UNFINISHED}{path.name}")
+        new = path.with_name(f"{files.UNFINISHED}{path.name}-{os.urandom(8).hex()}")
         try:
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            with os.fdopen(file, "wb") as opened:
+            with os.fdopen(files.create(new, 0o644), "wb") as opened:
                 opened.writelines(data)
             os.rename(new, path)
         except OSError:

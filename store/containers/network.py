@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 from teachonce.store.errors import StoreError, Unreachable
 from teachonce.support.console import counted
 from teachonce.support.errors import first_line
+from teachonce.support.redaction import redacted
 
 Result = TypeVar("Result")
 
@@ -189,9 +190,12 @@ def _remedy(error: BaseException) -> str:
 class Line:
     """Sends requests to the place of a store, and repeats them for as long as seems worth it."""
 
-    url: str
+    url: str  # for people, without a password
     answered: bool = False
     logged: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.url = redacted(self.url)
 
     @property
     def patience(self) -> float:

@@ -7,11 +7,11 @@ a store that no line can be written next to is in the user's cache folder, by th
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from teachonce.store.format.manifest import Manifest
 from teachonce.support import files
 from teachonce.support.cache_folder import cache_folder
+from teachonce.support.redaction import redacted
 
 MAX_BYTES = 2**23  # of a list: it may be a stranger's
 _said = set[str]()  # lists that could not be written, which was logged
@@ -60,8 +61,8 @@ def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum:
     """Add a line to the list of the store at `path`, unless it is there; call it before anything is
     written to `target`. A list that cannot be written is no error: that is logged, once."""
     text, place = text_key(manifest), str(target)
-    if "://" not in place and kind != "hub":
-        place = os.path.abspath(place)
+    local = "://" not in place and kind != "hub"
+    place = os.path.abspath(place) if local else redacted(place)
     entry = Derived(kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum)
     if "://" in path:
         _add_own(entry, path)
@@ -88,7 +89,7 @@ def _add_own(entry: Derived, path: str) -> None:
             _said.add(path)
             logging.getLogger(__name__).warning(
                 "%s: what is made of it cannot be noted (%s): `feature-store forget` does not name"
-                " it", path, files.cause(error),
+                " it", redacted(path), files.cause(error),
             )  # fmt: skip
 
 
@@ -96,12 +97,10 @@ def _add(file: Path, entry: Derived) -> None:
     """Append a line in one write, so that processes do not mix theirs. Raises OSError."""
     if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
         return
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    opened = os.open(file, flags, 0o666)
+    opened = files.open_ordinary(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
-        about = os.fstat(opened)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_BYTES:
-            raise OSError(f"{file.name} is not an ordinary file, or too large")
+        if os.fstat(opened).st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
         os.write(opened, (json.dumps(entry._asdict()) + "\n").encode())
     finally:
         os.close(opened)
@@ -118,14 +117,11 @@ def _lines(file: Path) -> Iterator[Derived]:
 def _read(file: Path) -> bytes:
     """Read an ordinary file, not through a link; nothing of anything else."""
     try:
-        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        opened = files.open_ordinary(file)
     except OSError:
         return b""
-    try:
-        ordinary = stat.S_ISREG(os.fstat(opened).st_mode)
-        return os.read(opened, MAX_BYTES + 2**16) if ordinary else b""
-    finally:
-        os.close(opened)
+    with os.fdopen(opened, "rb") as data:
+        return data.read(MAX_BYTES + 2**16)
 
 
 def _entry(line: str) -> Derived | None:

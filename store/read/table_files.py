@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -97,8 +98,9 @@ def dataset_of(
     note(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:  # another process may be writing it
-            files.lock(lock.fileno(), wait=True)
+        locked = files.open_ordinary(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+        with os.fdopen(locked, "wb"):  # another process may be writing it
+            files.lock(locked, wait=True)
             if not path.exists():
                 with files.begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
                     for batch in table.batches():

@@ -11,7 +11,7 @@ from teachonce.store.format.identity import corpora, sources
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.info import describe, info_lines
 from teachonce.support.console import counted, readable
-from teachonce.support.hub import without_secrets
+from teachonce.support.redaction import publishable
 
 SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 TASKS = {"classification": "text-classification", "tagging": "token-classification"}
@@ -108,9 +108,9 @@ def _teacher_of(store: FeatureStore) -> str:
 def _facts(store: FeatureStore) -> str:
     """Return what `feature-store info` tells, without paths of the machine that made the store."""
     lines = "\n".join(info_lines(store))
-    for path in _paths(store):
+    for path in _paths(store):  # they may hold blanks
         lines = lines.replace(path, PurePath(path).name)
-    return str(without_secrets(lines.replace("```", "'''")))
+    return str(publishable(lines.replace("```", "'''")))
 
 
 def _paths(store: FeatureStore) -> Iterator[str]:

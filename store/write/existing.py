@@ -24,6 +24,7 @@ from teachonce.support import files
 from teachonce.support.differences import changed, check_same, differences
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.lease import Lease, lease_path
+from teachonce.support.redaction import without_paths
 
 
 def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -109,9 +110,18 @@ def begun_otherwise(
     if begun.task and begun.task.problem_type is None and (task := features.get("task")):
         # A store written before features had it; the teacher's config, which is compared, has it.
         features = {**features, "task": {k: v for k, v in task.items() if k != "problem_type"}}
-    then = {**stored, "features": told}
-    now = {"identity": _json(identity, "identity"), "features": features}
+    then = {**stored, "identity": _published(stored["identity"]), "features": told}
+    now = {"identity": _published(_json(identity, "identity")), "features": features}
     return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))
+
+
+def _published(identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name the teacher's folder without its path, which stores once had: a hash tells teachers
+    apart."""
+    teacher = identity.get("teacher")
+    if not isinstance(teacher, Mapping) or not isinstance(teacher.get("id"), str):
+        return identity
+    return {**identity, "teacher": {**teacher, "id": without_paths(teacher["id"])}}
 
 
 def finished(path: str | Path) -> dict[str, Any] | None:

@@ -68,7 +68,9 @@ class PartQueue:
     def _write(self, name: str, data: bytes, mark: str) -> None:
         new = self.folder / f"{TEMPORARY}{mark}-{name}"  # two fillers may not share it
         try:
-            new.write_bytes(data)
+            new.unlink(missing_ok=True)
+            with os.fdopen(files.create(new), "wb") as file:
+                file.write(data)
             files.sync(new)
             files.rename(new, self.folder / name)
         except OSError:
@@ -78,7 +80,9 @@ class PartQueue:
     def read(self, number: int) -> bytes | None:
         """Return what a part is made of; None if it is not in the queue."""
         with suppress(FileNotFoundError):
-            return (self.folder / str(number)).read_bytes()
+            opened = files.open_ordinary(self.folder / str(number))
+            with os.fdopen(opened, "rb") as file:
+                return file.read()
         return None
 
     def take(self, place: int = 0, size: int = 1) -> Waiting | None:

@@ -4,6 +4,7 @@ teacher's, whole or pruned, or that of a mixed-vocabulary training."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -15,6 +16,7 @@ from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
 from teachonce.student_train.model.pruning import pruned_tokenizer
 from teachonce.student_train.settings.words import check_vocabulary
+from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.training import wordpiece
@@ -51,6 +53,7 @@ def student_tokenizer(
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
     check_vocabulary(word)
+    files.check_ordinary(Path(word))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # many libraries read the files, and raise anything

@@ -19,7 +19,7 @@ from teachonce.store.tools.store_card import hub_datasets
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.report import losses_learnt
-from teachonce.support.hub import without_secrets
+from teachonce.support.redaction import publishable
 
 THIS_FOLDER = '"this folder"'
 """What the code of a card loads; on the hub it is the repository."""
@@ -122,7 +122,7 @@ def model_card(
     `base_model` is the teacher's id on the hub, where it has one. `vectors` tells of a student that
     makes vectors of texts.
     """
-    report = without_secrets(report)  # cards are made to be published
+    report = publishable(report)  # cards are made to be published
     settings, result = report["settings"], report["result"]
     teacher = _teacher(report["store"]["identity"])
     name = base_model or _named(teacher)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
 from teachonce.checkpoints.tokenizer_folder import FILES
 from teachonce.student_train.output.card import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.support.errors import UserError
-from teachonce.support.hub import CARD, CREDENTIALS, Repository, open_repository, without_secrets
+from teachonce.support.hub import CARD, Repository, open_repository
+from teachonce.support.redaction import publishable, without_credentials
 
 MODELS = ("config.json", "modules.json", "export.json")
 LOADED = {
@@ -65,10 +65,10 @@ def send(folder: Path, target: Repository, message: str | None = None) -> str:
     """Send a folder as `push` does to an open repository."""
     files: dict[str, Path | bytes] = dict(_files(folder))
     card = (folder / CARD).read_text("utf-8").replace(THIS_FOLDER, f'"{target.id}"')
-    files[CARD] = CREDENTIALS.sub("", card).encode()  # queries are of links that its author wrote
+    files[CARD] = without_credentials(card).encode()  # queries are of links that its author wrote
     if SETTINGS in files:
         report = json.loads((folder / SETTINGS).read_text("utf-8"))
-        files[SETTINGS] = json.dumps(_named(without_secrets(report)), indent=1).encode()
+        files[SETTINGS] = json.dumps(publishable(report), indent=1).encode()
     return target.commit(files, message or f"{folder.name}: a student of teachonce")
 
 
@@ -95,14 +95,3 @@ def _is_sent(name: str) -> bool:
         or WEIGHTS.fullmatch(within)
         or EXPORT.fullmatch(name)
     )
-
-
-def _named(value: Any) -> Any:
-    """Return JSON in which paths of this machine are cut to their last names."""
-    if isinstance(value, dict):
-        return {key: _named(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_named(each) for each in value]
-    if isinstance(value, str) and value.startswith(("/", "~", "./", "../")):
-        return PurePath(value).name
-    return value

@@ -43,6 +43,7 @@ from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
 from teachonce.support.options import scoped
+from teachonce.support.redaction import redacted
 from teachonce.training.checkpoint import remove_checkpoints
 from teachonce.training.ranks import ALONE, Ranks, joined
 from teachonce.training.wordpiece import fewer_pieces
@@ -116,7 +117,7 @@ def train_student(
     out = options.out_folder()
     files.check_utf8(out)
     begun: dict[str, Any] = {
-        "settings": options.describing(),
+        "settings": redacted(options.describing()),
         "store": _origin(store),
         "others": [_origin(other) for other in stores[1:]],
         "environments": [environment(options.device, ranks.size)],
@@ -302,13 +303,15 @@ def _finish(
         begun = {**begun, "pruned": {"pieces": len(kept), "of": len(tokenizer)}}
         student, tokenizer = pruned(student, tokenizer, kept)
     transformers_logging.disable_progress_bar()
-    if head is None:
-        student.save_pretrained(out)
-        parameters = student.num_parameters()
-    else:
-        longest = tokenizer.model_max_length
-        parameters = save_embedder(student, head, plan.terms, stores, longest, out)
-    save_tokenizer(tokenizer, out)
+    with files.filling(out) as new:
+        if head is None:
+            student.save_pretrained(new)
+            parameters = student.num_parameters()
+        else:
+            longest = tokenizer.model_max_length
+            parameters = save_embedder(student, head, plan.terms, stores, longest, new)
+        save_tokenizer(tokenizer, new)
+        files.open_weights(new)
     result = {
         **trained.validation,
         "steps": trained.steps,
@@ -318,9 +321,7 @@ def _finish(
     }
     report = {**begun, "result": result}
     card = model_card(report, hub_id(stores[0]), student, head is not None)
-    (out / "README.md").write_text(card)
-    files.open_weights(out)
-    files.sync_tree(out)
+    files.write(out / "README.md", card.encode())
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")
     return report

@@ -12,6 +12,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from teachonce.support import files
+
 
 class EventFile:
     """Writes scalars over steps for TensorBoard.
@@ -24,7 +26,7 @@ class EventFile:
         files hold."""
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb", buffering=0)
+        self._file = os.fdopen(files.create(folder / name), "wb", buffering=0)
         self._records = RecordWriter(self)
         self._write(Event(file_version="brain.Event:2"))
         if purge_step is not None:

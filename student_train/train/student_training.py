@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -343,8 +342,7 @@ class _StudentTraining(Training):
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None or self.trackers is None:
             return  # the first process writes
-        with (self.out / METRICS).open("a") as file:
-            file.write(json.dumps({"step": self.step, **values}) + "\n")
+        files.append(self.out / METRICS, json.dumps({"step": self.step, **values}).encode() + b"\n")
         self.events.add(values, self.step)
         self.trackers.add(values, self.step)
 
@@ -390,11 +388,10 @@ class _StudentTraining(Training):
         metrics = out / METRICS
         size = metrics.stat().st_size if metrics.exists() else 0
         if size > written:
-            os.truncate(metrics, written)  # later lines are written again
+            files.shorten(metrics, written)  # later lines are written again
         elif size < written:
             self.say(f"metrics   {metrics} has lost lines of before step {self.step + 1}")
-            lines = metrics.read_bytes() if size else b""
-            metrics.write_bytes(lines[: lines.rfind(b"\n") + 1])
+            files.shorten(metrics, metrics.read_bytes().rfind(b"\n") + 1 if size else 0)
 
     def close(self) -> None:
         if self.events is not None:

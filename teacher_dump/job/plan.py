@@ -24,6 +24,7 @@ from teachonce.store.format.features import SEVERAL_LABELS, Answers
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
+from teachonce.support.redaction import without_paths
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teachonce.teacher_dump.job.growing import Growth
@@ -92,7 +93,7 @@ class DumpPlan:
         grown = {"grown_from": self.growth.identity()} if self.growth else {}
         return {
             "teacher": {
-                "id": self.teacher.name,
+                "id": without_paths(self.teacher.name),  # a store may be published
                 "revision": self.teacher.revision,
                 "architecture": type(self.teacher.model).__name__,
                 "weights_hash": self.teacher.weights_hash(),

@@ -160,8 +160,12 @@ def resolve_teacher(name: str) -> ResolvedModel:
 
 
 def is_sentence_folder(path: Path) -> bool:
-    """Return whether a folder is one of sentence-transformers, which lists its modules."""
-    return (path / MODULES).is_file()
+    """Return whether a folder is one of sentence-transformers, which lists its modules. Raises
+    UserError for a pipe or device in it."""
+    found = (path / MODULES).is_file()
+    if found:
+        files.check_ordinary(path)
+    return found
 
 
 def transformer_in(path: Path) -> Path:
@@ -177,6 +181,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
     files.check_utf8(path)
     if not path.is_dir():
         raise UserError(f"model {path}: is a file, expected a transformers folder")
+    files.check_ordinary(path)
     if not weights:
         return path
     if (path / ADAPTER).is_file():

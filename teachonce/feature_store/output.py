@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from teachonce.support.console import command_errors, counted, readable, wide_console
+from teachonce.support.redaction import redacted
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
         facts = dict[str, Any]()
         try:
             for output in command(**arguments):
-                facts |= output.facts
+                facts |= redacted(dict(output.facts))
                 for part in () if as_json else output.lines:
-                    click.echo(part) if isinstance(part, str) else wide_console().print(part)
+                    echo = click.echo if isinstance(part, str) else wide_console().print
+                    echo(redacted(part))
         finally:
             if as_json and facts:
                 click.echo(json.dumps(_finite(facts), indent=1, allow_nan=False))

@@ -7,9 +7,15 @@ import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from teachonce.support.redaction import redacted
+
 
 class UserError(Exception):
-    """One line that says what is wrong, where, what was expected and found, and what to do next."""
+    """One line that says what is wrong, where, what was expected and found, and what to do next;
+    without passwords of URLs, as lines are logged and sent around."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*map(redacted, words))
 
 
 ANOTHER = "give another name, or remove what is there"

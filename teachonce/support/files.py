@@ -15,6 +15,7 @@ from teachonce.support.errors import UserError
 
 UNFINISHED = ".tmp-unfinished-"  # begins the name of a file or folder that is not whole yet
 WRITABLE = "make it writable or choose another"
+NOT_ORDINARY = "is a link, pipe, folder or device, where an ordinary file must be: remove it"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
@@ -60,7 +61,7 @@ def open_weights(folder: Path) -> None:
     could load what they belong to.
     """
     probe = _unfinished(folder / "mode")
-    file = _new_file(probe)
+    file = create(probe)
     mode = stat.S_IMODE(os.fstat(file).st_mode)
     os.close(file)
     probe.unlink()
@@ -92,17 +93,52 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(f"{prefix}{os.urandom(8).hex()}")
 
 
-def _new_file(path: Path) -> int:
+def create(path: Path, mode: int = 0o666) -> int:
     """Create a file and open it for writing. Raises FileExistsError for any name that is taken, by
     a link too."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    """Open an ordinary file of a folder in which others may write. Raises OSError for a link, which
+    may lead anywhere, and for a pipe or device, for which the caller would wait."""
+    try:
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+            raise
+        raise OSError(errno.EPERM, NOT_ORDINARY, os.fspath(path)) from error
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EPERM, NOT_ORDINARY, os.fspath(path))
+
+
+def check_ordinary(folder: Path) -> None:
+    """Raise UserError for a pipe, socket or device in a folder, or in a folder there: a program
+    that opens it waits."""
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path}: is a pipe or device, where a file must be: remove it")
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file, which is made if there is none; see `open_ordinary`."""
+    with os.fdopen(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        file.write(data)
+
+
+def shorten(path: Path, size: int) -> None:
+    """Cut a file, which is made if there is none, to its first bytes; see `open_ordinary`."""
+    with os.fdopen(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+        file.truncate(size)
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file whole or not at all: under a temporary name, then renamed."""
     new = _unfinished(path)
     try:
-        with os.fdopen(_new_file(new), "wb") as file:
+        with os.fdopen(create(new), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -126,6 +162,28 @@ def begun(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """Yield a new folder for files of `folder`; after the block each is synced and renamed to its
+    place there. So a link that has the name of one is replaced, not followed."""
+    new = _unfinished(folder / "files")
+    new.mkdir()
+    try:
+        yield new
+        sync_tree(new)
+        for path in sorted(new.rglob("*")):
+            target = folder / path.relative_to(new)
+            if path.is_dir():
+                if target.is_symlink():
+                    target.unlink()
+                target.mkdir(exist_ok=True)
+            else:
+                os.replace(path, target)
+        sync_tree(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
 def link(source: Path, target: Path) -> None:
     """Give a file a second name, in folders that are made where they lack; a copy of it where the
     file system has no hard links, or the file is a link itself."""
@@ -145,6 +203,8 @@ def _number(error: BaseException) -> int:
 
 def cause(error: BaseException) -> str:
     """The cause of a failed read or write: "No space left on device"."""
+    if isinstance(error, OSError) and error.strerror == NOT_ORDINARY:
+        return f"{os.fsdecode(error.filename)} {NOT_ORDINARY}"
     number = _number(error)
     return os.strerror(number) if number else " ".join(str(error).split())
 

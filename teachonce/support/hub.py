@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-CREDENTIALS = re.compile(r"(?<=://)[^\s/?#]*@")  # of a URL: user, or user and password
-QUERY = re.compile(r"(?<=://)([^\s?#]*)[?#]\S*")  # of a URL: signatures and tokens are there
 CARD = "README.md"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 REMEDIES = {
@@ -44,15 +41,6 @@ def push_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
-
-
-def without_secrets(value: Any) -> Any:
-    """Return JSON whose URLs have neither user and password nor a query, as it may be published."""
-    if isinstance(value, dict):
-        return {key: without_secrets(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_secrets(each) for each in value]
-    return QUERY.sub(r"\1", CREDENTIALS.sub("", value)) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

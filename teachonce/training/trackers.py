@@ -18,7 +18,7 @@ from typing import Any
 
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.hub import without_secrets
+from teachonce.support.redaction import redacted
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """Names of the packages to import and to install."""
@@ -51,7 +51,7 @@ class Facts:
         JSON."""
         return {
             name: value if isinstance(value, str | int | float | bool) else json.dumps(value)
-            for name, value in without_secrets(dict(self.settings)).items()
+            for name, value in redacted(dict(self.settings)).items()
             if value not in (None, "", [], {})
         }
 

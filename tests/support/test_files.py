@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from teachonce.support import files
+from teachonce.support.errors import UserError
 
 
 def test_two_files_of_a_folder_are_written_at_once(
@@ -79,3 +80,44 @@ def test_what_a_killed_write_leaves_is_removed_by_the_next(
     assert len(list(tmp_path.iterdir())) == 2
     files.write(tmp_path / "a", b"one")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_links_and_pipes_of_a_shared_folder(tmp_path: Path) -> None:
+    """A log, a lock, a list: none is written through a link, none waits for a pipe."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "link").symlink_to(victim)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "pipe", "folder"):
+        for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_RDWR | os.O_CREAT):
+            with pytest.raises(OSError) as raised:
+                files.open_ordinary(tmp_path / name, flags)
+            assert name == "folder" or f"{name} is a link, pipe" in files.cause(raised.value)
+    assert victim.read_text() == "precious"
+    with pytest.raises(UserError, match="pipe: is a pipe or device, where a file must be"):
+        files.check_ordinary(tmp_path)
+    with pytest.raises(FileExistsError):
+        files.create(tmp_path / "link")
+
+
+def test_a_folder_is_filled_without_following_links(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    (victim / "inner").mkdir(parents=True)
+    for path in (victim / "a", victim / "inner" / "b"):
+        path.write_text("precious")
+    folder.mkdir()
+    (folder / "mine").write_text("stays")
+    (folder / "a").symlink_to(victim / "a")
+    (folder / "inner").symlink_to(victim / "inner")
+    with files.filling(folder) as new:
+        (new / "inner").mkdir()
+        (new / "a").write_text("one")
+        (new / "inner" / "b").write_text("two")
+    assert (victim / "a").read_text() == (victim / "inner" / "b").read_text() == "precious"
+    assert (folder / "a").read_text() == "one" and (folder / "inner" / "b").read_text() == "two"
+    assert {path.name for path in folder.iterdir()} == {"mine", "a", "inner"}
+    with pytest.raises(OSError, match="full"), files.filling(folder) as new:
+        (new / "a").write_text("half")
+        raise OSError("the disk is full")
+    assert (folder / "a").read_text() == "one"

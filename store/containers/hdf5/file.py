@@ -18,11 +18,16 @@ import hdf5plugin
 import numpy as np
 
 from teachonce.store.format.layout import ArraySpec
+from teachonce.support import files
 from teachonce.support.arrays import Array
 
 TOKEN_ROWS = 1024
 CHUNK_BYTES = 2**18
 DIGEST_BYTES = 32
+
+
+def _created(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)  # not through a link
 
 
 class NewFile(io.RawIOBase):
@@ -35,7 +40,8 @@ class NewFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = io.FileIO(path, "w+")
+        path.unlink(missing_ok=True)
+        self._file = io.FileIO(path, "w+", opener=_created)
         self._error: OSError | None = None
 
     def check(self) -> None:
@@ -191,7 +197,7 @@ def append_digest(path: Path) -> None:
     HDF5 ignores bytes after its end. Its own checksums leave out the gaps between objects.
     """
     digest = file_digest(path, path.stat().st_size)
-    with path.open("ab") as file:
+    with os.fdopen(files.open_ordinary(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
         file.write(digest)
         file.flush()
         os.fsync(file.fileno())

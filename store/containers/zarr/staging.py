@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -64,7 +65,9 @@ class ZarrStaging(OnDisk):
 
     def _write_json(self, node: dict[str, Any], target: Path) -> None:
         new = self.path / f"{TEMPORARY}{self.mark}-root"
-        new.write_text(json.dumps(node, indent=1), "utf-8")
+        new.unlink(missing_ok=True)
+        with os.fdopen(files.create(new), "wb") as file:
+            file.write(json.dumps(node, indent=1).encode())
         files.sync(new)
         files.rename(new, target)
 

@@ -1,0 +1,62 @@
+"""Clean words that are printed, logged or published: passwords, signatures, tokens, paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePath
+from typing import Any
+
+# Of a URL: the user, or user and password; a password may have any character but a blank.
+CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#@]*@|[^\s/@?#:\"']+:(?!\d+(?:/|$))[^\s@\"']*@)")
+QUERY = re.compile(r"(?<=://)([^\s?#\"'<>)]*)\?[^\s\"'<>)]*")  # of a URL: signatures are there
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # of the hub
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+FILE_URL = re.compile(r"\b(file|local)://(/[^\s\"'<>)]*)")
+PATH = re.compile(r"(?<![\w.:/~<])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2,}/?")
+
+
+def redacted(value: Any) -> Any:
+    """Return text, or JSON, without what opens a door: user and password in URLs, the query of
+    URLs, tokens of the hub and what variables of the environment hold of this kind."""
+    if isinstance(value, dict):
+        return {redacted(key): redacted(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = without_credentials(value)
+    return QUERY.sub(r"\1", text) if "://" in text else text
+
+
+def without_credentials(text: str) -> str:
+    """Do what `redacted` does, but leave the query of a URL, as in links that an author wrote."""
+    if "://" in text:
+        text = CREDENTIALS.sub("", text)
+    if "hf_" in text:
+        text = TOKEN.sub("hf_***", text)
+    for name in SECRETS:
+        secret = os.environ.get(name, "")
+        if len(secret) >= 8 and secret in text:
+            text = text.replace(secret, "***")
+    return text
+
+
+def publishable(value: Any) -> Any:
+    """Return text, or JSON, as `redacted` does, and with paths of this machine cut to their last
+    names."""
+    if isinstance(value, dict):
+        return {publishable(key): publishable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [publishable(each) for each in value]
+    return without_paths(redacted(value)) if isinstance(value, str) else value
+
+
+def without_paths(text: str) -> str:
+    """Cut absolute paths, and paths that begin with `~`, `.` or `..`, to their last names."""
+    if "/" not in text:
+        return text
+    if text.startswith(("/", "~", "./", "../")) and "\n" not in text:
+        return PurePath(text).name  # a path, which may hold blanks
+    text = FILE_URL.sub(lambda found: PurePath(found[2]).name, text)
+    return PATH.sub(lambda found: PurePath(found[0]).name, text)
