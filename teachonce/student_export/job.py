@@ -20,6 +20,7 @@ from teachonce.student_export.student import Student, load_student
 from teachonce.support import files
 from teachonce.support.console import readable
 from teachonce.support.errors import UserError
+from teachonce.support.redaction import without_credentials
 
 CARD, ABOUT, CONFIG = "README.md", "export.json", "config.json"
 BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
@@ -173,7 +174,8 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         write_tokenizer(student, scratch)
         write_about(student, made, scratch)
         card = options.folder / CARD
-        text = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
+        before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
+        text = without_credentials(before)
         write_card(text, own, made, scratch / CARD)
         scratch.chmod(0o755)
         files.rename(scratch, options.out)

@@ -24,6 +24,7 @@ from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import misfit, read_small
 from teachonce.support.pages import write_page
+from teachonce.support.redaction import publishable, without_credentials
 
 TEMPLATES = Path(__file__).parent
 PAGE = "index.html"
@@ -64,6 +65,7 @@ def write_report(folder: Path) -> Path:
     """
     if not _is_inside(folder / RUNS, folder) or (runs := read_runs(folder)) is None:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
+    runs = publishable(runs)  # a page is sent around
     students = [_read(folder, number, run) for number, run in enumerate(runs["runs"], 1)]
     measures = _measures(students, runs["varied"])
     references = runs.get("references", {}).items()
@@ -106,9 +108,9 @@ def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
         if (path / WEIGHTS).exists():
             student.bytes = (path / WEIGHTS).stat().st_size
         if student.bytes is not None and (path / CARD).exists():
-            student.card = read_small(path / CARD, MOST_CARD)
+            student.card = without_credentials(read_small(path / CARD, MOST_CARD))
     except (OSError, UserError) as error:  # of one student: the others are shown
-        student.problem = str(error)
+        student.problem = publishable(str(error))
     return student
 
 

@@ -15,6 +15,7 @@ from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.pages import write_page
+from teachonce.support.redaction import publishable
 
 TEMPLATES = Path(__file__).parent
 WHAT = "feature-store page"
@@ -74,8 +75,9 @@ def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -
         yield f"{line} Give --vocab to see a student's tokens beside the teacher's."
     else:
         own = fit["vocabulary"]
+        word = publishable(own["word"])
         yield (
-            f"{line} The student's vocabulary (--vocab {own['word']}) has {own['pieces']:,} pieces,"
+            f"{line} The student's vocabulary (--vocab {word}) has {own['pieces']:,} pieces,"
             f" of which {own['shared']:,} are the teacher's, too."
         )
         if own["note"]:
