@@ -59,7 +59,7 @@ def checked_folder(path: str, option: str) -> Mapping[str, Any]:
     where there is none."""
     folder = Path(path)
     files.check_utf8(folder)
-    files.check_ordinary(folder)
+    files.check_model_folder(folder)
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{option}: no config.json in {path}; give a folder that save_pretrained wrote"

@@ -53,7 +53,7 @@ def student_tokenizer(
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
     check_vocabulary(word)
-    files.check_ordinary(Path(word))
+    files.check_model_folder(Path(word))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # many libraries read the files, and raise anything

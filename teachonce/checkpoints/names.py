@@ -164,7 +164,7 @@ def is_sentence_folder(path: Path) -> bool:
     UserError for a pipe or device in it."""
     found = (path / MODULES).is_file()
     if found:
-        files.check_ordinary(path)
+        files.check_model_folder(path)
     return found
 
 
@@ -181,7 +181,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
     files.check_utf8(path)
     if not path.is_dir():
         raise UserError(f"model {path}: is a file, expected a transformers folder")
-    files.check_ordinary(path)
+    files.check_model_folder(path)
     if not weights:
         return path
     if (path / ADAPTER).is_file():

@@ -114,12 +114,18 @@ def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> in
     raise OSError(errno.EPERM, NOT_ORDINARY, os.fspath(path))
 
 
-def check_ordinary(folder: Path) -> None:
-    """Raise UserError for a pipe, socket or device in a folder, or in a folder there: a program
-    that opens it waits."""
+def check_model_folder(folder: Path) -> None:
+    """Raise UserError for what libraries that load a model would wait for, or take for a missing
+    file: a pipe, socket or device, and a file that this user may not read."""
+    private = "may not be read by this user: ask its owner to permit it (chmod)"
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        raise UserError(f"{folder}: {private}")
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{path}: is a pipe or device, where a file must be: remove it")
+        is_read = path.exists() and path.suffix in (".json", ".safetensors", ".bin")
+        if is_read and not os.access(path, os.R_OK):
+            raise UserError(f"{path}: {private}")
 
 
 def append(path: Path, data: bytes) -> None:
@@ -143,8 +149,10 @@ def write(path: Path, data: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         rename(new, path)
-    except OSError:
+    except OSError as error:
         new.unlink(missing_ok=True)
+        if error.filename == os.fspath(new):
+            error.filename = os.fspath(path)  # a name that nobody has seen explains nothing
         raise
 
 

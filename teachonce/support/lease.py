@@ -78,7 +78,11 @@ class Lease:
     def _make(self) -> int | None:
         """Make a new lease, locked and signed before it gets its name; None if there is one."""
         new = self.path.with_name(f"{self.path.name}-{self.token}")
-        file = self._create(new)
+        try:
+            file = self._create(new)
+        except OSError as error:
+            error.filename = str(self.path.parent)
+            raise
         try:
             os.link(new, self.path)
             return file

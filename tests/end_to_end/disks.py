@@ -49,10 +49,10 @@ def on_full_disk(
     shutil.copytree(disk, copy)
 
 
-def on_own_disk(disk: Path, size: int) -> None:
-    """Give this process a disk of `size` bytes at a folder."""
+def on_own_disk(disk: Path, size: int, inodes: int = 0) -> None:
+    """Give this process a disk of `size` bytes at a folder, for so many files; 0: for any."""
     _own_mounts()
-    _mount("tmpfs", disk, "tmpfs", 0, f"size={max(4096, size)}")
+    _mount("tmpfs", disk, "tmpfs", 0, f"size={max(4096, size)},nr_inodes={inodes}")
 
 
 def on_read_only_disk(folder: Path, module: str, *words: str | Path | int) -> None:

@@ -96,7 +96,7 @@ def test_links_and_pipes_of_a_shared_folder(tmp_path: Path) -> None:
             assert name == "folder" or f"{name} is a link, pipe" in files.cause(raised.value)
     assert victim.read_text() == "precious"
     with pytest.raises(UserError, match="pipe: is a pipe or device, where a file must be"):
-        files.check_ordinary(tmp_path)
+        files.check_model_folder(tmp_path)
     with pytest.raises(FileExistsError):
         files.create(tmp_path / "link")
 

@@ -1,0 +1,335 @@
+"""Commands in hard places: no room, no inodes, another user's files, a narrow umask, kills. Each
+ends with exit code 0, or with one line; typed again in a good place it gives what it should."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.processes import command, finish, fork
+from teachonce.store import open_store
+from teachonce.store.tools.verify import verify
+from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+from tests.end_to_end.disks import CANNOT, on_own_disk
+from tests.end_to_end.support import STUDENT, write_corpus
+
+DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
+TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"
+DOWNSTREAM = "teachonce.downstream.cli"
+NOBODY = 65534
+PLACES = ("no room", "no inodes", "another user", "killed")
+HEAD = ("command", *PLACES, "one line", "killed", "worked", "otherwise")
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is typed, with the folder of inputs and that of outputs; the output that it makes, and
+    words to add when it is typed again."""
+
+    module: str
+    words: Callable[[Path, Path], tuple[object, ...]]
+    out: str
+    again: Words = ()
+    bytes: int = 1 << 20  # of its output, about
+    inodes: int = 200
+    seconds: float = 6.0
+
+
+def _dump(out: str) -> Command:
+    return Command(
+        DUMP,
+        lambda given, made: (
+            *("--model", given / "teacher", "--corpus", given / "corpus.txt"),
+            *("--logits", "topk:4", "--device", "cpu", "--out", made / out),
+        ),
+        out,
+    )
+
+
+def _store(name: str, *words: str, out: str, copied: bool = False) -> Command:
+    def typed(given: Path, made: Path) -> tuple[object, ...]:
+        source = made / "a.zarr" if copied else given / "a.zarr"
+        places = {"SOURCE": source, "OTHER": given / "b.zarr", "OUT": made / out}
+        places["LIST"] = given / "list"
+        return name, *(places.get(word, word) for word in words)
+
+    return Command(STORE, typed, out)
+
+
+def _train(given: Path, made: Path) -> tuple[object, ...]:
+    words = ("--store", given / "a.zarr", "--vocab", 300, *STUDENT, "--steps", 40)
+    return *words, "--loss", "mlm=1", "--checkpoint-every", 5, "--out", made / "student"
+
+
+def _sweep(given: Path, made: Path) -> tuple[object, ...]:
+    words = ("--store", given / "a.zarr", "--vocab", 300, *STUDENT, "--steps", 30)
+    return *words, "--loss", "mlm=1", "--loss", "hidden=1", "--jobs", 2, "--out", made / "sweep"
+
+
+def _mixed(given: Path, made: Path) -> tuple[object, ...]:
+    words = ("mixed-vocab", "--model", given / "teacher", "--corpus", given / "corpus.txt")
+    options = ("--vocab", 200, "--width", 16, "--steps", 20, "--device", "cpu")
+    return *words, *options, "--out", made / "mixed.zarr"
+
+
+def _mlm(given: Path, made: Path) -> tuple[object, ...]:
+    words = ("--task", "mlm", "--model", given / "teacher", "--train", given / "corpus.txt")
+    return *words, "--steps", 30, "--out", made / "mlm"
+
+
+COMMANDS = {
+    "teacher-dump, zarr": _dump("new.zarr"),
+    "teacher-dump, h5": _dump("new.h5"),
+    "convert": _store("convert", "SOURCE", "OUT", out="new.h5"),
+    "merge": _store("merge", "--recode", "SOURCE", "OTHER", "OUT", out="new.zarr"),
+    "forget": _store("forget", "SOURCE", "--documents", "LIST", out="a.zarr", copied=True),
+    "page": _store("page", "SOURCE", "--out", "OUT", out="page.html"),
+    "export": _store("export", "SOURCE", "OUT", "--to", "datasets", out="rows"),
+    "student-train": Command(TRAIN, _train, "student", ("--resume",)),
+    "student-sweep": Command(SWEEP, _sweep, "sweep"),
+    "mixed-vocab": Command(DUMP, _mixed, "mixed.zarr"),
+    "downstream mlm": Command(DOWNSTREAM, _mlm, "mlm", ("--resume",)),
+}
+
+
+def given_in(folder: Path) -> Path:
+    """Make what the commands read: a teacher, texts, two stores, a list of documents."""
+    given = folder / "given"
+    given.mkdir()
+    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
+    for thing in (_model("bert", tokenizer), tokenizer):
+        thing.save_pretrained(given / "teacher")
+    write_corpus(given / "corpus.txt", 60)
+    (given / "list").write_text("3\n")
+    for name in ("a.zarr", "b.zarr"):
+        words = COMMANDS["teacher-dump, zarr"].words(given, given)
+        said = typed(DUMP, (*map(str, words[:-1]), str(given / name)), folder / "log", plainly)
+        if not said.endswith("exit code 0"):
+            raise RuntimeError(said)
+    return given
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command in a place; `amount` is what is free there, or the seconds until a kill."""
+
+    name: str
+    place: str
+    amount: float
+
+    @property
+    def command(self) -> Command:
+        return COMMANDS[self.name]
+
+    def words(self, given: Path, made: Path, again: bool = False) -> tuple[str, ...]:
+        words = self.command.words(given, made)
+        begun = (made / self.command.out).exists()
+        return tuple(map(str, (*words, *(self.command.again if again and begun else ()))))
+
+
+def typed(module: str, words: Words, log: Path, place: Callable[..., None], *how: object) -> str:
+    """Type a command in a process of its own; returns what it printed, and at the end its exit
+    code."""
+    code = finish(fork(place, *how, module, words, log=log))
+    return f"{log.read_text('utf-8', 'replace')}\nexit code {code}"
+
+
+def plainly(module: str, words: Words) -> None:
+    command(module, *words)
+
+
+def as_another_user(module: str, words: Words) -> None:
+    """Run a command as a user who owns neither inputs nor output folder: root without its
+    privileges, as another user may not read this Python."""
+    os.umask(0o077)
+    os.environ |= {"HOME": "/nonexistent", "TEACHONCE_CACHE": "", "XDG_CACHE_HOME": ""}
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+    command(module, *words)
+
+
+def given_away(folder: Path, mode: int) -> None:
+    """Let a folder belong to another user, with this mode."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    folder.chmod(mode)
+
+
+def on_small_disk(
+    disk: Path, place: str, free: int, given: Path, copy: Path, case: Case, log: Path
+) -> None:
+    """Give this process a disk on which little is free, run the command; make room, and run it
+    again."""
+    on_own_disk(disk, 1 << 27, 4000)
+    if case.name == "forget":
+        shutil.copytree(given / "a.zarr", disk / "a.zarr")
+    (disk / "ballast").mkdir()
+    room = os.statvfs(disk)
+    if place == "no room":
+        (disk / "ballast" / "0").write_bytes(bytes(max(0, room.f_bavail * room.f_frsize - free)))
+    else:
+        for number in range(max(0, room.f_favail - free)):
+            (disk / "ballast" / str(number)).touch()
+    module = case.command.module
+    print(f"first: {ended(module, case.words(given, disk))}", flush=True)
+    shutil.rmtree(disk / "ballast")
+    print(f"second: {ended(module, case.words(given, disk, again=True))}", flush=True)
+    shutil.copytree(disk, copy, symlinks=True)
+
+
+def ended(module: str, words: Words) -> int:
+    """The exit code of a command in this process."""
+    try:
+        command(module, *words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    raise AssertionError("a command ends its process")
+
+
+def problem_of(said: str, code: int) -> str:
+    """What is wrong with how a command ended; "" if it worked, or failed in one line."""
+    if "Traceback (most recent" in said or "Exception ignored" in said:
+        return "a traceback"
+    errors = [line for line in said.splitlines() if line.startswith("Error: ")]
+    if code not in (0, 1) or (code == 1) != (len(errors) == 1):
+        return f"exit code {code} and {len(errors)} lines of errors"
+    return ""
+
+
+def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
+    """Try a case; returns how the first command ended, and what is wrong, or ""."""
+    made, log = folder / "made", folder / "log"
+    module = case.command.module
+    made.mkdir()
+    folder.chmod(0o755)
+    if case.place in ("no room", "no inodes"):
+        how = (made, case.place, int(case.amount), given, folder / "copy", case, log)
+        if (code := finish(fork(on_small_disk, *how, log=log), 600)) == CANNOT:
+            return "no mounts allowed", ""
+        said = log.read_text("utf-8", "replace")
+        first, _, second = said.partition("first: ")
+        codes = re.findall(r"^(?:first: |second: )(\d+)", said, re.M)
+        if code or len(codes) != 2:
+            return "", f"exit code {code}: {said[-300:]}"
+        problem = problem_of(first, int(codes[0])) or problem_of(second, int(codes[1]))
+        if int(codes[1]):
+            problem = problem or f"typed again: {second[-300:]}"
+        made = folder / "copy"
+        ending = "one line" if int(codes[0]) else "worked"
+    elif case.place == "killed":
+        if case.name == "forget":
+            shutil.copytree(given / "a.zarr", made / "a.zarr")
+        process = fork(plainly, module, case.words(given, made), log=log)
+        process.join(case.amount)
+        worked = not process.is_alive()
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        ending = "worked" if worked else "killed"
+        said = typed(module, case.words(given, made, again=not worked), log, plainly)
+        code = int(said.rpartition(" ")[2])
+        problem = problem_of(said, code) or ("" if code == 0 else f"typed again: {said[-300:]}")
+    else:
+        if case.name == "forget":
+            shutil.copytree(given / "a.zarr", made / "a.zarr")
+        shutil.copytree(given, folder / "theirs")
+        given_away(made, 0o777 if case.amount > 0.4 else 0o755)
+        given_away(folder / "theirs", 0o700 if case.amount > 0.9 else 0o755)
+        said = typed(module, case.words(folder / "theirs", made), log, as_another_user)
+        code = int(said.rpartition(" ")[2])
+        problem, ending = problem_of(said, code), "one line" if code else "worked"
+        if code:
+            return ending, problem
+    return ending, problem or wrong_with(case, given, made)
+
+
+def wrong_with(case: Case, given: Path, made: Path) -> str:
+    """What is wrong with the output of a command that worked; "" if nothing."""
+    out = made / case.command.out
+    if not out.exists():
+        return "no output"
+    left = [each.name for each in made.rglob("*") if ".tmp" in each.name or ".new-" in each.name]
+    if left:
+        return f"left: {', '.join(left[:3])}"
+    if out.suffix in (".zarr", ".h5"):
+        if problems := verify(out).problems:
+            return f"damaged: {problems[0]}"
+        if content_of(out) != content_of(reference(case, given)):
+            return "another store"
+    elif case.name in ("student-train", "downstream mlm"):
+        name = "model.safetensors"
+        if weights_in(out) != weights_in(reference(case, given)):
+            return f"another {name}"
+    return ""
+
+
+def content_of(path: Path) -> str:
+    with closing(open_store(path)) as store:
+        return store.manifest.content()
+
+
+def weights_in(out: Path) -> list[bytes]:
+    return [each.read_bytes() for each in sorted(out.rglob("model.safetensors"))]
+
+
+def reference(case: Case, given: Path) -> Path:
+    """The output of the command in a good place, made once."""
+    made = given.parent / "reference" / case.name
+    if not (made / case.command.out).exists():
+        made.mkdir(parents=True)
+        if case.name == "forget":
+            shutil.copytree(given / "a.zarr", made / "a.zarr")
+        said = typed(case.command.module, case.words(given, made), made.parent / "log", plainly)
+        if not said.endswith("exit code 0"):
+            raise RuntimeError(f"{case.name}: {said}")
+    return made / case.command.out
+
+
+def cases(chance: random.Random, number: int, names: tuple[str, ...]) -> Iterator[Case]:
+    """Draw some cases of each command and place."""
+    for name in names:
+        for place in PLACES:
+            for _ in range(number):
+                yield Case(name, place, _amount(chance, name, place))
+
+
+def _amount(chance: random.Random, name: str, place: str) -> float:
+    if place == "no room":
+        return chance.random() ** 2 * COMMANDS[name].bytes
+    if place == "no inodes":
+        return chance.randrange(COMMANDS[name].inodes)
+    return chance.random() * (1 if place == "another user" else COMMANDS[name].seconds)
+
+
+def trial(cases_each: int, seed: int = 0) -> tuple[list[list[str]], list[str]]:
+    """Try every command in every place; rows of a table, and what is wrong."""
+    chance, wrong = random.Random(seed), list[str]()
+    counts = {name: Counter[str]() for name in COMMANDS}
+    with tempfile.TemporaryDirectory() as scratch:
+        given = given_in(Path(scratch))
+        for case in cases(chance, cases_each, tuple(COMMANDS)):
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            ending, problem = tried(folder, given, case)
+            counts[case.name].update((case.place, ending))
+            if problem:
+                counts[case.name]["otherwise"] += 1
+                wrong.append(f"{case}: {problem}")
+            shutil.rmtree(folder)
+    rows = [
+        [name, *(str(found[place]) for place in PLACES)]
+        + [str(found[key]) for key in ("one line", "killed", "worked", "otherwise")]
+        for name, found in counts.items()
+    ]
+    return rows, wrong
