@@ -79,7 +79,7 @@ def _sweep(given: Path, made: Path) -> tuple[object, ...]:
 
 def _mixed(given: Path, made: Path) -> tuple[object, ...]:
     words = ("mixed-vocab", "--model", given / "teacher", "--corpus", given / "corpus.txt")
-    options = ("--vocab", 200, "--width", 16, "--steps", 20, "--device", "cpu")
+    options = ("--vocab", 400, "--width", 16, "--steps", 20, "--device", "cpu")
     return *words, *options, "--out", made / "mixed.zarr"
 
 
@@ -183,9 +183,11 @@ def on_small_disk(
         for number in range(max(0, room.f_favail - free)):
             (disk / "ballast" / str(number)).touch()
     module = case.command.module
-    print(f"first: {ended(module, case.words(given, disk))}", flush=True)
+    first = ended(module, case.words(given, disk))
+    print(f"first: {first}", flush=True)
     shutil.rmtree(disk / "ballast")
-    print(f"second: {ended(module, case.words(given, disk, again=True))}", flush=True)
+    second = first and ended(module, case.words(given, disk, again=True))
+    print(f"second: {second}", flush=True)
     shutil.copytree(disk, copy, symlinks=True)
 
 
@@ -238,7 +240,9 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
             os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
         ending = "worked" if worked else "killed"
-        said = typed(module, case.words(given, made, again=not worked), log, plainly)
+        said = f"exit code {process.exitcode}"
+        if not worked:
+            said = typed(module, case.words(given, made, again=True), log, plainly)
         code = int(said.rpartition(" ")[2])
         problem = problem_of(said, code) or ("" if code == 0 else f"typed again: {said[-300:]}")
     else:
