@@ -87,28 +87,37 @@ def dataset_of(
     folder: str | Path | None,
     note: Callable[[Path], object] = lambda path: None,
 ) -> datasets.Dataset:
-    """Open a table as a dataset: an Arrow file in a folder of `datasets`' cache, which is mapped
-    into memory. A file that is there already is taken; `note` receives its path first. See
-    `FeatureStore.to_datasets`."""
+    """Open a table as a dataset, of a file in `folder`, by default in the cache of `datasets`; see
+    `rows_in` and `FeatureStore.to_datasets`."""
     import datasets
 
     folder = Path(folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce")
+    try:
+        return rows_in(folder, table, content, note)
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: cannot be written: {files.reason(error)}, or name another cache_dir"
+        ) from error
+
+
+def rows_in(
+    folder: Path, table: Table, content: str, note: Callable[[Path], object] = lambda path: None
+) -> datasets.Dataset:
+    """Open a table as a dataset: an Arrow file in a folder, mapped into memory. A file that is there
+    already is taken; `note` receives its path first. Raises OSError."""
+    import datasets
+
     key = json.dumps([content, table.columns, str(table.schema)])
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     note(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        locked = files.open_ordinary(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
-        with os.fdopen(locked, "wb"):  # another process may be writing it
-            files.lock(locked, wait=True)
-            if not path.exists():
-                with files.begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
-                    for batch in table.batches():
-                        out.write_batch(batch)
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be written: {files.reason(error)}, or name another cache_dir"
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    locked = files.open_ordinary(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+    with os.fdopen(locked, "wb"):  # another process may be writing it
+        files.lock(locked, wait=True)
+        if not path.exists():
+            with files.begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
+                for batch in table.batches():
+                    out.write_batch(batch)
     return datasets.Dataset.from_file(str(path))
 
 

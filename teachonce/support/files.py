@@ -151,8 +151,8 @@ def write(path: Path, data: bytes | memoryview) -> None:
         rename(new, path)
     except OSError as error:
         new.unlink(missing_ok=True)
-        if error.filename == os.fspath(new):
-            error.filename = os.fspath(path)  # a name that nobody has seen explains nothing
+        if error.filename in (None, os.fspath(new)):
+            error.filename = os.fspath(path)  # a temporary name explains nothing
         raise
 
 

@@ -19,7 +19,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
 from teachonce.feature_store.captures.distillkit import SETTINGS
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.read import derived
-from teachonce.store.read.table_files import dataset_of
+from teachonce.store.read.table_files import rows_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted, readable
@@ -62,10 +62,13 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
                 "sentence-transformers": _labelled,
                 "distillkit": _distillkit,
             }
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with files.begun(target) as new:
-                new.mkdir()
-                note = writers[kind](store, new)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with files.begun(target) as new:
+                    new.mkdir()
+                    note = writers[kind](store, new)
+            except OSError as error:
+                raise UserError(f"{target}: cannot be written: {files.reason(error)}") from error
         return Exported(str(target), kind, len(store), _size(target), note)
 
 
@@ -75,7 +78,7 @@ def _size(path: Path) -> int:
 
 def _datasets(store: FeatureStore, new: Path, columns: Columns, floats: str) -> str:
     cache = new / ".rows"
-    made = dataset_of(store.table(columns, floats), store.manifest.content(), cache)
+    made = rows_in(cache, store.table(columns, floats), store.manifest.content())
     _save(made, new)
     shutil.rmtree(cache)
     return "datasets.load_from_disk reads it"
@@ -97,7 +100,7 @@ def _labelled(store: FeatureStore, new: Path) -> str:
             " as labels; dump them (teacher-dump --head embedding), or export --to datasets"
         )
     cache = new / ".rows"
-    made = dataset_of(store.table(["text", "embedding"]), store.manifest.content(), cache)
+    made = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
     made = made.rename_columns({"text": "sentence", "embedding": "label"})
     note = "columns sentence and label, for MSELoss"
     if prompt := vector.prompt:
