@@ -103,7 +103,7 @@ def dataset_of(
 def rows_in(
     folder: Path, table: Table, content: str, note: Callable[[Path], object] = lambda path: None
 ) -> datasets.Dataset:
-    """Open a table as a dataset: an Arrow file in a folder, mapped into memory. A file that is there
+    """Open a table as a dataset: an Arrow file in a folder, mapped into memory. One that is there
     already is taken; `note` receives its path first. Raises OSError."""
     import datasets
 
