@@ -170,6 +170,7 @@ class FileSource(Source):
     def __init__(self, path: Path, columns: Columns) -> None:
         super().__init__()
         self.name, self._path = path.name, path
+        self.unit = "row" if suffix_of(path) == ".parquet" else "line"
         self._columns = columns
         self._pass = _Digest()  # what the last pass has read
         self._checked: SizeAndHash | None = None

@@ -79,6 +79,7 @@ def layout_of(path: Path, parts_of_speech: bool = False) -> Layout:
     if not tabs:
         plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
         rows = plain or [BLANKS.split(line.strip(" \t")) for line in lines]
+    tabs = tabs or all(len(row) == 1 for row in rows)
     width = max(2, len(rows[0])) if rows and _have_entities(lines) else 2
     if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
         raise CorpusError(
@@ -176,6 +177,8 @@ def _other_width(path: Path, number: int, line: str, layout: Layout) -> CorpusEr
     if not layout.tabs:
         expected += " with blanks between them"
     got = counted(len(layout.cells(line)), "column")
+    if layout.tabs and len(BLANKS.split(line.strip())) == layout.width:
+        got += "; divide its columns by tabs, as those of the other lines"
     return CorpusError(
         f"{path}, line {number}: expected {expected}, and a blank line between sentences, got {got}"
     )

@@ -25,6 +25,8 @@ from teachonce.teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists
 NO_LABEL = "-1"
+WHOLE = re.compile(r"-?\d+\.0")
+"""A whole number as pandas writes it if some rows have none."""
 UNNAMED = re.compile(r"LABEL_\d+")
 """What transformers calls a label whose name nobody gave."""
 
@@ -62,6 +64,9 @@ class Labels:
         number in a corpus that also has names.
         """
         found = self._numbers.get(name)
+        if found is None and WHOLE.fullmatch(name):
+            name = name.removesuffix(".0")
+            found = self._numbers.get(name)
         if found is None or found == self.task.later_number:
             raise self._unknown(name, where)
         by_number = name not in self.task.labels
@@ -87,14 +92,12 @@ class Labels:
         names = self._names
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         what = "tag" if self.task.kind == "tagging" else "label"
-        alike = [known for known in names if known.strip().lower() == name.strip().lower()]
-        close = f"did you mean {alike[0]!r}? " if alike else nearest(name, names)
         remedy = "correct the corpus, or take the teacher that was trained for it"
         if all(UNNAMED.fullmatch(known) for known in names) and not name.lstrip("-").isdigit():
             remedy = "write their names into id2label and label2id of its config.json"
         return UserError(
-            f"{where}: the teacher {self._teacher} has no {what} {name!r}; {close}it has"
-            f" {', '.join(names[:SHOWN])}{more}; {remedy}"
+            f"{where}: the teacher {self._teacher} has no {what} {name!r}; {nearest(name, names)}"
+            f"it has {', '.join(names[:SHOWN])}{more}; {remedy}"
         )
 
     def check(

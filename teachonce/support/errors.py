@@ -58,6 +58,8 @@ def first_line(error: BaseException) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Ask whether the known word was meant that is nearest to this one: `did you mean hidden? `, or
-    "" where none is near, or the word is known itself."""
-    close = get_close_matches(word, list(known), n=1)
+    "" where none is near, or the word is known itself. Case and blanks at the ends count least."""
+    every = list(known)
+    alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
+    close = alike or get_close_matches(word, every, n=1)
     return f"did you mean {close[0]}? " if close and close[0] != word else ""

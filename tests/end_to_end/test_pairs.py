@@ -60,7 +60,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(24)
         for a, b in [chance.sample(ENGLISH + RUSSIAN, 2)]
     ]
-    rows += [{"one": ENGLISH[0], "two": "", "gold": "0"}, {"one": None, "two": RUSSIAN[0]}]
+    rows += [{"one": ENGLISH[0], "two": "", "gold": LABELS[0]}, {"one": None, "two": RUSSIAN[0]}]
     rows += [{"one": "", "two": " ", "gold": ""}]  # no text at all
     long = " ".join(ENGLISH + RUSSIAN)
     rows += [{"one": long, "two": RUSSIAN[1]}, {"one": long, "two": long}]

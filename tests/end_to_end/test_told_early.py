@@ -76,7 +76,7 @@ SCORE = """
 --task classfy | expected one of
 --task classify --model nowhere/a/b --train table.tsv --dev table.tsv | no such folder
 --task classify --model table.tsv --train table.tsv --dev table.tsv | is a file
---task classify --model teacher --train corpus.txt --dev table.tsv | ends in .tsv
+--task classify --model teacher --train corpus.txt --dev table.tsv | ends in .jsonl
 --task classify --model teacher --train table.tsv --dev nowhere.tsv | check the path
 --task classify --model teacher --train table.tsv --dev table.tsv --text-column x | no column
 --task classify --model teacher --train table.tsv --dev table.tsv --text-column txt | mean text?

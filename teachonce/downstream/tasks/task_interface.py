@@ -14,7 +14,7 @@ from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, nearest
 
 IGNORED = -100
 """The label that the losses of transformers leave out."""
@@ -158,8 +158,8 @@ class LabelTask(Task):
                 if label not in known:
                     raise UserError(
                         f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
-                        f" {', '.join(known)[:200]}; {remedy}, take it out, or score it as an"
-                        " error with --unseen-labels count"
+                        f" {', '.join(known)[:200]}; {nearest(label, known)}{remedy}, take it out,"
+                        " or score it as an error with --unseen-labels count"
                     )
 
     def head(self) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_laws_of_later_pieces(
 
 def test_numbers_are_not_taken_for_names() -> None:
     named = Labels(TaskSpec("classification", MOODS), "t")
-    assert [named.number(word, "x") for word in ("0", "2", "-1")] == [0, 2, -1]
+    assert [named.number(word, "x") for word in ("0", "2.0", "-1.0")] == [0, 2, -1]
     stars = Labels(TaskSpec("classification", ("1", "2", "3")), "t")
     assert [stars.number(word, "x") for word in ("1", "3", "-1")] == [0, 2, -1]
     with pytest.raises(UserError, match="x: the teacher t has no label '0'; it has 1, 2, 3"):
@@ -195,8 +195,8 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
 @pytest.mark.parametrize(
     ("label", "told"),
     [
-        ("Positive", "did you mean 'positive'? it has negative"),
-        (" positive", "did you mean 'positive'?"),
+        ("Positive", "did you mean positive? it has negative"),
+        (" positive", "did you mean positive?"),
         ("positve", "did you mean positive?"),
         ("3", "no label '3'; it has negative, positive, neither; correct the corpus"),
         ("True", "no label 'True'; it has"),
