@@ -74,12 +74,14 @@ class _Spans:
     """Holds the tokens of one side that cover characters, in the order of the text.
 
     token: their flat numbers [n]. begin, end: spans in characters of the joined text [n], never
-    empty.
+    empty. reach: the largest end up to each token [n]; it is larger than `end` where a token steps
+    back in the text.
     """
 
     token: Index
     begin: Index
     end: Index
+    reach: Index
 
     @classmethod
     def of(cls, text: FlatText, tokens: Tokens, side: str) -> _Spans:
@@ -97,7 +99,7 @@ class _Spans:
         begin, end = begin[token] + shift, end[token] + shift
         _trim(text, begin, end)
         # Runs must be contiguous: a token that steps back in the text reaches over those before it.
-        return cls(token, begin, np.maximum.accumulate(end))
+        return cls(token, begin, end, np.maximum.accumulate(end))
 
 
 def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> AlignmentError:
@@ -159,8 +161,12 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     covered = []
     for spans in sides:
         begins = np.bincount(spans.begin, minlength=size)
-        depth = np.cumsum(begins - np.bincount(spans.end, minlength=size))
+        depth = np.cumsum(begins - np.bincount(spans.reach, minlength=size))
         cut &= depth == begins  # every token over this character begins with it
+        if (
+            spans.reach != spans.end
+        ).any():  # between a step back and what it reaches over is a gap
+            depth = np.cumsum(begins - np.bincount(spans.end, minlength=size))
         covered.append(depth > 0)
     group = np.cumsum(cut)
     bad = np.zeros(group[-1] + 1, bool)

@@ -14,6 +14,7 @@ from tests.align.support import (
     check_runs,
     encode,
     pairs,
+    plain_tokens,
     reference_span,
     same_arrays,
     solid_characters,
@@ -59,6 +60,20 @@ def test_a_tokenization_aligned_with_itself_is_the_identity(texts: list[str]) ->
         reduced = align_reduce(tokens, vocabulary_map(kind, kind))
         assert np.array_equal(reduced.tokens.ids, tokens.ids)
         assert np.array_equal(reduced.alignment.teacher, reduced.alignment.student)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted).map(tuple), max_size=6)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text("ab \u0301\U0001f642", min_size=8, max_size=8), SPANS, SPANS)
+def test_offsets_that_overlap_and_step_back_keep_the_laws(
+    text: str, teacher: list[tuple[int, int]], student: list[tuple[int, int]]
+) -> None:
+    sides = plain_tokens(teacher), plain_tokens(student)
+    found = align_span(FlatText.of([text]), *sides)
+    check_runs([text], *sides, found)
+    assert same_arrays(found.swap(), align_span(FlatText.of([text]), *sides[::-1]))
 
 
 @few

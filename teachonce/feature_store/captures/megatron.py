@@ -76,6 +76,12 @@ class Megatron:
                 f"{options.source}: archives of {lost} of {self._context * self._data} ranks are"
                 " missing (every cp with every dp); copy all of them"
             )
+        if teacher.vocabulary > 1 << 17:
+            raise UserError(
+                f"{options.source}: archives of Megatron-LM hold ids of 17 bits, and the vocabulary"
+                f" of --tokenizer has {teacher.vocabulary:,} pieces: ids above {(1 << 17) - 1:,}"
+                " are lost; capture this teacher with another tool"
+            )
         self._tokens_file, self._tokens = options.tokens, _tokens(options)
         self._end = teacher.tokenizer.eos_token_id
         self._most = self._kept()
