@@ -4,6 +4,7 @@
     python -m benchmarks.integrity forged [--hdf5 20000] [--zarr 20000]
     python -m benchmarks.integrity captures [--captures 5000]
     python -m benchmarks.integrity dead-ends [--cases N]
+    python -m benchmarks.integrity hard-places [--times N]
 
 The checks are those of tests/integrity, which the test suite runs small. They run in a process of
 their own.
@@ -46,10 +47,25 @@ SECTIONS = {
         " what its last line advises, until `verify` finds the store sound with the content that"
         " it had.",
     ),
+    "hard-places": (
+        "Hard places",
+        " Each command runs on a disk on which few bytes or few inodes are free, as a user who owns"
+        " neither its inputs nor the folder of its output (umask 077), and is killed after a random"
+        " time. What failed is typed again in a good place, with --resume where there is one; a"
+        " store is then verified, and stores and weights are compared with those of an undisturbed"
+        " command."
+        " Otherwise would be: a traceback, more than one line of error, a command that cannot go"
+        " on, temporary files that are left, another content.",
+    ),
 }
 """Title of each section, and what it says of the check."""
 
-SETTINGS = {"forged": ("hdf5", "zarr"), "captures": ("captures",), "dead-ends": ("cases",)}
+SETTINGS = {
+    "forged": ("hdf5", "zarr"),
+    "captures": ("captures",),
+    "dead-ends": ("cases",),
+    "hard-places": ("times",),
+}
 """Options of each check; the first takes all others."""
 
 
@@ -68,6 +84,7 @@ SETTINGS = {"forged": ("hdf5", "zarr"), "captures": ("captures",), "dead-ends": 
 @click.option("--zarr", default=20_000, help="forged: Zarr stores.")
 @click.option("--captures", default=5000, help="captures: of each format.")
 @click.option("--cases", type=int, help="dead-ends: damages to each of eight stores.")
+@click.option("--times", default=2, help="hard-places: of each command in each place.")
 @click.option("--seed", default=0)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors

@@ -50,7 +50,7 @@ class Processes:
                 found.append((number, *pipe.recv()))
             except (EOFError, OSError):
                 child.join()
-                found.append((number, "died", f"its process ended with {child.exitcode}"))
+                found.append((number, "died", _end(child.exitcode)))
             if found[-1][1] in ("ended", "died"):
                 child.join()
                 del self._running[number]
@@ -110,6 +110,13 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
     except (Stopped, BrokenPipeError) as stopped:
         # No os._exit: semaphores, as of progress bars, would be left to a tracker that complains.
         sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
+
+
+def _end(code: int | None) -> str:
+    """Say how a process ended that sent no result."""
+    if code == -signal.SIGKILL:
+        return "its process was killed, as happens where memory is short; give fewer --jobs"
+    return f"its process ended with {code}"
 
 
 def _leave_with_parent() -> None:

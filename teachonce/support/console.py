@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from teachonce.support.environment import SLEEPING, VARIABLE
-from teachonce.support.errors import UserError, first_line, of_path, out_of_memory
+from teachonce.support.errors import UserError, first_line, of_library, of_path, out_of_memory
 from teachonce.support.signals import SIGNALS, Stopped, stoppable
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             if error.errno == errno.EPIPE:  # who read what we print has gone: click ends quietly
                 raise
             raise click.ClickException(of_path(error)) from error
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+        except Exception as error:
+            if out_of_memory(error):
+                line = f"out of memory ({first_line(error)}); free some, or ask for less at once"
+            elif (line := of_library(error) or "") == "":
                 raise
-            raise click.ClickException(
-                f"out of memory ({first_line(error)}); free some, or ask for less at once"
-            ) from error
+            raise click.ClickException(line) from error
         except KeyboardInterrupt as error:
             stopped = error if isinstance(error, Stopped) else Stopped()
             for number in SIGNALS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -37,6 +38,23 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)
+
+
+UNWRITTEN = ("PytorchStreamWriter failed", "iostream error", "unexpected pos")
+"""Words of torch's RuntimeError for a file that could not be written."""
+
+
+def of_library(error: BaseException) -> str | None:
+    """One line for a file that safetensors, tokenizers or torch could not read or write; None for
+    any other error."""
+    if found := re.search(r"\(os error (\d+)\)", str(error)):
+        return f"{os.strerror(int(found[1]))}, while a file was written or read; {ROOM}"
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in UNWRITTEN):
+        return f"a file could not be written; {ROOM}"
+    return None
+
+
+ROOM = "check the room that is left on the disk of the output, and the permissions there"
 
 
 def of_path(error: OSError) -> str:

@@ -1,6 +1,6 @@
 """The checks at any length, for `benchmarks.integrity`: rows and findings as a line of JSON.
 
-python -m tests.integrity checks|forged|captures|dead-ends '{"seed": 0, ...}'
+python -m tests.integrity checks|forged|captures|dead-ends|hard-places '{"seed": 0, ...}'
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.integrity import capture_trials, dead_ends, forgery, trials
+from tests.integrity import capture_trials, dead_ends, forgery, hard_places, trials
 
 RUNS = {
     "checks": (trials.HEAD, trials.checked),
     "forged": (forgery.HEAD, forgery.trial),
     "captures": (capture_trials.HEAD, capture_trials.trial),
     "dead-ends": (dead_ends.HEAD, dead_ends.trial),
+    "hard-places": (hard_places.HEAD, hard_places.trial),
 }
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from benchmarks.common.processes import command, finish, fork
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
@@ -28,7 +30,8 @@ TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli
 DOWNSTREAM = "teachonce.downstream.cli"
 NOBODY = 65534
 PLACES = ("no room", "no inodes", "another user", "killed")
-HEAD = ("command", *PLACES, "one line", "killed", "worked", "otherwise")
+ENDINGS = ("worked", "one line", "killed")  # of the first time
+HEAD = ("command", *PLACES, *ENDINGS, "otherwise")
 Words = tuple[str, ...]
 
 
@@ -317,23 +320,21 @@ def _amount(chance: random.Random, name: str, place: str) -> float:
     return chance.random() * (1 if place == "another user" else COMMANDS[name].seconds)
 
 
-def trial(cases_each: int, seed: int = 0) -> tuple[list[list[str]], list[str]]:
-    """Try every command in every place; rows of a table, and what is wrong."""
+def trial(times: int, seed: int = 0) -> tuple[list[list[str]], list[str]]:
+    """Try every command in every place; returns the rows of HEAD, and what is wrong."""
     chance, wrong = random.Random(seed), list[str]()
     counts = {name: Counter[str]() for name in COMMANDS}
     with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)
         given = given_in(Path(scratch))
-        for case in cases(chance, cases_each, tuple(COMMANDS)):
+        for case in cases(chance, times, tuple(COMMANDS)):
             folder = Path(tempfile.mkdtemp(dir=scratch))
             ending, problem = tried(folder, given, case)
             counts[case.name].update((case.place, ending))
             if problem:
                 counts[case.name]["otherwise"] += 1
                 wrong.append(f"{case}: {problem}")
+                click.echo(wrong[-1], err=True)
             shutil.rmtree(folder)
-    rows = [
-        [name, *(str(found[place]) for place in PLACES)]
-        + [str(found[key]) for key in ("one line", "killed", "worked", "otherwise")]
-        for name, found in counts.items()
-    ]
-    return rows, wrong
+    columns = (*PLACES, *ENDINGS, "otherwise")
+    return [[name, *(str(found[key]) for key in columns)] for name, found in counts.items()], wrong

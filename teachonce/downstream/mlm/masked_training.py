@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.wordpiece import fewer_pieces, vocabulary_size
 
 BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
+STATE = "trainer_state.json"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # the same whatever the training masks, so that figures compare
 EVAL_TOKENS = 32_768
@@ -104,6 +106,15 @@ def train_mlm(
     return found
 
 
+def _newest_whole(out: Path) -> str | None:
+    """Return the newest checkpoint that was saved to its end: the Trainer writes its state last."""
+    found = dict[int, Path]()
+    for folder in out.glob(CHECKPOINTS):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found[int(json.loads((folder / STATE).read_text("utf-8"))["global_step"])] = folder
+    return str(found[max(found)]) if found else None
+
+
 def _check_shares(settings: MlmSettings, ranks: Ranks) -> None:
     if settings.batch_size % ranks.size:
         raise UserError(
@@ -143,7 +154,7 @@ def _run(
         " the same command and --resume"
     )
     with stoppable(lambda: kept):
-        trainer.train(resume_from_checkpoint=any(settings.out.glob(CHECKPOINTS)) or None)
+        trainer.train(resume_from_checkpoint=_newest_whole(settings.out))
     after = trainer.evaluate()["eval_loss"]
     check_loss(after, f" after training at {_lr(settings):g}; lower --lr and give another --out")
     minutes = clock.spent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,9 @@ def test_a_stopped_run_continues_to_the_same_model(
     assert 0 < state["log_history"][-1]["minutes"] < 9
     state["log_history"][-1]["minutes"] = 900
     log.write_text(json.dumps(state))
+    for step_number, cut in ((9000, None), (9001, "{")):  # a kill, or a full disk, as it saved
+        torn = Path(shutil.copytree(log.parent, out / f"checkpoint-{step_number}"))
+        (torn / log.name).unlink() if cut is None else (torn / log.name).write_text(cut)
     resumed = train_mlm(settings(text, out, model, resume=True))
     assert 900 < resumed["minutes"] < 909 and whole["minutes"] < 9
     assert resumed["held_out_loss_before"] == whole["held_out_loss_before"]

@@ -1,0 +1,44 @@
+"""A few commands in hard places; `python -m benchmarks.integrity hard-places` tries them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrity.hard_places import COMMANDS, ENDINGS, PLACES, Case, given_in, problem_of, tried
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return given_in(tmp_path_factory.mktemp("hard"))
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "amount"),
+    [
+        ("forget", "no inodes", 20),
+        ("export", "no room", 5000),
+        ("page", "no room", 0),
+        ("convert", "another user", 0.5),
+        ("mixed-vocab", "another user", 0.95),
+        ("student-train", "another user", 0.3),
+        pytest.param("downstream mlm", "no room", 400_000, marks=pytest.mark.apart),
+        pytest.param("student-sweep", "killed", 3.0, marks=pytest.mark.apart),
+    ],
+)
+def test_a_line_or_the_whole(
+    tmp_path: Path, given: Path, name: str, place: str, amount: float
+) -> None:
+    folder = tmp_path / "case"
+    folder.mkdir()
+    ending, problem = tried(folder, given, Case(name, place, amount))
+    assert problem == "" and ending in (*ENDINGS, "no mounts allowed")
+    assert name in COMMANDS and place in PLACES
+
+
+def test_what_is_wrong() -> None:
+    assert problem_of("Error: no\n", 1) == problem_of("fine\n", 0) == ""
+    assert problem_of("Traceback (most recent call last)", 1) == "a traceback"
+    for said, code in (("", 1), ("Error: a\nError: b", 1), ("Error: a", 0), ("", -9)):
+        assert problem_of(said, code)
