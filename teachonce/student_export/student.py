@@ -23,6 +23,7 @@ from teachonce.checkpoints.loading import (
 )
 from teachonce.checkpoints.names import resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
+from teachonce.checkpoints.sentence_settings import read_settings
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
@@ -194,6 +195,7 @@ def _static(folder: Path) -> Student:
     from transformers import PreTrainedTokenizerFast
 
     model = Embedder(str(folder)).model
+    settings = read_settings(resolve_vectors(str(folder)), None)
     first = model[0]
     names = first.tokenizer.get_vocab()
     padding = next((name for name in ("[PAD]", "<pad>") if name in names), min(names))
@@ -208,6 +210,7 @@ def _static(folder: Path) -> Student:
         INPUTS[:2],
         8192,
         special=False,
+        prompt=settings.prompts.get(settings.default_prompt or "", ""),
         about=_prompts(folder),
     )
 
@@ -215,4 +218,5 @@ def _static(folder: Path) -> Student:
 def _prompts(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return {key: settings[key] for key in ("prompts", "default_prompt_name") if settings.get(key)}
+    names = ("prompts", "default_prompt_name", "similarity_fn_name")
+    return {name: settings[name] for name in names if settings.get(name)}

@@ -213,7 +213,8 @@ def test_word_vectors_are_cut_as_the_folder_says(
 
     folder = static(make_tokenizer, tmp_path / "static")
     path = folder / "config_sentence_transformers.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 4}))
+    cut = {"truncate_dim": 4, "prompts": {"all": "old "}, "default_prompt_name": "all"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | cut))
     student = load_student(folder)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     assert expected.shape[1] == 4
