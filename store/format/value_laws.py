@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ class Broken(NamedTuple):
     row: int
     what: str
     leaf: str = ""
+
+    def leaf_of(self, name: str) -> str:
+        """The path of the array, where `name` is one of those that were compared."""
+        return f"{name.rpartition('/')[0]}/{self.leaf}" if self.leaf else name
 
 
 def broken(features: Features, calibration: Calibration, path: str, values: Array) -> Broken | None:
@@ -150,14 +155,14 @@ def broken_draws(features: Features, start: Array, ids: Array, counts: Array) ->
     """Compare sampled ids and their counts [M] of N tokens; `start` [N + 1] begins with 0."""
     size = features.logits.size if features.logits else 0
     if found := _first(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
-        return found
+        return found._replace(leaf="counts")
     follows = np.diff(ids.astype(np.int64), prepend=-1) > 0
     follows[start[:-1][start[:-1] < len(ids)]] = True
     place = _first(~follows, "")
     if place is None:
         return None
     token = int(np.searchsorted(start, place.row, "right")) - 1
-    return Broken(token, "has ids that do not ascend")
+    return Broken(token, "has ids that do not ascend", "ids")
 
 
 def broken_maps(features: Features, codes: Array, lengths: Array) -> Broken | None:
@@ -173,3 +178,28 @@ def broken_maps(features: Features, codes: Array, lengths: Array) -> Broken | No
         if (off > 0).any():
             off -= np.add.reduceat(bound(features.level, "attention", values), rows)
     return _first(off > 0, "has probabilities that do not sum to 1")
+
+
+def broken_together(
+    features: Features,
+    view: str,
+    stored: Mapping[str, Array],
+    lengths: Array,
+    draws: tuple[Array, Array, Array] | None,
+) -> Iterator[tuple[str, Broken]]:
+    """Yield laws between arrays of sequences of `lengths` that are broken, and an array of each.
+
+    `stored` are rows of the arrays of a `view` by their paths; `draws` are the starts [N + 1], ids
+    and counts of its samples.
+    """
+    keys = [f"{view}/logits/{key}" for key in ("ids", "logprobs", "rest")]
+    if all(key in stored for key in keys) and (
+        law := broken_best(features, *(stored[key] for key in keys))
+    ):
+        yield keys[1], law
+    if draws and (law := broken_draws(features, *draws)):
+        yield keys[0], law
+    for name in features.attention:
+        path = f"{view}/attention/{name}/values"
+        if path in stored and (law := broken_maps(features, stored[path], lengths)):
+            yield path, law

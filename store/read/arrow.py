@@ -170,7 +170,7 @@ class Table:
             view=view,
             features=tuple(features),
         )
-        return self._streamer.stream(order, check=not self._index.remote)
+        return self._streamer.stream(order, check=True)
 
     def _batch_tokens(self) -> int:
         longest = self._index.features.max_length

@@ -128,16 +128,12 @@ def line_of_token(part: PartReader, name: str, row: int, what: str) -> str:
     return f"{name} {what} (sequence {sequence} of the part, token {token})"
 
 
-def compare(part: PartReader, names: Container[str]) -> None:
-    """Check laws between arrays of a part, those of `names`. Raises StoreError where one is
-    broken."""
-    problems: list[str] = []
-    if "text/utf8" in names and "token/begin" in names:
-        texts = part.texts(0, part.part.counts.sequences)
-        problems += _broken_tokens(part, np.array([len(text) for text in texts], np.int64))
-    problems = problems or [*_compared(part, names)]
-    if problems:
-        raise StoreError(f"{part.where}: {problems[0]}; {NO_NUMBERS}")
+def check_offsets(part: PartReader) -> None:
+    """Raise StoreError unless ids and offsets of a part fit its vocabulary and texts."""
+    texts = part.texts(0, part.part.counts.sequences)
+    lengths = np.array([len(text) for text in texts], np.int64)
+    for line in _broken_tokens(part, lengths):
+        raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
 
 
 def _compared(part: PartReader, names: Container[str]) -> Iterator[str]:
@@ -173,9 +169,7 @@ def _first_of(
     for first, last in pairwise(edges):
         if found := check(part, what, first, last):
             row = int(part.token_start[first]) + found.row
-            if found.leaf:
-                name = f"{name.rpartition('/')[0]}/{found.leaf}"
-            yield line_of_token(part, name, row, found.what)
+            yield line_of_token(part, found.leaf_of(name), row, found.what)
             return
 
 

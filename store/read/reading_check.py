@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from teachonce.store.read.part import PartReader
-from teachonce.store.read.part_laws import compare
+from teachonce.store.read.part_laws import check_offsets
 
 
 class ReadingCheck:
     """Checks the arrays of parts in one thread while a stream reads them: their checksums, then
-    the laws between them.
+    whether offsets lie in the texts.
 
     `sound` are the arrays, by part and path, that were found sound before; those found now are
     added.
@@ -31,8 +31,8 @@ class ReadingCheck:
                 self._asked.add(key)
                 self._running.append(self._thread.submit(self._check, part, name))
                 asked.append(name)
-        if asked:
-            self._running.append(self._thread.submit(compare, part, frozenset(asked)))
+        if "token/begin" in asked:
+            self._running.append(self._thread.submit(check_offsets, part))
 
     def _check(self, part: PartReader, name: str) -> None:
         part.check(name)

@@ -248,16 +248,17 @@ class FeatureStore(Sequence[Record]):
         and `every`: skip the first `skip` batches without reading them, then yield every
         `every`-th; rows between are read only if they share a compressed chunk. A sequence longer
         than batch_tokens is a batch alone. Arrays of a batch are valid until the next one. `check`
+        checks that the values of a batch are those of a teacher (FORMAT.md, Laws of values), and
         compares each array with the manifest in a thread, whole, when its part is first read: what
         is damaged raises StoreError, at the end of the epoch at the latest. Of one of `every`, one
-        of `every` parts is checked. A store behind a URL is not, as it would be fetched twice.
+        of `every` parts is compared; of a store behind a URL none, as it would be fetched twice.
         """
         kinds, views = KINDS if features is None else tuple(features), self.features.views
         rows = self._blocks(blocks)
         order = StreamOrder(seed, epoch, batch_tokens, rows, features=kinds, **more)
         if not 0 <= order.view < views:
             raise StoreError(f"{self.path}: no view {order.view}; it has 0..{views - 1}")
-        return self._streamer.stream(order, check and "://" not in self.path)
+        return self._streamer.stream(order, check)
 
     def gather(
         self,

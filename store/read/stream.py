@@ -11,14 +11,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from teachonce.store.errors import StoreError
+from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.codecs.codec import Codec, HiddenCodec
 from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.format.value_laws import broken_together
 from teachonce.store.read.changes import ChangeWatch
 from teachonce.store.read.order import StreamOrder
 from teachonce.store.read.part_index import PartIndex
+from teachonce.store.read.part_laws import line_of_token
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
@@ -159,12 +161,15 @@ class Streamer:
         read = (self._read_far if self._index.remote else self._read_near)(pools)
         try:
             for pool, batches in read:
-                if check:
+                if check and not self._index.remote:  # which would be fetched twice
                     pool.check(checked, order.skip, order.every)
                 for sequences in batches:
                     checked.tell()
                     self._watch.look()
-                    yield _gather(pool, self._calibration, pool.place[sequences], buffers)
+                    batch = _gather(pool, self._calibration, pool.place[sequences], buffers)
+                    if check:
+                        self._compare(batch, pool)
+                    yield batch
             checked.tell(wait=True)
             if not self._index.remote:  # a look is a stat
                 self._watch.check()
@@ -174,6 +179,25 @@ class Streamer:
         finally:
             checked.close()
             read.close()
+
+    def _compare(self, batch: Batch, pool: Pool) -> None:
+        """Check the laws between arrays of a batch, if any of its sequences was not checked before.
+        Raises StoreError."""
+        here = f"view{pool.view}"
+        names = tuple(sorted(name for name in batch.stored if name.startswith(f"{here}/")))
+        seen = self._lawful.setdefault(("together", *names), np.zeros(len(self._index), bool))
+        if seen[batch.index].all():
+            return
+        sample = batch.logits if batch.logits and batch.logits.tier == "sample" else None
+        draws = (sample.start, sample.ids, sample.counts) if sample else None
+        lengths = np.diff(batch.start)
+        for name, law in broken_together(pool.features, here, batch.stored, lengths, draws):
+            sequence = int(np.searchsorted(batch.start, law.row, "right")) - 1
+            part, position = self._index.locate(int(batch.index[sequence]))
+            row = int(part.token_start[position]) + law.row - int(batch.start[sequence])
+            line = line_of_token(part, law.leaf_of(name), row, law.what)
+            raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
+        seen[batch.index] = True
 
     def _read_near(self, pools: Iterator[Mixed]) -> Generator[Mixed]:
         """Read each pool of a disk when it is asked for, and let the disk work on the next one

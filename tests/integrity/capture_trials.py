@@ -216,12 +216,12 @@ def _divided(ids: list[int], kept: list[dict[int, float]], end: int) -> Iterator
 
 
 def read_vectors(source: Path) -> Iterator[Read]:
-    (path,) = source.glob("*.arrow")
-    with pa.OSFile(str(path)) as file:
-        rows = pa.ipc.open_stream(file).read_all().to_pylist()
-    for row in rows:
-        texts = [value for value in row.values() if isinstance(value, str)]
-        yield Read([], text=texts[0], vector=row["label"])
+    state = json.loads((source / "state.json").read_text())
+    for each in state["_data_files"]:
+        with pa.OSFile(str(source / Path(each["filename"]).name)) as file:
+            for row in pa.ipc.open_stream(file).read_all().to_pylist():
+                texts = [value for value in row.values() if isinstance(value, str)]
+                yield Read([], text=texts[0], vector=row["label"])
 
 
 READ: dict[str, Callable[[Path], Iterator[Read]]] = {

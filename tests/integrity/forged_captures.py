@@ -41,10 +41,11 @@ def forge(source: Path, chance: random.Random) -> str:
         if not files:
             break
         path = chance.choice(files)
-        change = chance.choices((_values, _bytes, _file), (5, 3, 2))[0]
+        change, whole = chance.choices((_values, _bytes, _file), (5, 3, 2))[0], path.read_bytes()
         try:
             told.append(f"{path.name}: {change(path, files, chance)}")
         except Exception as error:  # the change has no form in that file
+            path.write_bytes(whole)
             told.append(f"{path.name}: {_bytes(path, files, chance)} ({type(error).__name__})")
     return "; ".join(told)
 

@@ -172,8 +172,8 @@ VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
 @pytest.mark.parametrize("case", VALUES, ids=lambda case: f"{case[0]} {case[2]}")
 @pytest.mark.parametrize("check", (True, False))
 def test_values_that_no_teacher_gives(copy: Copy, case: Any, check: bool) -> None:
-    """verify names array, part and token; so does a stream, without the checksums' thread where
-    the array alone tells it."""
+    """verify names array, part and token; so does a stream, a stream that does not check those
+    that one array tells."""
     codec, tier, name, change, words = case
     path = copy("h5", codec, tier)
     inner = name if name.startswith("sequence/") else f"view0/{name}"
