@@ -62,8 +62,8 @@ def annotation_of(
     Raises CorpusError for a cell of another form, where annotators disagree, and for a span that
     holds other characters of the `text` than it says.
     """
-    if isinstance(value, dict) and value.keys() <= {"choices", "labels"}:
-        (value,) = value.values() or ([],)
+    if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"choices", "labels"}:
+        (value,) = value.values()
     if not isinstance(value, list):
         name = label_name(value, column, where)
         return None if name is None else Annotation((name,))

@@ -41,23 +41,33 @@ def features_in(metadata: Mapping[bytes, bytes] | None, where: object) -> dict[s
 def named(cell: Any, feature: Feature, where: object) -> Any:
     """Return a cell with the name of every class in place of its number; None for "no label", -1.
 
-    Raises CorpusError for a number without a name.
+    Raises CorpusError for a number without a name, and for a feature that does not fit the cell.
     """
+    try:
+        return _named(cell, feature, where)
+    except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
+        raise CorpusError(
+            f"{where}: the schema describes its cells as {feature!r:.60}, which they are not; write"
+            " the file again"
+        ) from None
+
+
+def _named(cell: Any, feature: Feature, where: object) -> Any:
     if cell is None or not feature:
         return cell
     if isinstance(feature, list):
-        return [named(each, feature[0], where) for each in cell]
+        return [_named(each, feature[0], where) for each in cell]
     kind, inner = feature.get("_type"), feature.get("feature")
     if kind == "ClassLabel":
         return _name(cell, feature.get("names"), where)
     if isinstance(cell, list) and isinstance(kind, str):
-        return [named(each, inner, where) for each in cell]
+        return [_named(each, inner, where) for each in cell]
     if isinstance(cell, dict):
         if isinstance(kind, str):  # a sequence of named features is stored as named sequences
             inner = {key: [each] for key, each in (inner or {}).items()}
         else:
             inner = feature
-        return {key: named(each, inner.get(key), where) for key, each in cell.items()}
+        return {key: _named(each, inner.get(key), where) for key, each in cell.items()}
     return cell
 
 

@@ -33,6 +33,8 @@ from teachonce.teacher_dump.corpus.tagged_files import (
 )
 from teachonce.teacher_dump.corpus.text_files import read_lines
 
+NAME_WORDS, NAME_CHARACTERS, ENDS = 4, 50, (".", "!", "?", "。", "！", "？")
+"""A header has names of a few words, and is no sentence."""
 KEPT_NAMES = 1 << 17  # more than any teacher has labels
 SizeAndHash = tuple[int, str]  # of bytes: their number and SHA-256
 
@@ -62,6 +64,8 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
     label = columns.label
     textual = [name for name in table.textual if name != label]
     chosen = columns.chosen(table.columns, textual, table.where)
+    if table.header and columns.text is None:
+        _check_header(table, chosen[0])
     for column in chosen:
         if (kind := table.others.get(column)) is not None:
             raise CorpusError(
@@ -80,6 +84,15 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
         if label and not has_cell(row, label):
             check_label(names_in(row), label, where)
         yield labelled_row(row, chosen, label, number, where)
+
+
+def _check_header(table: Table, chosen: str) -> None:
+    """Raise CorpusError for a name, chosen as no other column has texts, that is a text itself."""
+    if len(chosen.split()) > NAME_WORDS or len(chosen) > NAME_CHARACTERS or chosen.endswith(ENDS):
+        raise CorpusError(
+            f"{table.where}: {chosen!r:.60} would name the column of texts, but looks like a text"
+            "; write a header above it, such as text, or give the name as --text-column"
+        )
 
 
 def _read_tagged(path: Path, seen: Seen) -> Iterator[LabelledText]:

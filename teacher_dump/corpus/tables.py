@@ -46,6 +46,7 @@ class Table:
     rows: reads the rows once; cells of other columns than the ones named may be missing
     unit: what rows are counted by, "line" or "row"
     others: by column the type that a schema gives it, if it holds neither texts nor lists
+    header: whether the names are those of a line of cells
     """
 
     columns: list[str]
@@ -54,6 +55,7 @@ class Table:
     rows: Callable[[Sequence[str]], Rows]
     unit: str = "line"
     others: Mapping[str, str] = field(default_factory=dict)
+    header: bool = False
 
 
 def open_table(path: Path, seen: Seen = ignore) -> Table:
@@ -134,7 +136,7 @@ def _delimited(path: Path, seen: Seen) -> Table:
     sample = list(islice(rows, SAMPLE_ROWS))
     full = [row for _, row in sample if row is not None]
     textual = [name for name in header if not all(_is_number(row[name]) for row in full)]
-    return Table(header, textual, where, lambda columns: chain(sample, rows))
+    return Table(header, textual, where, lambda columns: chain(sample, rows), header=True)
 
 
 def _is_blank(row: list[str]) -> bool:

@@ -16,7 +16,48 @@ from teachonce.checkpoints.sentence_folder import check_modules
 from teachonce.checkpoints.sentence_settings import check_similarity
 from teachonce.checkpoints.static_folder import static_module
 from teachonce.support.arrays import Floats
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError, first_line, out_of_memory
+
+BATCH = 1000
+"""Texts whose tokens are counted at once."""
+
+
+class Cuts:
+    """Counts the texts, or pairs of them, that a model cuts because they are too long for it."""
+
+    def __init__(self) -> None:
+        self.read = self.cut = 0
+        self._limit: int | None = None
+
+    def add(self, model: Any, texts: Sequence[Any]) -> None:
+        """Count in texts that a model of sentence-transformers is going to read."""
+        limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
+        self.read += len(texts)
+        if not isinstance(limit, int) or not callable(
+            tokenizer
+        ):  # a model without layers cuts none
+            return
+        self._limit = limit
+        # no token has less than a byte; a pair has up to four special ones
+        long = [text for text in texts if len("".join(text).encode()) + 4 > limit]
+        for begin in range(0, len(long), BATCH):
+            some = tokenizer(long[begin : begin + BATCH], truncation=False, verbose=False)
+            self.cut += sum(len(ids) > limit for ids in some["input_ids"])
+
+    def note(self) -> str | None:
+        """Say in a line how many were cut, None if none was."""
+        if not self.cut:
+            return None
+        return f"{self.cut:,} of {counted(self.read, 'text')} cut to {self._limit} tokens"
+
+
+def _prompt(model: Any, role: str | None) -> str:
+    """Return the prompt that a model puts before texts of a role."""
+    names = {"document": ("document", "passage", "corpus")}.get(role or "", (role,))
+    prompts = model.prompts or {}
+    chosen = next((name for name in names if name in prompts), model.default_prompt_name)
+    return prompts.get(chosen) or ""
 
 
 class Embedder:
@@ -37,6 +78,7 @@ class Embedder:
                 f"model {name}: its texts are compared by {self.model.similarity_fn_name}"
                 " (config_sentence_transformers.json), expected cosine or dot"
             )
+        self.cuts = Cuts()
 
     def vectors(self, texts: Sequence[str], role: str | None = None) -> Floats:
         """Embed texts, float32 [N,W], whose dot products are their similarities.
@@ -45,6 +87,7 @@ class Embedder:
         """
         encode = getattr(self.model, f"encode_{role}" if role else "encode")
         cosine = self.model.similarity_fn_name == "cosine"
+        self.cuts.add(self.model, [_prompt(self.model, role) + text for text in texts])
         found = encode(list(texts), normalize_embeddings=cosine, show_progress_bar=False)
         found = np.asarray(found, np.float32)
         if not np.isfinite(found).all():
@@ -74,9 +117,11 @@ class PairScorer:
                 f"model {name}: has {self.model.num_labels} outputs for a pair, expected one score;"
                 " give a reranker, or a model of vectors"
             )
+        self.cuts = Cuts()
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> Floats:
         """Score pairs, float32 [N]; the larger, the closer."""
+        self.cuts.add(self.model, list(pairs))
         found = self.model.predict(list(pairs), show_progress_bar=False)
         return np.asarray(found, np.float32).reshape(-1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ def reranked(
     candidates: dict[str, list[str]],
     where: str,
     max_length: int | None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> dict[str, list[str]]:
     """Put the candidates of each query into the order of a model: of one that reads query and
     document at once, or of one of vectors. Of equal ones the better candidate stays ahead.
@@ -133,6 +134,8 @@ def reranked(
     for query, row in scores(loaded, collection, candidates, texts):
         names = candidates[query]
         found[query] = [names[place] for place in np.argsort(-row, kind="stable")]
+    if note := loaded.cuts.note():
+        say(f"{model}: {note}")
     return found
 
 

@@ -49,7 +49,7 @@ def score_search(
                 f" such as {strangers[0]!r}; they count as not found"
             )
         rank = (
-            _retrieval(collection, settings)
+            _retrieval(collection, settings, say)
             if task == "retrieval"
             else _rerank(collection, settings, say)
         )
@@ -96,16 +96,20 @@ def _figures(
     return found | (measures.agreement(teacher, ranking) if teacher else {})
 
 
-def _retrieval(collection: Collection, settings: SearchSettings) -> Rank:
+def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
     """Rank by vectors; the teacher ranks by its own alone."""
 
     def rank(model: str) -> dict[str, list[str]]:
-        queries = Embedder(model, settings.max_length)
+        queries = documents = Embedder(model, settings.max_length)
         other = settings.documents_by
-        if other in (None, model) or model == settings.teacher:
-            return retrieved(collection, queries, queries)
-        check_space(model, str(other))
-        return retrieved(collection, queries, Embedder(str(other), settings.max_length))
+        if other not in (None, model) and model != settings.teacher:
+            check_space(model, str(other))
+            documents = Embedder(str(other), settings.max_length)
+        found = retrieved(collection, queries, documents)
+        for each in {id(each): each for each in (queries, documents)}.values():
+            if note := each.cuts.note():
+                say(f"{each.name}: {note}")
+        return found
 
     return rank
 
@@ -127,6 +131,6 @@ def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
         say(f"candidates of {collection.folder.name}, as they come: {told}")
 
     def rank(model: str) -> dict[str, list[str]]:
-        return reranked(collection, model, candidates, where, settings.max_length)
+        return reranked(collection, model, candidates, where, settings.max_length, say)
 
     return rank

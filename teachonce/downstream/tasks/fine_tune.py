@@ -105,7 +105,8 @@ def score_as_is(
     settings = {"as_is": True, "max_length": max_length}
     blame = "; its weights are damaged, train it anew"
     if own := task.predict_own(model, splits, max_length):
-        say("as it is, by the modules of its folder")
+        for line in ("as it is, by the modules of its folder", *task.take_notes()):
+            say(line)
         scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
         return _result(task, model, files, settings, splits, [scores])
     source = resolve_model(model)

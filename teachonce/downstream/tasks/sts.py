@@ -104,7 +104,10 @@ class SentenceSimilarity(PairScore):
             return None
         check_scores(splits)
         embedder = Embedder(model, max_length)
-        return {name: _similarities(embedder, pairs) for name, pairs in splits.items()}
+        found = {name: _similarities(embedder, pairs) for name, pairs in splits.items()}
+        if note := embedder.cuts.note():
+            self.note(note)
+        return found
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         """Make rows whose inputs are those of both texts, each of at most `limit` tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from teachonce.checkpoints.embedders import Embedder, PairScorer
 from teachonce.downstream.search.collections import read_collection
 from tests.downstream.search.collections import collection, judge, write
 from tests.downstream.test_as_is import refused
@@ -225,3 +227,23 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
     lines = [f"{name} Q0 nowhere 1 2.5 x" for name in read_collection(small).queries]
     run_file.write_text("\n".join(lines))
     assert "'nowhere', and 0 more, are not in" in refused(*words, "--candidates", run_file)
+
+
+def test_texts_that_are_cut_are_counted(
+    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    """With the prompt, as the model reads them; nothing is said where all is read."""
+    texts = ["lamp", "the old lamp of the keeper " * 9, "lamp " * 60]
+    embedder = Embedder(str(folder), 16)
+    embedder.vectors(texts, "query")
+    embedder.vectors(texts[:1])
+    assert embedder.cuts.note() == "2 of 4 texts cut to 16 tokens"
+    scorer = PairScorer(str(reranker(tiny_teacher("bert", "classification", ("score",)),
+                                     tmp_path / "cross")), 16)  # fmt: skip
+    scorer.scores([(texts[0], texts[0]), (texts[0], texts[1])])
+    assert scorer.cuts.note() == "1 of 2 texts cut to 16 tokens"
+    words = ("--task", "retrieval", "--model", folder, "--test", small)
+    assert "tokens" not in run(*words, "--out", tmp_path / "a").output
+    cut = run(*words, "--max-length", 8, "--out", tmp_path / "b").output
+    read = len(read_collection(small).queries) + len(dict(read_collection(small).documents()))
+    assert re.search(rf"{re.escape(str(folder))}: \d+ of {read} texts cut to 8 tokens", cut)

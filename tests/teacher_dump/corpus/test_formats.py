@@ -14,9 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from hypothesis import given
+from hypothesis import strategies as st
 
 from teachonce.teacher_dump.corpus import packed
+from teachonce.teacher_dump.corpus.class_names import named
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
+from teachonce.teacher_dump.corpus.labelled_text import Gold, labelled_row
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
 
 
@@ -168,9 +172,11 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
     (tmp_path / "saved" / "state.json").write_text("{")
     assert "not a readable data set" in refusal(tmp_path / "saved")
     table = pq.read_table(folder / "train.parquet")
+    forged = b'{"info": {"features": {"label": "ClassLabel"}}}'
     numbers = table.set_column(1, "label", pa.array([5, 0, 0, 0]))
     for meta, told in (
         (table.schema.metadata, "row 1: 5 is no label of its schema, which has 3 names"),
+        ({b"huggingface": forged}, "row 1: the schema describes its cells as 'ClassLabel'"),
         ({b"huggingface": b"{"}, "its schema describes the features of a data set, but not"),
     ):
         pq.write_table(numbers.replace_schema_metadata(meta), tmp_path / "a.parquet")
@@ -327,3 +333,66 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
         path.write_text(json.dumps([row]))
         with pytest.raises(CorpusError, match=f"a.json, line 1: .*{told}"):
             golds(path, "data.text", "annotations")
+
+
+def test_a_first_line_that_is_no_header(tmp_path: Path) -> None:
+    """It would be lost, and a text with it; a name that is typed is taken as it is."""
+    for name, content in (
+        ("a.tsv", "A good thing.\nA bad thing.\n"),
+        ("a.csv", "A very good thing at dawn,0\nA bad thing at night,1\n"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert "looks like a text; write a header above it" in refusal(tmp_path / name)
+        first = content.splitlines()[0].split(",")[0]
+        assert len(texts(tmp_path / name, first)) == 1
+    (tmp_path / "a.csv").write_text("the sentence,n\nA bad thing,1\n")
+    assert texts(tmp_path / "a.csv") == ["A bad thing"]
+
+
+KEYS = [
+    "start",
+    "end",
+    "labels",
+    "label",
+    "choices",
+    "result",
+    "value",
+    "type",
+    "from_name",
+    "text",
+]
+KEYS += ["start_offset", "end_offset", "was_cancelled"]
+CELLS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.floats()
+    | st.sampled_from(["", "a", "PER"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(KEYS),
+            inner | st.sampled_from(["labels", "choices"]),
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(cell=CELLS, text=st.sampled_from(["", "a b", "PER a"]) | st.lists(CELLS, max_size=3))
+def test_cells_of_any_form_are_read_or_refused_in_a_line(cell: Any, text: Any) -> None:
+    try:
+        found = labelled_row({"text": text, "label": cell}, ["text"], "label", 1, "a.json, line 1")
+    except CorpusError as error:
+        assert str(error).startswith("a.json, line 1: ") and "\n" not in str(error)
+    else:
+        assert all(0 <= b <= e <= len(found.text) for b, e, _ in (found.gold or Gold()).tags)
+
+
+@given(cell=CELLS, feature=CELLS | st.fixed_dictionaries({"_type": CELLS, "names": CELLS}))
+def test_features_of_any_form_are_read_or_refused_in_a_line(cell: Any, feature: Any) -> None:
+    try:
+        named(cell, feature, "a.parquet, row 1")
+    except CorpusError as error:
+        assert str(error).startswith("a.parquet, row 1: ") and "\n" not in str(error)
