@@ -1,8 +1,8 @@
 """The list of what our commands have made from a store: copies of its text that `feature-store
 forget` removes or names.
 
-Each line is a JSON object. The list of a store on a disk is `.NAME.derived` next to it; the list of
-a store that no line can be written next to is in the user's cache folder, by the hash of its text.
+Each line is a JSON object. The list of a store on a disk is `.NAME.derived` next to it. If nothing
+can be written there, the list is in the user's cache folder, named by the hash of the store's text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from teachonce.support import files
 from teachonce.support.cache_folder import cache_folder
 from teachonce.support.redaction import redacted
 
-MAX_BYTES = 2**23  # of a list: it may be a stranger's
-_said = set[str]()  # lists that could not be written, which was logged
+MAX_BYTES = 2**23  # of a list, which is untrusted input
+_said = set[str]()  # paths of stores whose lists could not be written, which was logged
 
 
 class Derived(NamedTuple):
@@ -107,7 +107,7 @@ def _add(file: Path, entry: Derived) -> None:
 
 
 def _lines(file: Path) -> Iterator[Derived]:
-    """Yield the lines of a list; what is no such line is passed over, as a kill may have cut it."""
+    """Yield the lines of a list; skip other lines, as a kill may have cut one."""
     for line in _read(file).decode("utf-8", "replace").splitlines():
         entry = _entry(line)
         if entry is not None:
@@ -115,7 +115,7 @@ def _lines(file: Path) -> Iterator[Derived]:
 
 
 def _read(file: Path) -> bytes:
-    """Read an ordinary file, not through a link; nothing of anything else."""
+    """Read an ordinary file, not through a link; b"" for anything else."""
     try:
         opened = files.open_ordinary(file)
     except OSError:

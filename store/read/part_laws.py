@@ -26,7 +26,7 @@ from teachonce.support.arrays import Array
 NARROW = 0.02  # of length 1: a teacher in bfloat16 normalises so exactly
 ROWS = 4096  # tokens of sequences that are looked at at once
 SLICE_BYTES = 2**24
-BY_TEXT = ("token/id", "token/begin", "token/end")  # which are compared with the text
+BY_TEXT = ("token/id", "token/begin", "token/end")  # checked by `_broken_tokens`
 
 
 def check_part(part: PartReader, calibration: Calibration) -> list[str]:
@@ -228,8 +228,8 @@ def _broken_task(part: PartReader) -> list[str]:
 
 
 def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
-    """Problems of a store with an embedding: a vector is finite, of length 1 where the store says
-    so, and every text begins with the prompt."""
+    """Problems of a store with an embedding: a vector has length 1 if the store says so, and every
+    text begins with the prompt."""
     if (spec := part.features.embedding) is None:
         return []
     problems, codec = [], part.features.level.embedding

@@ -269,8 +269,8 @@ class Pool:
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
         """Check each array that was read by itself. Raises StoreError, which names the token.
 
-        `lawful` notes for some arrays which sequences of the store, bool [n], were checked before:
-        in later epochs that a training reads it costs nothing.
+        `lawful` records, by the names of arrays, which sequences of the store, bool [n], were
+        checked before. So later epochs are not checked again.
         """
         arrays = self.token | self.maps | self.sequence
         seen = lawful.setdefault(tuple(arrays), np.zeros(len(self._index), bool))
@@ -286,23 +286,18 @@ class Pool:
 
     def _place(self, name: str, law: Broken) -> tuple[PartReader, str]:
         """Find the part of a row of the pool that breaks a law, and say where it is there."""
-        drawn = self.draws and name.endswith(("/logits/ids", "/logits/counts"))
-        edges: Any = self.draw_start if drawn else self._edges_of(self.excerpt(name), name)
-        if drawn:  # from draws to tokens
-            row = int(np.searchsorted(edges, law.row, "right")) - 1
-            edges, name, law = self.ragged.token_start, name, law._replace(row=row)
-        place = int(np.searchsorted(edges, law.row, "right")) - 1
-        excerpt = self.ragged if drawn else self.excerpt(name)
-        done = 0
+        draws = self.draw_start if name.endswith(("/logits/ids", "/logits/counts")) else None
+        row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged
+        if draws is not None:
+            row = int(np.searchsorted(draws, row, "right")) - 1  # of the draw's token
+        edges, done = self._edges_of(excerpt, name), 0
+        place = int(np.searchsorted(edges, row, "right")) - 1
         for part, first, last in self._located(excerpt):
             if place < done + last - first:
-                position = first + place - done
-                row = law.row - int(edges[place])
-                if drawn:
-                    start = int(part.token_start[position])
-                    return part, line_of_token(part, name, start + row, law.what)
-                start = int(self._starts(part, name)[position])
-                return part, line_of(part, name, law._replace(row=start + row))
+                row += int(self._starts(part, name)[first + place - done] - edges[place])
+                if draws is not None:
+                    return part, line_of_token(part, name, row, law.what)
+                return part, line_of(part, name, law._replace(row=row))
             done += last - first
         raise AssertionError(name)
 

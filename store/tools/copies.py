@@ -45,8 +45,8 @@ def remove_caches(store: FeatureStore) -> list[str]:
     """Remove what holds the text of a store and is made again when it is needed: Arrow files of
     `to_datasets`, tokens, and what disk caches hold of it; returns their paths.
 
-    The list may be a stranger's. So a file only goes if it is this user's, in a folder of this
-    kind, and says itself that it was made of this store.
+    The list is untrusted input. So a file is removed only if it belongs to this user, is in a
+    folder of its kind, and its own name or content shows that it was made from this store.
     """
     removed, text = list[str](), text_key(store.manifest)
     for entry in noted(store.path, text):
