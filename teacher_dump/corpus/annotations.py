@@ -91,9 +91,9 @@ def _agreed(
     return said[0] if said else None
 
 
-def _annotation(
-    items: Sequence[Any], column: str | None, where: object, text: str | None
-) -> Annotation:
+def _annotation(items: Any, column: str | None, where: object, text: str | None) -> Annotation:
+    if not isinstance(items, list):
+        raise CorpusError(f"{where}: expected a list of labels as result, got {items!r:.40}")
     labels, spans, questions = list[str](), list[Span](), set[str]()
     for item in items:
         if isinstance(item, dict) and isinstance(item.get("value"), dict):  # of Label Studio
