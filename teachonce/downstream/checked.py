@@ -130,6 +130,11 @@ def refuse_early(asked: Asked, models: Sequence[str] | None) -> None:
         raise UserError("--text-column needs --test, the file that has the column")
     for path in (*asked.train, asked.dev, *asked.test, asked.candidates):
         if path is not None and not path.exists():
+            if str(path).startswith("hf:"):
+                raise UserError(
+                    f"{path}: only teacher-dump reads the hub; save the data set in Python:"
+                    " load_dataset(NAME, split=SPLIT).save_to_disk(FOLDER), and give the folder"
+                )
             raise UserError(f"{path}: cannot be read: No such file or directory; check the path")
     others = filter(None, (asked.teacher, asked.documents_by, asked.candidates_by))
     names = asked.model if models is None else models

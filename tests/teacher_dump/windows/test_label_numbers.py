@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -262,3 +263,27 @@ def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
     texts.check({}, {}, {"O": "a"})
     with pytest.raises(UserError, match="b: 'B-PER' is a tag of a word, but the teacher t classif"):
         texts.check({}, {}, {"O": "a", "B-PER": "b"})
+
+
+def test_classes_of_a_data_set_are_those_of_the_teacher(
+    tmp_path: Path, make_tokenizer: Any
+) -> None:
+    """Whose labels stand in another order, for texts and for words."""
+    moods = Features({"text": Value("string"), "y": ClassLabel(names=["neither", "negative"])})
+    rows: dict[str, Any] = {"text": ["a lamp", "the stairs"], "y": [1, 0]}
+    words = Features({"w": List(Value("string")), "y": List(ClassLabel(names=["B-PER", "O"]))})
+    sentences: dict[str, Any] = {"w": [["lamp", "old"], ["lamp"]], "y": [[1, 0], [0]]}
+    path = tmp_path / "a.parquet"
+    for features, content, column, task, expected in (
+        (moods, rows, "text", TaskSpec("classification", MOODS), [["negative"], ["neither"]]),
+        (words, sentences, "w", TaskSpec("tagging", TAGS), [["O", "B-PER"], ["B-PER"]]),
+    ):
+        Dataset.from_dict(content, features=features).to_parquet(path)
+        corpus, said = Corpus.open([str(path)], column, "y"), list[str]()
+        corpus.check()
+        labels = Labels(task, "t", said.append)
+        labels.check(corpus.met(task.kind), corpus.steps())
+        windows = labels.numbered(iter_windows(corpus, make_tokenizer("wordpiece"), 32))
+        found = [[n for n in w.numbers if n >= 0] for w in windows if w.numbers is not None]
+        assert [[task.labels[n] for n in numbers] for numbers in found] == expected
+        assert said == []
