@@ -73,11 +73,8 @@ def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     [G,C] / T, mean over G and C."""
     if len(logits) == 0:
         return logits.sum() * 0.0
-    own, wanted, log_sigmoid = (
-        logits.float() / temperature,
-        teacher / temperature,
-        functional.logsigmoid,
-    )
+    own, wanted = logits.float() / temperature, teacher / temperature
+    log_sigmoid = functional.logsigmoid
     yes = wanted.sigmoid() * (log_sigmoid(wanted) - log_sigmoid(own))
     no = (-wanted).sigmoid() * (log_sigmoid(-wanted) - log_sigmoid(-own))
     return (yes + no).mean() * temperature**2

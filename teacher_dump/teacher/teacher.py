@@ -212,8 +212,8 @@ class Teacher:
         """Raise UserError if the layers do not give the states and maps that are asked for."""
         maps = bool(self.attention.groups)
         if self.hidden.groups or maps:
-            about = self.base, self.layers, self.max_length(), maps
-            check_layers(self.name, *about, self._arguments)
+            limit = self.max_length()
+            check_layers(self.name, self.base, self.layers, limit, maps, self._arguments)
 
     def max_length(self) -> int | None:
         """Return the longest input in tokens, special ones included; None if it is unknown."""
@@ -223,7 +223,7 @@ class Teacher:
         return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 
     def weights(self) -> Iterator[tuple[str, Array]]:
-        """Yield parameters by name, in a fixed order, for a store to keep in float16.
+        """Yield parameters by name, in a fixed order; a store rounds them to float16.
 
         They are those of the encoder, and of a masked-LM head all but its output embeddings.
         Raises UserError for a finite number that float16 cannot hold.

@@ -117,7 +117,7 @@ def load_tokenizer(model: ResolvedModel) -> Any:
 
 
 PROBES = ("The old", " A b", "été 12,5%", "x")
-"""Texts whose ids tell whether a tokenizer does what its tokenizer.json says."""
+"""Texts whose ids show whether a tokenizer does what its tokenizer.json says."""
 
 
 def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
@@ -213,15 +213,21 @@ def load_with_head(
 
 
 def _take_activation(config: Any, activation: str | None) -> None:
-    """Note the activation of a CrossEncoder in a config, where it is another one than the config
-    and the number of outputs say: there students take it from."""
-    said = getattr(config, "sentence_transformers", None)
-    own = dict(said) if isinstance(said, dict) else {}
+    """Write the activation of a CrossEncoder into a config, from which students take it, if the
+    config and the number of outputs give another one."""
     default = "Sigmoid" if config.num_labels == 1 else "Identity"
-    older = getattr(config, "sbert_ce_default_activation_function", None)
-    now = str(own.get("activation_fn") or older or default)
+    now = str(_declared_activation(config) or default)
     if activation and activation.rpartition(".")[2] != now.rpartition(".")[2]:
+        said = getattr(config, "sentence_transformers", None)
+        own = said if isinstance(said, dict) else {}
         config.sentence_transformers = own | {"activation_fn": activation}
+
+
+def _declared_activation(config: Any) -> Any:
+    """Return the activation of a CrossEncoder that a config names; None if it names none."""
+    said = getattr(config, "sentence_transformers", None)
+    own = said.get("activation_fn") if isinstance(said, dict) else None
+    return own or getattr(config, "sbert_ce_default_activation_function", None)
 
 
 def _load(
@@ -286,10 +292,8 @@ def _problem_type(config: Any, head: str, name: str) -> str | None:
                 " take another checkpoint"
             )
         return None
-    about = getattr(config, "sentence_transformers", None) or {}
-    activation = about.get("activation_fn") if isinstance(about, dict) else None
-    activation = activation or getattr(config, "sbert_ce_default_activation_function", None)
-    if said is None and config.num_labels > 1 and str(activation).endswith(".Sigmoid"):
+    sigmoid = str(_declared_activation(config)).endswith(".Sigmoid")
+    if said is None and config.num_labels > 1 and sigmoid:
         return SEVERAL_LABELS
     return said
 

@@ -35,8 +35,8 @@ OUTPUTS = {
     "feature-extraction": ("last_hidden_state", STATES),
     "sequence-classification": ("logits", "scores"),
 }
-"""For each task of a transformer that is read the output that the library takes, and the key under
-which it passes it on."""
+"""By task of a transformer: the output that the library takes, and the key under which it passes
+this output on."""
 VECTORS, CLASSES = OUTPUTS
 OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 
@@ -194,7 +194,9 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
         if given := _table(model, file):
             break
     fields = dict(flat(given, ARGUMENTS.names))
-    check_fields(model.name, file, given_without(given, ("transformer_task",)), kind=LENGTHS)
+    elsewhere = (*ARGUMENTS.names, "transformer_task")  # which are checked below
+    own = {name: value for name, value in given.items() if name not in elsewhere}
+    check_fields(model.name, file, own, kind=LENGTHS)
     if given.get("transformer_task") not in (None, task):
         check_fields(model.name, file, {"transformer_task": given["transformer_task"]}, (), LENGTHS)
     for name, value in fields.items():
@@ -213,12 +215,6 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
     ]
     lower = _of(model.name, file, given, "do_lower_case", bool)
     return min((n for n in longest if n is not None), default=None), bool(lower)
-
-
-def given_without(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields but for the tables of arguments, and others."""
-    left_out = (*ARGUMENTS.names, *others)
-    return {name: value for name, value in given.items() if name not in left_out}
 
 
 def _check_outputs(

@@ -13,9 +13,7 @@ from safetensors import safe_open
 from teachonce.support.errors import UserError
 
 BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
-"""Ends of names that older releases saved of what is computed."""
-
-
+"""Ends of the names of buffers that older releases saved, though they are computed."""
 WHOLE = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 """Kinds of whole numbers in safetensors."""
 

@@ -31,17 +31,13 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
 
 def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
     """Read a file of JSON of a shape, see `misfit`. Raises UserError, which names file and key."""
-    return parsed(read_small(path, most), shape, str(path))
-
-
-def parsed(text: str, shape: Any, where: str) -> Any:
-    """Parse JSON of a shape. Raises UserError, which names `where` and the key."""
+    text = read_small(path, most)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not JSON ({first_line(error)})") from None
+        raise UserError(f"{path}: is not JSON ({first_line(error)})") from None
     if problem := misfit(found, shape):
-        raise UserError(f"{where}: {problem}")
+        raise UserError(f"{path}: {problem}")
     return found
 
 
@@ -105,9 +101,10 @@ def _misfit_number(value: Any, shape: type, place: str) -> str:
 def _is_text(value: str) -> bool:
     """Whether it can be written as UTF-8, and be a name of a file."""
     try:
-        return "\0" not in value and bool(value.encode() or True)
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return "\0" not in value
 
 
 def _kind(value: Any) -> str:

@@ -36,7 +36,7 @@ from teachonce.support.errors import UserError
 
 SETTINGS = "compression_config.yaml"
 IDS = Numbers("input_ids", "ids", ("tokens",))
-MASK = Numbers("attention_mask", "texts", ("tokens",))
+MASK = Numbers("attention_mask", "ids", ("tokens",))  # of texts: a packed row has several
 NEW = (
     Numbers("compressed_logprobs", "bytes", ("tokens", "bytes")),
     Numbers("bytepacked_indices", "bytes", ("tokens", "bytes of ids")),

@@ -17,10 +17,10 @@ AGAIN = "capture that sample again, or take it out"
 
 @dataclass(frozen=True)
 class Kind:
-    """Numbers of one meaning: NumPy's kinds of dtypes, the least and the most, the dtype that is
-    made of them."""
+    """Numbers of one meaning: how messages call them, NumPy's kinds of dtypes, the least and the
+    most, and the dtype to which they are converted (None: as stored)."""
 
-    told: str
+    words: str
     kinds: str
     least: float
     most: float
@@ -30,7 +30,6 @@ class Kind:
 INFINITE = float("inf")
 KINDS = {
     "ids": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
-    "texts": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
     "low": Kind("whole numbers below 65,536", "iu", 0, 2**16 - 1, np.int32),
     "bits": Kind("0 or 1", "biu", 0, 1, np.int32),
     "mask": Kind("0 or 1", "biuf", 0, 1, np.float32),
@@ -54,15 +53,17 @@ class Numbers:
     optional: bool = False
 
     @property
-    def told(self) -> str:
+    def expected(self) -> str:
         """What is expected, for people."""
-        return f"{KINDS[self.kind].told} [{', '.join(self.dims)}]"
+        return f"{KINDS[self.kind].words} [{', '.join(self.dims)}]"
 
     def array(self, value: Any, where: str) -> Array:
         """Return the numbers as an array. Raises UserError for what is none of them."""
         kind = KINDS[self.kind]
         if value is None:
-            raise UserError(f"{where}: has no {self.name} ({self.told}); it is of another format")
+            raise UserError(
+                f"{where}: has no {self.name} ({self.expected}); it is of another format"
+            )
         found = value if type(value).__module__ == "numpy" else _of_tensor(value, self, where)
         if found.ndim == len(self.dims) + 1 and found.shape[0] == 1:
             found = found[0]  # a batch of one
@@ -70,8 +71,8 @@ class Numbers:
             found = found.astype(kind.dtype or np.int64)  # of no element no dtype is known
         if found.ndim != len(self.dims) or found.dtype.kind not in kind.kinds:
             raise UserError(
-                f"{where}: {self.name} is {found.dtype}{list(found.shape)}, expected {self.told};"
-                f" {OTHER}"
+                f"{where}: {self.name} is {found.dtype}{list(found.shape)}, expected"
+                f" {self.expected}; {OTHER}"
             )
         self._check_values(found, kind, where)
         if kind.dtype is None:
@@ -86,19 +87,16 @@ class Numbers:
         if not found.size:
             return
         if found.dtype.kind == "f":
-            bad = (
-                np.isnan(found) | np.isposinf(found) if self.kind == "logs" else ~np.isfinite(found)
-            )
-            self._refuse(bad, "is NaN or infinite", where)
+            self._refuse(self._infinite(found), "is NaN or infinite", where)
         if self.kind == "mask":
-            self._refuse((found != 0) & (found != 1), f"is not {kind.told}", where)
+            self._refuse((found != 0) & (found != 1), f"is not {kind.words}", where)
         elif found.dtype.kind in "iu" and not (
             kind.least <= int(found.min()) and int(found.max()) <= kind.most
         ):
             bad = (found < max(kind.least, np.iinfo(found.dtype).min)) | (
                 found > min(kind.most, np.iinfo(found.dtype).max)
             )
-            self._refuse(bad, f"is not among {kind.told}", where)
+            self._refuse(bad, f"is not among {kind.words}", where)
 
     def _infinite(self, values: Array) -> Array:
         if self.kind == "logs":  # of which -inf is one
@@ -119,21 +117,21 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
 
     if not isinstance(value, torch.Tensor):
         raise UserError(
-            f"{where}: {field.name} is a {type(value).__name__}, expected a tensor of {field.told};"
-            f" {OTHER}"
+            f"{where}: {field.name} is a {type(value).__name__}, expected a tensor of"
+            f" {field.expected}; {OTHER}"
         )
     plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
     # A few stored bytes may be declared to be any number of elements.
     if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise UserError(f"{where}: {field.name} is no plain tensor of stored numbers; {OTHER}")
     if value.is_complex():
-        raise UserError(f"{where}: {field.name} is complex, expected {field.told}; {OTHER}")
+        raise UserError(f"{where}: {field.name} is complex, expected {field.expected}; {OTHER}")
     own = value.detach()
     try:
         return np.asarray((own.float() if own.dtype in _narrow() else own).numpy())
     except (TypeError, RuntimeError):
         raise UserError(
-            f"{where}: {field.name} is {own.dtype}, expected {field.told}; {OTHER}"
+            f"{where}: {field.name} is {own.dtype}, expected {field.expected}; {OTHER}"
         ) from None
 
 

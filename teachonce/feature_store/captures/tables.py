@@ -96,7 +96,7 @@ def open_table(path: Path) -> Table | None:
 
 
 def _types(schema: Any) -> str:
-    """Tell the columns and their types, whatever their order."""
+    """Describe the columns and their types, sorted by name."""
     return ", ".join(sorted(f"{field.name} ({field.type})" for field in schema))
 
 

@@ -64,8 +64,8 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
     """Raise UserError for a file whose loading could take more memory than its bytes, or that names
     other objects than tensors.
 
-    torch.save writes a zip, with every member as it is. Pickles of before torch 1.6 tell themselves
-    how much memory is to be taken.
+    torch.save writes a zip whose members are not compressed. A pickle from before torch 1.6 itself
+    declares how much memory to allocate.
     """
     if not zipfile.is_zipfile(source):
         raise UserError(
