@@ -66,7 +66,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
     CONFIG: (
         honoured("architectures", "us: choose the head with `--head auto`"),
         honoured("id2label num_labels later_label", "us: names of the labels, by number"),
-        honoured("label2id", "us: refused if it numbers the same names otherwise than id2label"),
+        honoured("label2id", "us: refused if it gives the same names other numbers than id2label"),
         honoured(
             "problem_type sentence_transformers sbert_ce_default_activation_function",
             "us: the kind of a classification head",
@@ -124,7 +124,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         refused(
             "position_embedding_type",
-            "transformers reads this family with absolute positions alone",
+            "transformers reads this family with absolute positions only",
             "dump with a release of transformers that reads it, or take another checkpoint",
             ("absolute", None, ""),
             of_class=True,
@@ -137,7 +137,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         refused(
             "add_cross_attention",
             "its layers read the states of another encoder, which a dump does not give them",
-            "take an encoder or a decoder that reads text alone",
+            "take an encoder or a decoder that reads text only",
         ),
         honoured(
             "final_logit_softcapping",
@@ -152,7 +152,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " task_specific_params use_cache gradient_checkpointing _commit_hash"
             " tokenizer_class attn_implementation _attn_implementation onnx_export language"
             " languages license model_card directionality prefix revision",
-            "notes, and settings of memory; `--precision` chooses the numbers' width",
+            "notes, and settings of memory; `--precision` chooses the dtype",
         ),
         harmless(
             "hidden_dropout_prob attention_probs_dropout_prob hidden_dropout attention_dropout"
@@ -161,12 +161,12 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " seq_classif_dropout summary_last_dropout summary_first_dropout initializer_range"
             " initializer_cutoff_factor init_std embed_init_std sparse_prediction"
             " sparse_pred_ignore_index router_aux_loss_coef pretraining_tp",
-            "serve training alone, and a teacher only predicts",
+            "used in training only, and a teacher only predicts",
         ),
         harmless(
             "bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_index mask_index"
             " decoder_start_token_id",
-            "the tokenizer says which special tokens a text has",
+            "the tokenizer decides which special tokens a text has",
         ),
         harmless(
             "output_hidden_states output_attentions return_dict torchscript use_return_dict"
@@ -179,7 +179,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences"
             " forced_bos_token_id forced_eos_token_id remove_invalid_values"
             " exponential_decay_length_penalty suppress_tokens begin_suppress_tokens",
-            "serve generation alone",
+            "used in generation only",
         ),
         harmless(
             "tf_legacy_loss use_bfloat16 cross_attention_hidden_size"
@@ -208,7 +208,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "sentence-transformers: the modes, in the order of the file",
         ),
         honoured("include_prompt", "sentence-transformers: false leaves the prompt's tokens out"),
-        honoured("embedding_dimension word_embedding_dimension", "us: the encoder's width"),
+        honoured("embedding_dimension word_embedding_dimension", "us: the encoder's hidden size"),
     ),
     "Dense": (
         honoured(
@@ -217,19 +217,19 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "module_input_name module_output_name",
-            "us: `token_embeddings` before the Pooling, `sentence_embedding` behind it; others are"
+            "us: `token_embeddings` before the Pooling, `sentence_embedding` after it; others are"
             " refused",
         ),
     ),
     "Normalize": (
         honoured(
             "module_input_name module_output_name",
-            "us: `token_embeddings` before the Pooling, `sentence_embedding` behind it; others are"
+            "us: `token_embeddings` before the Pooling, `sentence_embedding` after it; others are"
             " refused",
         ),
     ),
     "LayerNorm": (honoured("dimension", "sentence-transformers"),),
-    "Dropout": (harmless("dropout", "serves training alone"),),
+    "Dropout": (harmless("dropout", "used in training only"),),
     LENGTHS: (
         honoured("max_seq_length", "us: the longest text in tokens, up to 512 by default"),
         honoured("do_lower_case", "us: a Lowercase normalizer before those of the tokenizer"),
@@ -278,7 +278,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "prompts default_prompt_name",
             "us: `--prompt`, the default without it; a CrossEncoder's default prompt is refused",
         ),
-        honoured("truncate_dim", "us: the first numbers of a vector, behind all modules"),
+        honoured("truncate_dim", "us: the first numbers of a vector, after all modules"),
         honoured(
             "similarity_fn_name",
             "us: a student's folder has it, too; euclidean and manhattan need vectors of length 1",
@@ -294,7 +294,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "us: what a student's CrossEncoder applies to its logits; several outputs with a"
             " Sigmoid are several labels",
         ),
-        harmless("keep_in_fp32_modules", "`--precision` chooses the numbers' width"),
+        harmless("keep_in_fp32_modules", "`--precision` chooses the dtype"),
         harmless("__version__ requirements", "notes"),
     ),
     TOKENIZER_SETTINGS: (
@@ -314,7 +314,9 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         harmless("padding_side padding pad_to_multiple_of", "padding is masked"),
         harmless("model_input_names", "padding is masked; types of tokens are read where used"),
-        harmless("clean_up_tokenization_spaces spaces_between_special_tokens", "serve decoding"),
+        harmless(
+            "clean_up_tokenization_spaces spaces_between_special_tokens", "used in decoding only"
+        ),
         harmless("chat_template response_schema", "texts are read as they are"),
         harmless("max_length stride truncation truncation_strategy", "`--max-length` decides"),
         harmless(
@@ -326,7 +328,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
     TOKENIZER: (
         honoured("model pre_tokenizer normalizer post_processor added_tokens", "tokenizers"),
         harmless("truncation padding", "switched off: windows are cut between words"),
-        harmless("version decoder", "serve decoding"),
+        harmless("version decoder", "used in decoding only"),
     ),
     ADAPTER: (
         refused(
