@@ -138,7 +138,8 @@ def sequence_facts(
         outputs = zip(task.labels, record.views[view].class_logits.tolist(), strict=True)
         facts["says"] = [{"label": label, "number": number} for label, number in outputs]
     elif task and task.kind == "classification":
-        facts["label"] = _gold(task, record.label)
+        if task.answers == "one label":
+            facts["label"] = _gold(task, record.label)
         facts["says"] = _said(task, record.views[view].class_logits)
     return facts | {"tokens": _tokens(pieces or Pieces(store), record, record.views[view], best)}
 
@@ -179,13 +180,16 @@ def headline(facts: Mapping[str, Any]) -> str:
     line += f", view {facts['view']} of {facts['views']}" if facts["views"] > 1 else ""
     if "score" in facts:
         line += f"; score {facts['score']:.4g}"
-    elif "label" in facts:
-        line += f"; label {facts['label'] or 'none'}, {SAYS} {_labels(facts['says'])}"
+    elif "says" in facts:
+        line += f"; label {facts['label'] or 'none'}, " if "label" in facts else "; "
+        line += f"{SAYS} {_labels(facts['says'])}"
     return printable(line)
 
 
 def _labels(said: Sequence[Mapping[str, Any]]) -> str:
-    return "  ".join(f"{each['label']} {each['probability']:.3f}" for each in said)
+    return "  ".join(
+        f"{each['label']} {each.get('probability', each.get('number')):.3f}" for each in said
+    )
 
 
 def told_best(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:

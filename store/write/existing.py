@@ -89,9 +89,9 @@ def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = Fa
     if stored is None:
         return False
     found = begun_otherwise(stored, attributes["identity"], attributes["features"])
-    check_same(staging.path, found)
-    versions = changed(stored["software"], attributes["software"]) if shared else ""
-    if versions:
+    versions = changed(stored["software"], attributes["software"])
+    check_same(staging.path, found, versions if attributes["software"] else "")
+    if shared and versions:
         raise UserError(
             f"{staging.path}: was begun with other versions ({versions}), and processes that"
             " write one store together must have the same; install those, go on without --shard"

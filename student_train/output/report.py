@@ -110,13 +110,16 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
 
 def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:
     """Refuse another vocabulary of the same name; keep what the student was trained on so far."""
-    if before.get("tokenizer") != begun["tokenizer"]:
-        raise UserError(
-            f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
-            " it was begun with; put that back, or train anew with another --out"
-        )
     now = begun["environments"]
     known = [{"processes": 1, **each} for each in before["environments"]]
+    if before.get("tokenizer") != begun["tokenizer"]:
+        names = ("tokenizers", "transformers")
+        versions = changed(known[-1], {name: now[0][name] for name in names})
+        cause = f" or install the versions of then ({versions})," if versions else ""
+        raise UserError(
+            f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
+            f" it was begun with; put that back,{cause} or train again with another --out"
+        )
     if now[0] != known[-1]:
         told = changed(known[-1], now[0])
         say(f"resume    the last bits may differ from a training without a stop: {told}")

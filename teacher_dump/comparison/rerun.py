@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,14 @@ from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
 from teachonce.store.tools.merge import is_merged
 from teachonce.support.arrays import Array
 from teachonce.support.console import check_device, counted
+from teachonce.support.installed import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
-from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.forward import Known, forward
 from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.masked_views import RANDOM, Vocabulary, mask_spans, masked_input
 from teachonce.teacher_dump.windows.window import Window, length_batches
+from teachonce.training.device import resolved_device
 
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 """Error that other orders of the same sums, on other machines, may add to that of the codec.
@@ -99,17 +99,27 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
     arguments = _arguments(store)
     precision = arguments["precision"]
-    resolved = DumpOptions(model, Path(store.path), device=device, precision=precision).resolved()
-    check_device(resolved.device, torch.cuda.device_count())
+    chosen = device if device == "cpu" else resolved_device(device)
+    check_device(chosen, torch.cuda.device_count())
     teacher = load_teacher(
         model,
         head=_head(store.features),
         hidden=_spec(store.features.hidden),
         attention=_spec(store.features.attention),
-        device=resolved.device,
+        device=chosen,
         precision=precision,
         vectors=VectorWords(arguments["pooling"], arguments["prompt"]),
     )
+    return compare(store, teacher, sample, seed)
+
+
+def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> LiveReport:
+    """Compare `sample` sequences, chosen by `seed`, with what a teacher that is loaded gives.
+
+    Raises UserError as `check` does.
+    """
+    arguments = _arguments(store)
+    precision = arguments["precision"]
     _check_sizes(store, teacher)
     _check_vectors(store, teacher)
     chosen = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
@@ -130,7 +140,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     return LiveReport(
         f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'token')},"
         f" {counted(store.features.views, 'view')}, by {teacher.name} in {precision} on"
-        f" {resolved.device};"
+        f" {teacher.device};"
         f" tolerance beside the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
         [tally.row for tally in tallies],
         live.notes(),
@@ -284,6 +294,8 @@ class _Sample:
                 f"the weights are not those of the dump by their hash ({ours[:12]}, the dump's"
                 f" {str(theirs)[:12]})"
             )
+        if versions := other_versions(self.store.meta["software"]):
+            notes.append(f"the store was made with other versions: {version_words(versions)}")
         if self.left_out:
             notes.append(
                 f"{counted(self.left_out, 'masked sequence')} left out: a merged or unfinished"

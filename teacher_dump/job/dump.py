@@ -37,6 +37,7 @@ from teachonce.teacher_dump.job.parts import (
 )
 from teachonce.teacher_dump.job.plan import DumpPlan, StageOne, planned
 from teachonce.teacher_dump.job.progress import Progress
+from teachonce.teacher_dump.job.versions import check_numbers
 from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
@@ -120,6 +121,8 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
         first = first_of(parts, plan, taken)
         say(plan.features_line())
+        grown_from = plan.growth.store if plan.growth else None
+        check_numbers(plan.options.out, grown_from, plan.teacher, say)
         writer = begin_store(plan, first, words)
         with closing(writer):
             if taken:

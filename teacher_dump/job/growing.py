@@ -27,8 +27,10 @@ from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, differences, told
 from teachonce.support.errors import UserError
+from teachonce.support.installed import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
+from teachonce.teacher_dump.job.versions import idle
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window
 
@@ -75,12 +77,14 @@ class Growth:
         these features keeps of a sequence what the store keeps of it."""
         then, now = facts(self.store), {**identity, "config": json.loads(config)}
         merged = is_merged(self.store.identity.get("corpus"))
+        versions = other_versions(self.store.meta["software"])
         found = [
             (key, old, new)
             for key, old, new in fact_differences(then, now)
             if key.split(".")[0] != "corpus"
             and key not in free(features) - BOUND
             and not (merged and key not in BOUND and old == ABSENT)
+            and not idle(key, ABSENT in (old, new), versions)
         ]
         stored = replace(self.store.features, task=self.store.task)
         found += differences(stored.to_json(), features.to_json(), "features")

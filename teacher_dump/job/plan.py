@@ -35,6 +35,7 @@ from teachonce.teacher_dump.job.options import (
     check_head,
     tier_and_size,
 )
+from teachonce.teacher_dump.job.versions import config_hash, identity_as_begun
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ class DumpPlan:
         """
         options, files = self.options, self.teacher.files()
         grown = {"grown_from": self.growth.identity()} if self.growth else {}
-        return {
+        identity = {
             "teacher": {
                 "id": without_paths(self.teacher.name),  # a store may be published
                 "revision": self.teacher.revision,
                 "architecture": type(self.teacher.model).__name__,
                 "weights_hash": self.teacher.weights_hash(),
-                "config_hash": hashlib.sha256(files["config.json"]).hexdigest(),
+                "config_hash": config_hash(files["config.json"]),
             },
             "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
             "corpus": self.corpus.identity() | grown,
@@ -111,6 +112,7 @@ class DumpPlan:
             },
             **({"mixed_vocab": self.stage_one.identity()} if self.stage_one else {}),
         }
+        return identity_as_begun(identity, files, options.out)
 
     def check_growth(self) -> None:
         """Raise UserError unless the store to grow from is of this teacher and these options."""

@@ -50,14 +50,15 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
 
 
-def check_same(path: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
+def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions: str = "") -> None:
     """Raise UserError, naming the arguments, if the unfinished store at a path was begun with
-    others."""
+    others. `versions` are those of libraries that changed, which may be the cause."""
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
     if differ:
+        also = f", and the same versions ({versions})" if versions else ""
         raise UserError(
             f"{path}: holds an unfinished store with other arguments: {told(differ)}; use the"
-            f" same arguments to go on, or {ANOTHER}"
+            f" same arguments{also} to go on, or {ANOTHER}"
         )
 
 

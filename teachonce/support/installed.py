@@ -5,15 +5,35 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+LIBRARIES = ("transformers", "tokenizers", "torch", "numpy")
+"""Packages whose versions may change what a teacher gives."""
 NAMES = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
 
 
 def software() -> dict[str, str]:
     """Return the versions of everything that shapes the numbers of a store or of a student."""
     return {"python": platform.python_version(), **{name: version(name) for name in NAMES}}
+
+
+def other_versions(then: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the libraries that run a teacher whose version is not that in a store's `software`:
+    then and now."""
+    now = software()
+    return {
+        name: (str(then[name]), now[name])
+        for name in LIBRARIES
+        if name in then and then[name] != now[name]
+    }
+
+
+def version_words(versions: Mapping[str, tuple[str, str]]) -> str:
+    """Write what `other_versions` returns."""
+    return ", ".join(f"{name} {then} then and {now} now" for name, (then, now) in versions.items())
 
 
 def installed() -> dict[str, str]:

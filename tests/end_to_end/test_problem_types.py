@@ -145,6 +145,8 @@ def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_pa
     ):
         store, out = tmp_path / f"{name}.zarr", tmp_path / name
         ok(teacher_dump, *dump(model, corpus, store, "--hidden", "none"))
+        logit = float(open_store(store)[0].views[0].class_logits[0])
+        says(ok(feature_store, "show", store, "0"), f"{logit:.3f}"[:-1])
         line = refused(student_train, "--store", store, *TRAINED, "--loss", "kl=1", "--out", out)
         says(line, "--loss kl: the teacher of", "use logit, margin or losses of hidden states")
         told = ok(student_train, "--store", store, *TRAINED, "--steps", "2", "--out", out)

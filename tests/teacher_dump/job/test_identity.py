@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,13 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from safetensors.torch import load_file, save_file
 
 from teachonce.store import StoreWriter, UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.versions import check_numbers
+from teachonce.teacher_dump.teacher.teacher import load_teacher
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
@@ -107,3 +114,79 @@ def test_a_calibration_that_was_altered_is_refused(stopped: Any, ext: str) -> No
             file[name][3] += 1
     with pytest.raises(UserError, match=f"{name} does not match its checksum"):
         dump(options)
+
+
+def begun_by(out: Path, changed: Callable[[dict[str, Any]], object]) -> None:
+    """Change the root attributes of an unfinished store, as another release would have them."""
+    path = out / "zarr.json"
+    node = json.loads(path.read_text())
+    changed(node["attributes"])
+    path.write_text(json.dumps(node))
+
+
+def test_another_release_of_transformers_goes_on(stopped: Any) -> None:
+    """The store is as an older release of this project wrote it: its `config_hash` is of all of
+    config.json, with the version of transformers."""
+    options, said = stopped("zarr"), list[str]()
+    lose(options.out, 2)
+    with closing(open_store(options.out, allow_partial=True)) as store:
+        config = store.teacher_settings("config.json")
+    others = config | {"transformers_version": "5.0.0", "a_field_of_then": True}
+    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+    def older(attributes: dict[str, Any]) -> None:
+        attributes["identity"]["teacher"]["config_hash"] = digest
+        attributes["software"]["transformers"] = "5.0.0"
+
+    begun_by(options.out, older)
+    done = dump(options, said.append)
+    assert done.resumed_parts == done.parts - 1 and verify(options.out).problems == []
+    (line,) = (line for line in said if line.startswith("versions  "))
+    assert f"transformers 5.0.0 then and {version('transformers')} now; 16 sequences of" in line
+    assert open_store(options.out).identity["teacher"]["config_hash"] == digest
+    assert dump(options).finished_before
+
+
+def test_other_forms_of_the_hashes_go_on(stopped: Any) -> None:
+    """Of all of config.json, under the same version of transformers; of tokenizer.json as another
+    version of tokenizers writes it, where that cuts texts alike."""
+    options = stopped("zarr")
+    with closing(open_store(options.out, allow_partial=True)) as store:
+        digest = hashlib.sha256(store.teacher_file("config.json")).hexdigest()
+
+    def older(attributes: dict[str, Any]) -> None:
+        attributes["identity"]["teacher"]["config_hash"] = digest
+        attributes["identity"]["tokenizer_hash"] = "12" * 32
+
+    begun_by(options.out, older)
+    with pytest.raises(UserError, match="identity.tokenizer_hash is '121212"):
+        dump(options)
+    begun_by(options.out, lambda found: found["software"].update(tokenizers="0.20.0"))
+    assert dump(options).resumed_parts
+
+
+def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher: Teacher) -> None:
+    options = stopped("zarr")
+    begun_by(options.out, lambda found: found["software"].update(torch="2.0.0"))
+    shutil.copytree(tiny_teacher("bert"), options.out.parent / "other")
+    weights = load_file(options.out.parent / "other" / "model.safetensors")
+    weights["bert.encoder.layer.3.output.LayerNorm.bias"] += 0.1
+    save_file(weights, options.out.parent / "other" / "model.safetensors", {"format": "pt"})
+    other = load_teacher(str(options.out.parent / "other"))
+    with pytest.raises(UserError) as error:
+        check_numbers(options.out, None, other, print)
+    line = str(error.value)
+    assert "gives other numbers with other versions (torch 2.0.0 then and" in line
+    assert "view0/hidden/mean: " in line and "(pip install torch==2.0.0)" in line
+
+
+def test_another_config_is_told_by_its_fields(stopped: Any, tmp_path: Path) -> None:
+    options = stopped("zarr")
+    model = tmp_path / "model"
+    shutil.copytree(options.model, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
+    moved = {"id": str(model)}
+    begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
+    with pytest.raises(UserError, match="config.layer_norm_eps is '1e-12' there and '0.5' now"):
+        dump(dataclasses.replace(options, model=str(model)))
