@@ -36,6 +36,7 @@ from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
+from teachonce.support.console import counted
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Collator:
         # A copy: the tokenizer that is saved must not truncate.
         self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_length)
+        self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
         self.table = None if store is None else token_table(store, self.tokenizer)
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length
@@ -88,6 +89,19 @@ class Collator:
         self.separator = self.task.separator if self.task else None
         self.source: Streamed | Resident = Streamed()
         self._serve(plan)
+
+    def cut_line(self) -> str:
+        """Describe how many sequences reach the student's longest input; "" where none does."""
+        if self.table is None:
+            return ""
+        lengths = np.diff(self.table.start)
+        full = int((lengths >= self.max_length).sum())
+        if not full:
+            return ""
+        return (
+            f"{full:,} of {counted(len(lengths), 'sequence')} have {self.max_length} tokens of the"
+            f" student or more: what is beyond --max-length {self.max_length} is not read"
+        )
 
     def serving(self, plan: BatchPlan) -> Collator:
         """Return a collator for batches with other losses and masks."""

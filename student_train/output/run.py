@@ -138,6 +138,8 @@ def train_student(
                 go_on(out, before, begun, say)
             for line in begun["start"]:
                 say(f"start     {line}")
+            if cut := collator.cut_line():
+                say(f"start     {cut}")
             of_texts = any(term.loss.of_text for term in plan.terms)
             if not of_texts and any(each.features.embedding for each in stores):
                 say("losses    none of them learns from the vectors of texts in the store")
@@ -261,6 +263,11 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
     longest = max(each.features.max_length for each in plan.stores)
     tokenizer.model_max_length = plan.options.max_length or length_read(longest)
+    name = "tokenizer_config.json"
+    held = name in plan.store.teacher_files()
+    read = plan.store.teacher_settings(name) if held else {}
+    if read.get("truncation_side") == "left":
+        tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
 
 
 def _network(plan: TrainPlan) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def write_tokenizer(student: Student, folder: Path) -> None:
     if not student.special:
         words["post_processor"] = None
     words["truncation"] = {
-        "direction": "Right",
+        "direction": student.tokenizer.truncation_side.capitalize(),
         "max_length": student.max_length,
         "strategy": "LongestFirst",
         "stride": 0,

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.store import EmbeddingSpec, open_store
 from teachonce.store.tools.verify import verify
+from teachonce.student_train.output.run import run
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
 from tests.end_to_end.support import dumped
@@ -133,6 +136,18 @@ def test_long_texts_have_the_vectors_of_the_library(
     wanted = library(folder, texts, prompt, 1, 24)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     assert verify(store.path).problems == []
+    if (kind, side) == ("bert", "left"):
+        options: dict[str, Any] = {"vocab": "120", "student": "8x1x1", "steps": 1, "held_out": 0}
+        run(
+            TrainOptions(
+                store=store.path,
+                out=tmp_path / "s",
+                device="cpu",
+                loss={"embedding": 1.0},
+                **options,
+            )
+        )
+        assert AutoTokenizer.from_pretrained(tmp_path / "s").truncation_side == "left"
 
 
 def test_a_prompt_and_texts_cut_at_their_beginning(
@@ -219,7 +234,7 @@ def test_what_is_written_is_what_the_library_reads(
     tiny_teacher: TinyTeacher, tmp_path: Path
 ) -> None:
     from sentence_transformers import SentenceTransformer
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
     torch.manual_seed(0)
     base = tiny_teacher("bert")

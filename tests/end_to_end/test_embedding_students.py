@@ -134,10 +134,11 @@ def test_cosines_alone_need_no_space_of_the_teachers(
     store = stores()
     for name, student in (("a", "24x1x2"), ("b", "modernbert:24x1x2")):
         words = ("--store", store, "--out", tmp_path / name, "--vocab", "450", "--device", "cpu")
-        ok(
+        told = ok(
             student_train, *words, "--student", student, "--steps", "3", "--batch-texts", "16",
-            "--loss", "similarity=1",
+            "--loss", "similarity=1", "--max-length", "12",
         )  # fmt: skip
+        says(told, "sequences have 12 tokens of the student or more: what is beyond --max-length")
         assert encoded(tmp_path / name, ["A text.", "Two."]).shape == (2, 24)
 
 
