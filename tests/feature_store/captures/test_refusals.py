@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,13 @@ def test_archives(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     (source / "cp0_dp1__0.tar").write_bytes(b"")
     (source / "cp0_dp0__0.tar").rename(source / "cp1_dp1__0.tar")
     says(importing(source, teacher, "--tokens", tokens), "2 of 4 ranks are missing")
+    (source / "cp0_dp1__0.tar").unlink()
+    (source / "cp1_dp1__0.tar").rename(source / "cp0_dp0__0.tar")
+    larger = Path(shutil.copytree(teacher, tmp_path / "larger"))
+    config = json.loads((larger / "config.json").read_text())
+    (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 150_000}))
+    line = importing(source, larger, "--tokens", tokens)
+    says(line, "ids of 17 bits", "has 150,000 pieces", "another tool")
 
 
 def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
