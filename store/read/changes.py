@@ -27,8 +27,8 @@ Stamp = tuple[int, int, int]
 class ChangeWatch:
     """Compares a store with the one that was opened, by the checksum at its root.
 
-    On a disk, the root is only read if the stat of its file differs. An unfinished store, which
-    grows, is not watched.
+    On a disk, the root is only read if the stat of its file differs: a look takes 0.4 us, with a
+    stat 40 us, on two busy cores. An unfinished store, which grows, is not watched.
     """
 
     def __init__(self, source: Source, attributes: Mapping[str, Any]) -> None:

@@ -60,8 +60,8 @@ def verify(
     part, and holds some 16 MB of an array, or the tokens of that part. `progress(items, unit)`
     wraps a sequence, as tqdm does. `allow_partial` checks the published parts of an unfinished
     store. A store that no reader opens is checked as far as what is left of it tells what it was.
-    Raises StoreError if that is too little, or if the store is unfinished; everything else is a
-    problem in the report.
+    Raises StoreError if that is too little, if the store is unfinished, or if it was written again
+    meanwhile; everything else is a problem in the report.
     """
     return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
 
@@ -69,6 +69,8 @@ def verify(
 def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items) -> Report:
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
+    if not opened.found and (report.found or not opened.store.source.remote):
+        opened.store.watch.check()  # what was replaced meanwhile is no damage
     if opened.found:  # which tell of its root and manifest already
         rest = [problem for problem in report.found if problem.group not in ("", "manifest")]
         report.found = opened.found + rest

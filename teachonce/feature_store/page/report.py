@@ -34,6 +34,7 @@ def write_look(
     pieces, size = WrittenPieces(store), squares(store, numbers)
     found = [shown(store, number, student, pieces, size <= MOST_SQUARES) for number in numbers]
     near, fit = nearest(store, numbers), coverage(student) if student else None
+    store.watch.check()  # a page of forgotten texts is not written
     write_page(
         out,
         TEMPLATES,

@@ -278,6 +278,23 @@ def test_forgetting_while_a_copy_is_made(path: Path, tmp_path: Path, command: st
     assert str(target) in [each["path"] for each in forgotten(path, 2)["copies"]]
 
 
+@pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
+def test_forgetting_while_a_store_is_verified(path: Path) -> None:
+    """It is no damage: the store is verified again."""
+
+    def bars(items: Any, unit: str) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if number == 1:
+                forgetting.run(path, GONE)
+            yield item
+
+    try:
+        assert verify(path, progress=bars).problems == []
+    except StoreError as error:
+        assert CHANGED in str(error)
+    assert verify(path).problems == []
+
+
 def test_a_forgotten_document_that_is_added_again(path: Path, tmp_path: Path) -> None:
     """A store has no hash of it, so nothing refuses it; it is a document of another number, and can
     be forgotten again."""
