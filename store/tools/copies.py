@@ -101,7 +101,7 @@ def _stored_names(store: FeatureStore) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Left:
+class CopiesLeft:
     """What may hold texts that a store no longer has: copies that are there, or that cannot be
     looked at from here; and the places at which nothing is found."""
 
@@ -121,7 +121,7 @@ class Left:
             yield f"not found at {places}, removed or on another machine: see {self.names}"
 
 
-def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> Left:
+def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> CopiesLeft:
     """Look for what was made of a store before its documents were forgotten; `text` is the text key
     that it had then, `removed` the caches that `remove_caches` removed."""
     with contextlib.closing(open_store(path)) as store:
@@ -133,7 +133,7 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> L
             continue
         far = "://" in entry.path or entry.kind == "hub"
         (there if far or os.path.lexists(entry.path) else lost).append(entry)
-    return Left((*there, *_made_by_datasets(entries)), tuple(lost), str(list_of(path)))
+    return CopiesLeft((*there, *_made_by_datasets(entries)), tuple(lost), str(list_of(path)))
 
 
 def _made_by_datasets(entries: list[Derived]) -> Iterator[Derived]:

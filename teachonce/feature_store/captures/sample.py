@@ -72,19 +72,6 @@ class Capture(Protocol):
         """Yield all samples, in an order that depends on the files alone. Raises UserError."""
 
 
-def finite(values: Array, what: str, where: str) -> Floats:
-    """Return values [T,...] as float32. Raises UserError where one is NaN or infinite."""
-    with np.errstate(over="ignore"):
-        found: Floats = np.asarray(values, np.float32)
-    bad = ~np.isfinite(found.reshape(len(found), -1)).all(axis=1)
-    if bad.any():
-        raise UserError(
-            f"{where}, token {int(bad.argmax())}: {what} is NaN or infinite; capture that sample"
-            " again, or take it out"
-        )
-    return found
-
-
 def same_length(ids: Array, rows: int, what: str, where: str) -> None:
     """Raise UserError unless there is one row for each token."""
     if len(ids) != rows:
