@@ -180,12 +180,15 @@ def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            told, remedy = str(error), "close every quote, and double the ones inside a quoted text"
-            if "new-line character" in told:
-                told = "a carriage return inside the line"
+            problem, remedy = (
+                str(error),
+                "close every quote, and double the ones inside a quoted text",
+            )
+            if "new-line character" in problem:
+                problem = "a carriage return inside the line"
                 made = f"{path.stem}.lines.csv"
                 remedy = f"end lines otherwise: {unpacked(path)} | tr '\\r' '\\n' > '{made}'"
-            raise CorpusError(f"{path}, line {number}: {told}; {remedy}") from None
+            raise CorpusError(f"{path}, line {number}: {problem}; {remedy}") from None
 
 
 def _json_lines(path: Path, seen: Seen) -> Table:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
 BEGINNING = ""
-"""Stands for the tag before the first word of a sentence."""
+"""In place of a tag: what is before the first word of a sentence."""
 Step = tuple[str | None, str]
 """The tag of the word before, and the tag of a word.
 
@@ -39,9 +39,9 @@ def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
     if not prefixes & {FIRST, OTHER} or not prefixes <= {OUTSIDE, FIRST, OTHER}:
         return None
     known = [(before, tag) for before, tag in steps if before is not None]
-    begun = [pair for pair in known if pair[1].startswith(OTHER) and not _same(*pair)]
+    started = [pair for pair in known if pair[1].startswith(OTHER) and not _same(*pair)]
     apart = [pair for pair in known if pair[1].startswith(FIRST) and not _same(*pair)]
-    return "IOB1" if begun and not apart else "IOB2"
+    return "IOB1" if started and not apart else "IOB2"
 
 
 def steps_of(sentences: Iterable[Sequence[str]]) -> Iterator[Step]:

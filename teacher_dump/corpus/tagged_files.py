@@ -34,7 +34,7 @@ TaggedWord = tuple[int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where words and tags stand: columns from 0 of `width`; `tabs` divide them, or blanks."""
+    """Where words and tags are: columns from 0 of `width`; `tabs` divide them, or blanks."""
 
     tabs: bool
     width: int
@@ -178,7 +178,7 @@ def _other_width(path: Path, number: int, line: str, layout: Layout) -> CorpusEr
         expected += " with blanks between them"
     got = counted(len(layout.cells(line)), "column")
     if layout.tabs and len(BLANKS.split(line.strip())) == layout.width:
-        got += "; divide its columns by tabs, as those of the other lines"
+        got += "; divide its columns by tabs, as in the other lines"
     return CorpusError(
         f"{path}, line {number}: expected {expected}, and a blank line between sentences, got {got}"
     )

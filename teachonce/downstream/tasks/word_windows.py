@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OVERLAP = 3
-"""Two windows share a third of their tokens, as those of the task qa do."""
+"""Two windows share a third of their tokens, as in the task qa."""
 
 
 @dataclass(frozen=True, slots=True)
