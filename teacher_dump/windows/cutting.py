@@ -81,14 +81,23 @@ def checked_budget(tokenizer: Any, max_length: int) -> int:
 
 
 def fast_backend(tokenizer: Any) -> Any:
-    """Return the `tokenizers.Tokenizer` of a fast tokenizer; raise UserError for a slow one."""
+    """Return the `tokenizers.Tokenizer` of a fast tokenizer.
+
+    Raises UserError for a slow one, and for one that gives other tokens each time.
+    """
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "is_fast", False):
-        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         raise UserError(
             f"tokenizer {name}: a slow one, without the offsets by which the store keys "
             f"every token; a fast tokenizer (tokenizer.json) is needed"
         )
-    return tokenizer.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
+    if dropout := getattr(backend.model, "dropout", None):
+        raise UserError(
+            f"tokenizer {name}: drops {dropout:.0%} of its merges at random, so that a text has"
+            " other tokens each time; set model.dropout in tokenizer.json to null"
+        )
+    return backend
 
 
 def encoder(backend: Any) -> Encode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -104,6 +105,13 @@ def test_overlap_is_the_stride_in_whole_words(make_tokenizer: Any) -> None:
             assert after.text[0] == " "
         assert max(overlaps) <= 16
         assert np.mean(overlaps) > 11
+
+
+def test_tokens_at_random_are_refused(make_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(make_tokenizer("bpe"))
+    tokenizer.backend_tokenizer.model.dropout = 0.1
+    with pytest.raises(UserError, match="drops 10% of its merges at random.*model.dropout"):
+        cut_windows("a story", tokenizer, 48, 0)
 
 
 def test_windows_are_filled(make_tokenizer: Any) -> None:
