@@ -122,6 +122,12 @@ def unread(model: ResolvedModel, config: Any) -> list[str]:
                 f"{CONFIG}: its class {str(name):.60} is none of transformers, which reads it by"
                 f" {type(config).__name__}"
             )
+    if given.get("auto_map") and not model.trusted:
+        lines.append(
+            f"{CONFIG}: auto_map, its own Python code, which may compute other numbers than the"
+            f" class of transformers ({type(config).__name__}) that reads it; read the code, and"
+            " give --trust-remote-code to run it"
+        )
     whole = replace(model, path_or_id=model.root or model.path_or_id)
     names = {
         CONFIG: unlisted(CONFIG, given, class_fields(config)),

@@ -119,8 +119,8 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "auto_map",
-            "transformers with `--trust-remote-code`; without it refused where its classes are not"
-            " classes of transformers",
+            "transformers with `--trust-remote-code`; without it named, and refused where its"
+            " classes are not classes of transformers",
         ),
         refused(
             "position_embedding_type",

@@ -105,7 +105,9 @@ def test_code_of_a_family_that_transformers_has_is_not_refused(
     folder = copied(tiny_teacher("bert"), tmp_path / "m")
     changed(folder, CONFIG, auto_map={"AutoConfig": "configuration_bert.BertConfig"})
     changed(folder, CONFIG, position_embedding_type="absolute")
-    assert load_teacher(str(folder), attention="none").head == "mlm"
+    teacher = load_teacher(str(folder), attention="none")
+    (note,) = teacher.notes
+    assert teacher.head == "mlm" and note.startswith("config.json: auto_map, its own Python code")
 
 
 @pytest.mark.parametrize(
