@@ -1,5 +1,5 @@
-"""Goes on with a store under other versions of the libraries, if the teacher's numbers are the
-same."""
+"""Decides whether a dump may resume under other versions of the libraries: only if the teacher's
+numbers are the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLE = 16  # sequences that the teacher reads again
 
 
 def config_hash(config: bytes) -> str:
-    """Hash those fields of a config.json that decide numbers: hexadecimal SHA-256."""
+    """Hash the fields of a config.json without those of IDLE: hexadecimal SHA-256."""
     return hashlib.sha256(
         json.dumps(_deciding(json.loads(config)), sort_keys=True).encode()
     ).hexdigest()
@@ -44,9 +44,9 @@ def _deciding(value: Any) -> Any:
 def config_differences(
     then: Mapping[str, Any], now: Mapping[str, Any], other: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what differs between two config.json in fields that decide numbers. Under `other`
-    versions of the libraries fields that only one of the two has are left out: a release of
-    transformers adds and drops such, with their defaults."""
+    """Yield what differs between two config.json, without the fields of IDLE. Under `other`
+    versions of the libraries, fields that only one of the two has are left out: releases of
+    transformers add and drop fields with their defaults."""
     for key, old, new in differences(_deciding(then), _deciding(now), "config"):
         if not (other and ABSENT in (old, new)):
             yield key, old, new
@@ -64,11 +64,11 @@ def idle(key: str, one_sided: bool, versions: Collection[str]) -> bool:
 def identity_as_begun(
     identity: dict[str, Any], files: Mapping[str, bytes], out: Path | str
 ) -> dict[str, Any]:
-    """Return the identity of a dump with the hashes of config.json and tokenizer.json of the store
-    at `out`, if there is one, and these hash another form of the same: older releases of this
-    software hashed all fields of config.json, and libraries write fields of their own.
+    """Return the identity of a dump. If the store at `out` has hashes of another form of the same
+    config.json and tokenizer.json, the identity has these hashes: older releases of this software
+    hashed all fields of config.json, and libraries write fields of their own.
 
-    Raises UserError if the configuration alone is another.
+    Raises UserError if only the configuration differs.
     """
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     begun = (attributes or {}).get("identity", {})

@@ -110,9 +110,10 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
                 raise
             raise click.ClickException(of_path(error)) from error
         except Exception as error:
+            line = of_library(error)
             if out_of_memory(error):
                 line = f"out of memory ({first_line(error)}); free some, or ask for less at once"
-            elif (line := of_library(error) or "") == "":
+            if line is None:
                 raise
             raise click.ClickException(line) from error
         except KeyboardInterrupt as error:
