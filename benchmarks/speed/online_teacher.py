@@ -29,7 +29,7 @@ class OnlineTeacher:
 
     def __init__(self, store: FeatureStore, teacher: Teacher) -> None:
         self.store, self.teacher = store, teacher
-        self.features, self.meta = store.features, store.meta
+        self.features, self.meta, self.task = store.features, store.meta, store.task
         self.blocks, self.batch_count = store.blocks, store.batch_count
         self.seed = store.identity["arguments"]["seed"]
         self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not

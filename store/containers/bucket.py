@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from teachonce.store.containers.network import (
     CREDENTIALS,
     Line,
     RangeIgnored,
+    WrongLength,
     answer_of,
     check_length,
 )
@@ -45,6 +47,7 @@ OF_S3FS = {  # the names that `storage_options` have with fsspec: users of panda
     "token": "token",
     "anon": "skip_signature",
 }
+OTHER_RANGE = re.compile(r"Requested (\S+), got (\S+)")  # obstore's words for another range
 IGNORED = ("NotPartial", "RangeNotSupported")  # obstore's words for a server that ignores Range
 HELD = {"AlreadyExistsError", "PreconditionError"}
 UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
@@ -109,13 +112,17 @@ class Bucket:
         else:
             asked = (begin, end)
         try:
-            found = await self._obstore.get_async(self.store, name, options={"range": asked})
+            given = await self._obstore.get_async(self.store, name, options={"range": asked})
         except Exception as error:  # obstore raises its general kind, before it reads the body
             if any(word in str(error) for word in IGNORED):
                 raise RangeIgnored("the server ignores Range and sends whole objects") from error
+            if found := OTHER_RANGE.search(str(error)):
+                raise WrongLength(
+                    f"bytes {found[2]} of {name} came, expected {found[1]}"
+                ) from error
             raise
-        whole, (low, high) = int(found.meta["size"]), found.range
-        data = await found.bytes_async()
+        whole, (low, high) = int(given.meta["size"]), given.range
+        data = await given.bytes_async()
         check_length(name, data, high - low, whole)
         return Piece(np.frombuffer(data, np.uint8), whole, set())
 

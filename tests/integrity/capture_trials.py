@@ -159,7 +159,7 @@ def read_specforge(source: Path) -> Iterator[Read]:
 
 def read_distillkit(source: Path) -> Iterator[Read]:
     settings = yaml.safe_load((source / "compression_config.yaml").read_text())
-    plain = not settings["polynomial_terms"] and not settings["residual_bins"]
+    plain = not settings.get("polynomial_terms") and not settings.get("residual_bins")
     bits = max(1, int(np.ceil(np.log2(settings["d"]))))
     for path in _numbered(source, "*.parquet"):
         for row in parquet.read_table(path).to_pylist():
@@ -169,9 +169,9 @@ def read_distillkit(source: Path) -> Iterator[Read]:
             ):
                 line = "".join(f"{byte:08b}" for byte in packed)
                 ids = [int(line[n * bits : (n + 1) * bits], 2) for n in range(settings["k"])]
-                dtype = getattr(torch, settings["exact_dtype"])
+                dtype = getattr(torch, settings.get("exact_dtype", "float32"))
                 logs = torch.frombuffer(bytearray(values), dtype=dtype).double()
-                logs = logs.cumsum(0) if settings["delta_encoding"] else logs
+                logs = logs.cumsum(0) if settings.get("delta_encoding", True) else logs
                 kept.append(dict(zip(ids, logs.tolist(), strict=True)) if plain else {})
             ids = row["input_ids"][: len(kept)]
             mask = (row.get("attention_mask") or [1] * len(ids))[: len(kept)]
