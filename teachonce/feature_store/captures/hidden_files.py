@@ -65,11 +65,11 @@ def _specforge_files(source: Path) -> list[Path]:
     return numbered([*source.rglob("data_*.ckpt"), *source.rglob("data_*.ckpt.gz")])
 
 
-IDS = Numbers("token_ids", "ids", ("tokens",))
+IDS = Numbers("token_ids", "ids", ("tokens",), batched=True)
 SPECULATORS_FIELDS = (IDS, Numbers("hidden_states", "floats", ("tokens", "layers", "width")))
-OLD_IDS = Numbers("input_ids", "ids", ("tokens",))
-OLD_STATES = Numbers("hidden_states", "floats", ("tokens", "width"))
-LOSS_MASK = Numbers("loss_mask", "mask", ("tokens",), optional=True)
+OLD_IDS = Numbers("input_ids", "ids", ("tokens",), batched=True)
+OLD_STATES = Numbers("hidden_states", "floats", ("tokens", "width"), batched=True)
+LOSS_MASK = Numbers("loss_mask", "mask", ("tokens",), optional=True, batched=True)
 
 
 def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
@@ -96,8 +96,8 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     fields = (
         OLD_IDS,
         LOSS_MASK,
-        Numbers(last, "floats", ("tokens", "width"), optional=True),
-        Numbers(aux, "floats", ("tokens", "widths of the layers")),
+        Numbers(last, "floats", ("tokens", "width"), optional=True, batched=True),
+        Numbers(aux, "floats", ("tokens", "widths of the layers"), batched=True),
     )
     arrays = checked(fields, found, str(path))
     wide, ids = arrays[aux], arrays[OLD_IDS.name]

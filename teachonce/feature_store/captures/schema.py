@@ -45,12 +45,14 @@ KINDS = {
 @dataclass(frozen=True)
 class Numbers:
     """A column or tensor of a capture: its name, the kind of its numbers (of KINDS), and the names
-    of its dimensions. Dimensions of one name have one size, of at least 1."""
+    of its dimensions. Dimensions of one name have one size, of at least 1. `batched` ones may have
+    a first dimension of 1 more."""
 
     name: str
     kind: str
     dims: tuple[str, ...]
     optional: bool = False
+    batched: bool = False
 
     @property
     def expected(self) -> str:
@@ -65,8 +67,8 @@ class Numbers:
                 f"{where}: has no {self.name} ({self.expected}); it is of another format"
             )
         found = value if type(value).__module__ == "numpy" else _of_tensor(value, self, where)
-        if found.ndim == len(self.dims) + 1 and found.shape[0] == 1:
-            found = found[0]  # a batch of one
+        if self.batched and found.ndim == len(self.dims) + 1 and found.shape[0] == 1:
+            found = found[0]
         if not found.size:
             found = found.astype(kind.dtype or np.int64)  # of no element no dtype is known
         if found.ndim != len(self.dims) or found.dtype.kind not in kind.kinds:

@@ -166,6 +166,10 @@ MEGATRON: dict[str, tuple[Callable[[str, bytes], bytes], str]] = {
         "expected whole numbers below 65,536",
     ),
     "one id": (_payload(_same_id), "iteration 1, sequence 2 of the run, token 0: an id is kept"),
+    "a dimension more": (
+        _payload(lambda t: t.update(values=[t["values"][0][None]])),
+        "expected log-probabilities",
+    ),
     "no list": (_payload(lambda t: t.update(values=t["values"][0])), "a list of tensors"),
     "more ids": (
         _payload(lambda t: t.update({k: [torch.cat([v[0], v[0]], 2)] for k, v in t.items()})),
