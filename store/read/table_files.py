@@ -85,7 +85,7 @@ def dataset_of(
     table: Table,
     content: str,
     folder: str | Path | None,
-    note: Callable[[Path], object] = lambda path: None,
+    note: Callable[[Path], object],
 ) -> datasets.Dataset:
     """Open a table as a dataset, of a file in `folder`, by default in the cache of `datasets`; see
     `rows_in` and `FeatureStore.to_datasets`."""

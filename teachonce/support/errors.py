@@ -40,6 +40,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
+ROOM = "check the room that is left on the disk of the output, and the permissions there"
 UNWRITTEN = ("PytorchStreamWriter failed", "iostream error", "unexpected pos")
 """Words of torch's RuntimeError for a file that could not be written."""
 
@@ -52,9 +53,6 @@ def of_library(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and any(words in str(error) for words in UNWRITTEN):
         return f"a file could not be written; {ROOM}"
     return None
-
-
-ROOM = "check the room that is left on the disk of the output, and the permissions there"
 
 
 def of_path(error: OSError) -> str:

@@ -52,11 +52,11 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
     nothing is left at `target` then.
     """
     with closing(open_store(path)) as store:
-        derived.note(store.path, store.manifest, "table", target)
         if kind == "parquet":
             store.to_parquet(target, columns=columns, floats=floats)
             note = ""
         else:
+            derived.note(store.path, store.manifest, "table", target)  # as `to_parquet` does
             writers: dict[str, Callable[[FeatureStore, Path], str]] = {
                 "datasets": lambda store, new: _datasets(store, new, columns, floats),
                 "sentence-transformers": _labelled,
