@@ -58,7 +58,12 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=BATCH, columns=columns)
+            left = file.metadata.num_rows
+            for batch in file.iter_batches(batch_size=BATCH, columns=columns):
+                left -= batch.num_rows
+                yield batch
+            if left:
+                raise UserError(f"{path}: gives {left:,} rows less than it says; copy it again")
         return
     import pyarrow
 
