@@ -41,7 +41,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 ROOM = "check the room that is left on the disk of the output, and the permissions there"
-UNWRITTEN = ("PytorchStreamWriter failed", "iostream error", "unexpected pos")
+UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "unexpected pos")
 """Words of torch's RuntimeError for a file that could not be written."""
 
 
