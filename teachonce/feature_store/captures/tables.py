@@ -136,7 +136,12 @@ def _schema(path: Path) -> Any:
                     return schema
         raise UserError(f"{path}: has no end: the file was cut off; copy it again")
 
-    return _read(path, read)
+    def named() -> Any:
+        schema = read()
+        _types(schema)  # names that are not UTF-8 are refused here
+        return schema
+
+    return _read(path, named)
 
 
 def numbers(field: Numbers, cell: Any, where: str) -> Array:
