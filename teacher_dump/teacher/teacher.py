@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import longest_input
-from teachonce.checkpoints.field_checks import unread
+from teachonce.checkpoints.field_checks import unread, unread_settings
 from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import (
     EMBEDDING,
@@ -360,4 +360,5 @@ def _static_teacher(
     how.head.to(device)
     head = Head(EMBEDDING, text_vectors=how)
     network.train(False).to(device)
-    return Teacher(model, network, tokenizer, head, hidden, attention)
+    notes = unread_settings(model)
+    return Teacher(model, network, tokenizer, head, hidden, attention, notes=notes)

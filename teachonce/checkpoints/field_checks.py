@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,9 @@ from teachonce.checkpoints.fields import (
     ADAPTER,
     CONFIG,
     FIELDS,
+    LENGTHS,
+    MODULES,
+    OLD_LENGTHS,
     SETTINGS,
     TOKENIZER_SETTINGS,
     Fields,
@@ -128,18 +132,35 @@ def unread(model: ResolvedModel, config: Any) -> list[str]:
             f" class of transformers ({type(config).__name__}) that reads it; read the code, and"
             " give --trust-remote-code to run it"
         )
-    whole = replace(model, path_or_id=model.root or model.path_or_id)
-    names = {
-        CONFIG: unlisted(CONFIG, given, class_fields(config)),
-        TOKENIZER_SETTINGS: unlisted(TOKENIZER_SETTINGS, config_of(model, TOKENIZER_SETTINGS)),
-        SETTINGS: unlisted(SETTINGS, config_of(whole, SETTINGS)),
-    }
-    for file, found in names.items():
-        if found:
-            more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-            listed = ", ".join(f"{name:.40}" for name in found[:8])
-            lines.append(f"{file}: {listed}{more}: not in the list of fields, so nothing reads it")
+    fields = unlisted(CONFIG, given, class_fields(config))
+    return [*lines, *_unlisted_line(CONFIG, fields), *unread_settings(model)]
+
+
+def unread_settings(model: ResolvedModel) -> list[str]:
+    """Describe what no code reads of the settings next to a checkpoint's config.json, a line for
+    each file."""
+    whole, lines = replace(model, path_or_id=model.root or model.path_or_id), list[str]()
+    for file, folders in (
+        (TOKENIZER_SETTINGS, (model,)),
+        (SETTINGS, (whole,)),
+        *((file, (whole, model)) for file in (LENGTHS, *OLD_LENGTHS)),
+    ):
+        given = {name: value for each in folders for name, value in config_of(each, file).items()}
+        kind = LENGTHS if file in OLD_LENGTHS else file
+        lines += _unlisted_line(file, unlisted(kind, given))
+    with suppress(OSError, ValueError, TypeError, RecursionError):  # loading reports these
+        if listed := finder(whole)(MODULES):
+            given = {name: each for each in json.loads(listed.read_text("utf-8")) for name in each}
+            lines += _unlisted_line(MODULES, unlisted(MODULES, given))
     return lines
+
+
+def _unlisted_line(file: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    listed = ", ".join(f"{name:.40}" for name in names[:8])
+    return [f"{file}: {listed}{more}: not in the list of fields, so nothing reads it"]
 
 
 def tables() -> str:

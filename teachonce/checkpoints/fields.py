@@ -16,6 +16,11 @@ CONFIG = "config.json"
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
+OLD_LENGTHS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names that LENGTHS had in the first releases of the library."""
 TOKENIZER_SETTINGS = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
 ADAPTER = "adapter_config.json"

@@ -18,17 +18,12 @@ from teachonce.checkpoints.field_checks import (
     refused_field,
     unlisted,
 )
-from teachonce.checkpoints.fields import LENGTHS, MODULES, SETTINGS
+from teachonce.checkpoints.fields import LENGTHS, MODULES, OLD_LENGTHS, SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
 VECTOR, STATES = "sentence_embedding", "token_embeddings"
 """Keys of the vectors and of the states among the features that the modules pass on."""
-OLD_LENGTHS = tuple(
-    f"sentence_{family}_config.json"
-    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-"""Names that LENGTHS had in the first releases of the library."""
 ARGUMENTS = refused_field(LENGTHS, "model_args")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 OUTPUTS = {

@@ -257,6 +257,21 @@ def embedder(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory
     return modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder)
 
 
+def test_fields_of_vectors_that_nothing_reads_are_named(embedder: Path, tmp_path: Path) -> None:
+    assert not load_teacher(str(embedder), head="embedding", attention="none").notes
+    folder = copied(embedder, tmp_path / "m")
+    for file in (SETTINGS, LENGTHS):
+        changed(folder, file, swirl=0.5)
+    listed = json.loads((folder / "modules.json").read_text("utf-8"))
+    listed[1]["weight"] = 2
+    (folder / "modules.json").write_text(json.dumps(listed))
+    assert load_teacher(str(folder), head="embedding", attention="none").notes == [
+        f"{SETTINGS}: swirl: not in the list of fields, so nothing reads it",
+        f"{LENGTHS}: swirl: not in the list of fields, so nothing reads it",
+        "modules.json: weight: not in the list of fields, so nothing reads it",
+    ]
+
+
 @pytest.mark.parametrize("name", OF_VECTORS)
 def test_settings_of_vectors_that_are_refused(embedder: Path, tmp_path: Path, name: str) -> None:
     spoil, line = OF_VECTORS[name]

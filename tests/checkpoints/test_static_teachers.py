@@ -77,6 +77,10 @@ def test_word_vectors_are_a_teacher(
     assert not any(record.special.any() for record in store)
     teacher = load_teacher(str(folder), head="embedding", hidden="none", attention="none")
     assert teacher.weights_hash() == store.identity["teacher"]["weights_hash"]
+    assert not teacher.notes
+    changed(folder, "config_sentence_transformers.json", swirl=0.5)
+    teacher = load_teacher(str(folder), head="embedding", hidden="none", attention="none")
+    assert "config_sentence_transformers.json: swirl: not in the list" in teacher.notes[0]
 
 
 def test_a_student_is_trained_on_word_vectors(
