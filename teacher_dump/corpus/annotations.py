@@ -51,7 +51,7 @@ def label_name(value: Any, column: str | None, where: object) -> str | None:
             f"{where}: expected a label in column {column!r}, its name or its number, got"
             f" {type(value).__name__} {value!r:.40}; is it the right --label-column?"
         )
-    return str(value)
+    return value if isinstance(value, str) else str(value)
 
 
 def annotation_of(

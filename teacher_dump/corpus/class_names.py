@@ -14,6 +14,14 @@ from typing import Any
 from teachonce.teacher_dump.corpus.errors import CorpusError
 
 HUGGINGFACE = b"huggingface"
+
+
+class ClassName(str):
+    """The name of a class in a schema: a name even if it is written as a number, as "1" is."""
+
+    __slots__ = ()
+
+
 Feature = Any
 """A feature in the JSON of `datasets`: {"_type": ...}, a list of one, or features by name."""
 
@@ -79,7 +87,9 @@ def _name(cell: Any, names: Any, where: object) -> Any:
     if cell == -1 or cell != cell:
         return None
     if isinstance(cell, int) and isinstance(names, list) and 0 <= cell < len(names):
-        return str(names[cell])
+        # names that only count, 0, 1, 2, say no more than the numbers do
+        counted = all(str(name) == str(number) for number, name in enumerate(names))
+        return (str if counted else ClassName)(names[cell])
     number = len(names) if isinstance(names, list) else "no"
     raise CorpusError(
         f"{where}: {cell!r:.40} is no label of its schema, which has {number} names; write the file"

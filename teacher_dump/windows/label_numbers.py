@@ -11,6 +11,7 @@ import numpy as np
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, nearest
+from teachonce.teacher_dump.corpus.class_names import ClassName
 from teachonce.teacher_dump.corpus.labelled_text import Gold, check_order, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import (
     BEGINNING,
@@ -39,9 +40,9 @@ class Labels:
     """Finds the labels of a teacher by name or number.
 
     A whole number in the corpus is the number of a label. If some labels have whole numbers for
-    names, it is a name instead. -1 is no label. A corpus has names or numbers, not both: `say` is
-    called with a line that explains numbers, and with one if tags are converted to the scheme of
-    the teacher's tags.
+    names, it is a name instead, and so is the name of a class in a schema (ClassName). -1 is no
+    label. A corpus has names or numbers, not both: `say` is called with a line that explains
+    numbers, and with one if tags are converted to the scheme of the teacher's tags.
     """
 
     def __init__(self, task: TaskSpec, teacher: str, say: Callable[[str], object] = ignore) -> None:
@@ -63,6 +64,8 @@ class Labels:
         Raises UserError, which names `where`, for a label that the teacher does not have, and for a
         number in a corpus that also has names.
         """
+        if isinstance(name, ClassName) and name not in self.task.labels:
+            raise self._unknown(name, where)
         found = self._numbers.get(name)
         if found is None and WHOLE.fullmatch(name):
             name = name.removesuffix(".0")
@@ -93,8 +96,12 @@ class Labels:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         what = "tag" if self.task.kind == "tagging" else "label"
         remedy = "correct the corpus, or take the teacher that was trained for it"
-        if all(UNNAMED.fullmatch(known) for known in names) and not name.lstrip("-").isdigit():
+        classes, number = isinstance(name, ClassName), name.lstrip("-").isdigit()
+        if all(UNNAMED.fullmatch(known) for known in names) and (classes or not number):
             remedy = "write their names into id2label and label2id of its config.json"
+        elif classes and number:
+            what += " named"
+            remedy = "name the classes in the schema of the corpus as the teacher does"
         return UserError(
             f"{where}: the teacher {self._teacher} has no {what} {name!r}; {nearest(name, names)}"
             f"it has {', '.join(names[:SHOWN])}{more}; {remedy}"

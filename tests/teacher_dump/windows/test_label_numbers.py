@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.store import TaskSpec, UserError
+from teachonce.teacher_dump.corpus.class_names import ClassName
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
 from teachonce.teacher_dump.corpus.labelled_text import Gold, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING
@@ -173,6 +174,11 @@ def test_numbers_are_not_taken_for_names() -> None:
     assert [stars.number(word, "x") for word in ("1", "3", "-1")] == [0, 2, -1]
     with pytest.raises(UserError, match="x: the teacher t has no label '0'; it has 1, 2, 3"):
         stars.number("0", "x")
+    assert [stars.number(ClassName(word), "x") for word in ("1", "3")] == [0, 2]
+    with pytest.raises(UserError, match="x: the teacher t has no label named '1'; it has neg"):
+        named.check({ClassName("1"): "x"}, {})
+    with pytest.raises(UserError, match=r"no label named '-1'.*; name the classes in the schema"):
+        stars.number(ClassName("-1"), "x")
     signs = Labels(TaskSpec("classification", ("-1", "0", "1")), "t")
     assert [signs.number(word, "x") for word in ("-1", "0", "1")] == [0, 1, 2]
 
@@ -270,6 +276,8 @@ def test_classes_of_a_data_set_are_those_of_the_teacher(
 ) -> None:
     """Whose labels stand in another order, for texts and for words."""
     moods = Features({"text": Value("string"), "y": ClassLabel(names=["neither", "negative"])})
+    stars = Features({"text": Value("string"), "y": ClassLabel(names=["2", "1", "0"])})
+    counted = Features({"text": Value("string"), "y": ClassLabel(names=["0", "1", "2"])})
     rows: dict[str, Any] = {"text": ["a lamp", "the stairs"], "y": [1, 0]}
     words = Features({"w": List(Value("string")), "y": List(ClassLabel(names=["B-PER", "O"]))})
     sentences: dict[str, Any] = {"w": [["lamp", "old"], ["lamp"]], "y": [[1, 0], [0]]}
@@ -287,3 +295,10 @@ def test_classes_of_a_data_set_are_those_of_the_teacher(
         found = [[n for n in w.numbers if n >= 0] for w in windows if w.numbers is not None]
         assert [[task.labels[n] for n in numbers] for numbers in found] == expected
         assert said == []
+    for features, met, named in ((stars, {"1", "2"}, True), (counted, {"1", "0"}, False)):
+        Dataset.from_dict(rows, features=features).to_parquet(path)
+        corpus = Corpus.open([str(path)], "text", "y")
+        corpus.check()
+        found_names = corpus.met("classification")
+        assert {*found_names} == met
+        assert {isinstance(name, ClassName) for name in found_names} == {named}
