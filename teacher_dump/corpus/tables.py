@@ -23,7 +23,7 @@ from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.class_names import features_in, named
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.packed import Seen, ignore, seen_whole, suffix_of
-from teachonce.teacher_dump.corpus.text_files import read_lines, unpacked
+from teachonce.teacher_dump.corpus.text_files import inner_return, read_lines
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 SAMPLE_ROWS = 100
@@ -180,15 +180,10 @@ def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            problem, remedy = (
-                str(error),
-                "close every quote, and double the ones inside a quoted text",
-            )
-            if "new-line character" in problem:
-                problem = "a carriage return inside the line"
-                made = f"{path.stem}.lines.csv"
-                remedy = f"end lines otherwise: {unpacked(path)} | tr '\\r' '\\n' > '{made}'"
-            raise CorpusError(f"{path}, line {number}: {problem}; {remedy}") from None
+            if "new-line character" in str(error):
+                raise inner_return(path, number) from None
+            remedy = "close every quote, and double the ones inside a quoted text"
+            raise CorpusError(f"{path}, line {number}: {error}; {remedy}") from None
 
 
 def _json_lines(path: Path, seen: Seen) -> Table:
@@ -227,7 +222,7 @@ def _array(path: Path, seen: Seen) -> Rows:
     decoder, line, counted_to = json.JSONDecoder(), 1, 0
     place = _behind_white(text, 0)
     listed = text.startswith("[", place)
-    place = _behind_white(text, place + listed)
+    start = place = _behind_white(text, place + listed)
     while place < len(text) and not (listed and text.startswith("]", place)):
         line, counted_to = line + text.count("\n", counted_to, place), place
         where = f"{path}, line {line}"
@@ -238,6 +233,8 @@ def _array(path: Path, seen: Seen) -> Rows:
                 f"{where}: not JSON ({error}); expected an array of objects, or one after another"
             ) from None
         _check_object(row, where)
+        if not listed and counted_to == start and _behind_white(text, place) == len(text):
+            _check_no_columns(row, where)
         yield line, row
         place = _behind_white(text, place)
         if listed and text.startswith(",", place):
@@ -248,6 +245,17 @@ def _array(path: Path, seen: Seen) -> Rows:
         raise CorpusError(
             f"{path}: the array of objects has no end, or something stands behind it; it was cut"
             " off, or several files were joined: fetch it again"
+        )
+
+
+def _check_no_columns(row: Row, where: str) -> None:
+    """Raise CorpusError for a file's only object if it may be a table, by its columns."""
+    lists = [cell for cell in row.values() if isinstance(cell, list)]
+    length = len(lists[0]) if lists and len(lists) == len(row) else 0
+    nested = any(isinstance(each, list | dict) for cell in lists for each in cell)
+    if length > 1 and {len(cell) for cell in lists} == {length} and not nested:
+        raise CorpusError(
+            f"{where}: one object of lists of {length} cells; write an array of objects, one a row"
         )
 
 

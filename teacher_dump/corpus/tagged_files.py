@@ -16,7 +16,7 @@ from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.packed import Seen, ignore, suffix_of
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, TAG
-from teachonce.teacher_dump.corpus.text_files import read_lines
+from teachonce.teacher_dump.corpus.text_files import read_lines, unpacked
 
 TAGGED = (".conll", ".conllu", ".bio", ".iob")
 """Suffixes of files that are words with tags whatever they hold."""
@@ -43,7 +43,12 @@ class Layout:
     conllu: bool = False
 
     def cells(self, line: str) -> list[str]:
-        return line.split("\t") if self.tabs else BLANKS.split(line.strip(" \t"))
+        if not self.tabs:
+            return BLANKS.split(line.strip(" \t"))
+        cells = line.split("\t")
+        while len(cells) > self.width and not cells[-1].strip():
+            cells.pop()  # a tab at the end of a line begins no column
+        return cells
 
     def is_comment(self, line: str) -> bool:
         if not line.startswith("#") or self.conllu:
@@ -80,13 +85,22 @@ def layout_of(path: Path, parts_of_speech: bool = False) -> Layout:
         plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
         rows = plain or [BLANKS.split(line.strip(" \t")) for line in lines]
     tabs = tabs or all(len(row) == 1 for row in rows)
-    width = max(2, len(rows[0])) if rows and _have_entities(lines) else 2
+    width = _width(rows) if rows and _have_entities(lines) else 2
+    cut = f"cut -f2,{width}" if tabs else f"tr -s ' \\t' ' ' | cut -d' ' -f2,{width}"
     if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
         raise CorpusError(
             f"{path}: its first column counts the words, expected the words there and their tags in"
-            f" the last column; take both out, as with cut -f2,{width} for the last of its columns"
+            f" the last column; take both out: {unpacked(path)} | {cut} >"
+            f" '{path.name.split('.')[0]}.words{suffix_of(path)}'"
         )
     return Layout(tabs, width, 0, 1 if parts_of_speech else width - 1)
+
+
+def _width(rows: list[list[str]]) -> int:
+    """Count the columns of the first row, without empty ones at the end of all rows like it."""
+    alike = [row for row in rows if len(row) == len(rows[0])]
+    filled = (place for row in alike for place, cell in enumerate(row, 1) if cell.strip())
+    return max(2, max(filled, default=2))
 
 
 def _peek(path: Path) -> Iterator[str]:

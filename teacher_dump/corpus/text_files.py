@@ -2,6 +2,7 @@
 
 Lines end with a line feed; a carriage return before it and a byte order mark at the start are
 dropped. In a file without line feeds a carriage return ends a line, as in files of the old Mac.
+One inside of a line is refused, for two lines would be one: except in .csv and .json.
 Every other file is refused in one clear line.
 """
 
@@ -28,7 +29,9 @@ MAX_LINE = 10_000_000
 WIDE = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
 WIDE |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Encodings by the byte order mark with which such a file begins."""
-INNER_RETURN = re.compile(rb"\r(?![\r\n])")
+INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
+FREE = (".csv", ".json")
+"""Forms in which a carriage return may be inside of a line: in quotes, or between brackets."""
 
 
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
@@ -64,6 +67,8 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
                     f"{path}, line {number}: longer than {longest:,} bytes; "
                     f"put one document on a line"
                 )
+            if b"\r" in raw and suffix_of(path) not in FREE and INNER_RETURN.search(raw):
+                raise inner_return(path, number)
             position += len(raw)
             yield line.removesuffix("\n").removesuffix("\r")
 
@@ -71,12 +76,9 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
 def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
     """Yield lines with their ends; one that is longer than `longest` comes cut, and last."""
     head = _head(file)
-    feeds, returns = head.count(b"\n"), len(INNER_RETURN.findall(head))
-    if not feeds and returns:
+    if b"\n" not in head and INNER_RETURN.search(head):
         yield from _returned_lines(file, path, longest)
         return
-    if feeds and returns >= feeds and suffix_of(path) == ".txt":
-        raise _mixed_ends(path)
     while raw := file.readline(longest + 1):
         yield raw
 
@@ -92,11 +94,12 @@ def _head(file: io.BufferedReader) -> bytes:
 
 def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
     """Yield the lines of a file that end with carriage returns alone."""
-    rest = b""
+    rest, number = b"", 1
     while block := file.read(BLOCK):
         if b"\n" in block:
-            raise _mixed_ends(path)
+            raise inner_return(path, number)
         *lines, rest = (rest + block).split(b"\r")
+        number += len(lines)
         yield from (line + b"\r" for line in lines)
         if len(rest) > longest:
             break
@@ -104,11 +107,13 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
         yield rest
 
 
-def _mixed_ends(path: Path) -> CorpusError:
+def inner_return(path: Path, number: int) -> CorpusError:
+    """Make the error of a line that holds a carriage return; a command that ends it there."""
+    made = f"{Path(path.stem).stem if is_packed(path) else path.stem}.lines{suffix_of(path)}"
     return CorpusError(
-        f"{path}: some of its lines end with a line feed, others with a carriage return alone;"
-        f" write one kind of line end: {unpacked(path)} | tr '\\r' '\\n' >"
-        f" '{path.stem}.lines{suffix_of(path)}'"
+        f"{path}, line {number}: a carriage return inside the line, where others end with a line"
+        f" feed; write one kind of line end: {unpacked(path)} | sed 's/\\r$//; s/\\r/\\n/g' >"
+        f" '{made}'"
     )
 
 

@@ -301,6 +301,12 @@ def test_columns_and_schemes_of_tagged_files(tmp_path: Path) -> None:
         "tags are IOB1; they are converted to IOB2",
     ]
     assert "column 2 the tags" in pos.take_notes()[0]
+    path.write_text("Bo\tB-PER\t\nis\tO\t\n")  # a tab at the end begins no column
+    for task in (ner, pos):
+        assert task.read(path) == [Sentence(("Bo", "is"), ("B-PER", "O"))]
+        assert not task.take_notes()
+    path.write_text("Bo\tPROPN\t\nis\tAUX\t\n")
+    assert pos.read(path)[0].tags == ("PROPN", "AUX")
     path.write_text("Bo\tB-PER\nLi\tE-PER\nis\tO\nOslo\tS-LOC\n")
     assert ner.read(path)[0].tags == ("B-PER", "I-PER", "O", "B-LOC")
     assert ner.take_notes() == [f"{path}: tags are BIOES; they are converted to IOB2"]

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def test_json(tmp_path: Path) -> None:
         ('["a"]', 'expected an object like {"text": "..."}, got str'),
         ("[" * 100_000, "not JSON ("),
         ('{"text": {"0": "a"}}', "expected text in column 'text', got dict"),
+        ('{"text": ["a b", "c"], "label": [1, 0]}', "one object of lists of 2 cells"),
+        ('{"text": ["dawn", "sang"]}', "write an array of objects, one a row"),
     ):
         path.write_text(content)
         with pytest.raises(CorpusError) as caught:
@@ -119,7 +122,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_carriage_returns(tmp_path: Path) -> None:
-    """They end lines where nothing else does; a few between line feeds are part of their texts."""
+    """They end lines where nothing else does; some between line feeds are refused."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\rtwo\rthree")
     assert texts(path) == ["one", "two", "three"]
@@ -135,14 +138,32 @@ def test_carriage_returns(tmp_path: Path) -> None:
     corpus.check()
     assert corpus.identity() == before
     path.write_bytes(b"one\rtwo\rthree\nfour\n")
-    assert "some of its lines end with a line feed" in refusal(path)
-    path.write_bytes(b"one\ntwo\r\r\nthree \r of\nfour\n")
-    assert texts(path) == ["one", "two\r", "three \r of", "four"]
-    (tmp_path / "a.csv").write_bytes(b"text,n\none\rmore,1\n")
-    assert "a carriage return inside the line; end lines otherwise" in refusal(tmp_path / "a.csv")
-    path.write_bytes(b"one\r" * 300_000 + b"two\n")  # far behind the first lines
-    with pytest.raises(CorpusError, match="some of its lines end with a line feed"):
-        Corpus.open([str(path)]).check()
+    assert "line 1: a carriage return inside the line" in refusal(path)
+    path.write_bytes(b"one\ntwo\r\r\nfour\n\r\nfive\r")
+    assert texts(path) == ["one", "two\r", "four", "five"]
+    (tmp_path / "a.csv").write_bytes(b'text,n\r\n"one\rmore",1\r\n')
+    assert texts(tmp_path / "a.csv") == ["one\rmore"]
+    (tmp_path / "a.json").write_bytes(b'[{"text": "one"},\r{"text":\r\n"two"}]')
+    assert texts(tmp_path / "a.json") == ["one", "two"]
+    for name, raw, line in (
+        ("a.csv", b"text,n\none\rmore,1\n", 2),
+        ("a.tsv", b"text\tn\r\none\t1\rtwo\t2\r\n", 2),
+        ("a.jsonl", b'{"text": "a"}\r\n{"text": "b"}\r{"text": "c"}\r\n', 2),
+        ("a.conll", b"Bo O\nLi O\rx O\r\n", 2),
+        ("a.txt", b"one\n" * 3000 + b"two\rthree\r", 3001),
+        ("a.txt", b"one\r" * 300_000 + b"two\n", None),  # far behind the first lines
+    ):
+        path = tmp_path / name
+        path.write_bytes(raw)
+        where = f"a{path.suffix}, line {line or ''}.*: a carriage return inside the line"
+        with pytest.raises(CorpusError, match=where) as caught:
+            Corpus.open([str(path)]).check()
+    command = str(caught.value).partition("line end: ")[2]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert len(texts(tmp_path / "a.lines.txt")) == 300_001
+    path.write_bytes(b"one\r\ntwo\rthree\r\n")
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert texts(tmp_path / "a.lines.txt") == ["one", "two", "three"]
 
 
 def schema_of(kind: Any) -> Features:
@@ -262,8 +283,16 @@ def test_conll(tmp_path: Path) -> None:
         texts(tmp_path / "a.tsv")
     (tmp_path / "a.txt").write_text(CONLL)
     assert "looks like words with tags ('-DOCSTART-" in refusal(tmp_path / "a.txt")
-    (tmp_path / "a.tsv").write_text("1\tBo\tB-PER\tB-LOC\n2\tis\tO\tO\n3\tx\tO\tO\n")
-    assert "its first column counts the words" in refusal(tmp_path / "a.tsv")
+    rows = "1\tBo\tB-PER\tB-LOC\n2\tis\tO\tO\n3\tx\tO\tO\n"
+    for name, content in (("a.tsv", rows), ("a.conll", rows.replace("\t", "  "))):
+        (tmp_path / name).write_text(content)
+        told = refusal(tmp_path / name)
+        assert "its first column counts the words" in told
+        subprocess.run(["sh", "-c", told.partition("out: ")[2]], cwd=tmp_path, check=True)
+        assert golds(tmp_path / f"a.words{Path(name).suffix}", label=None)[0][0] == (0, 2, "B-LOC")
+    for content in ("Bo\tB-PER\t\nis\tO\t\n", "Bo\tB-PER\nis\tO\t\n", "Bo\tB-PER\t\nis\tO\n"):
+        (tmp_path / "c.conll").write_text(content)  # a tab at the end begins no column
+        assert golds(tmp_path / "c.conll", label=None) == [[(0, 2, "B-PER"), (3, 5, "O")]]
     (tmp_path / "b.tsv").write_text("text\nTwo words\n\nTwo words\n")  # a table of one column
     assert texts(tmp_path / "b.tsv") == ["Two words", "Two words"]
 
