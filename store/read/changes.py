@@ -55,6 +55,9 @@ class ChangeWatch:
             if stamp is None or stamp != self._stamp:
                 self._compare()
             self._stamp = stamp
+        except StoreError:
+            self._next = 0.0  # whoever goes on reading gets the same error at once
+            raise
         except (Unreachable, OSError):
             pass
 

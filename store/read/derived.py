@@ -1,8 +1,9 @@
 """The list of what our commands have made from a store: copies of its text that `feature-store
 forget` removes or names.
 
-Each line is a JSON object. The list of a store on a disk is `.NAME.derived` next to it. If nothing
-can be written there, the list is in the user's cache folder, named by the hash of the store's text.
+Each line is a JSON object. The list of a store on a disk is `.NAME.derived` next to it. A second
+list is in the user's cache folder, named by the hash of the store's text: it is found if the store
+was renamed or moved, or if nothing can be written next to it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,6 +70,8 @@ def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum:
         return
     try:
         _add(list_of(path), entry)
+        with suppress(OSError):
+            _add(_own_list(text), entry)
     except OSError as error:
         _add_own(entry, path)
         if path not in _said:
@@ -81,9 +84,7 @@ def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum:
 
 def _add_own(entry: Derived, path: str) -> None:
     try:
-        own = _own_list(entry.text)
-        own.parent.mkdir(parents=True, exist_ok=True)
-        _add(own, entry)
+        _add(_own_list(entry.text), entry)
     except OSError as error:
         if path not in _said:
             _said.add(path)
@@ -97,6 +98,7 @@ def _add(file: Path, entry: Derived) -> None:
     """Append a line in one write, so that processes do not mix theirs. Raises OSError."""
     if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
         return
+    file.parent.mkdir(parents=True, exist_ok=True)
     opened = files.open_ordinary(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         if os.fstat(opened).st_size > MAX_BYTES:
@@ -143,3 +145,14 @@ def noted(path: str | Path, text: str) -> list[Derived]:
         for entry in _lines(each):
             found[entry.kind, entry.path, entry.text] = entry
     return list(found.values())
+
+
+def carry_over(path: str | Path, text: str, entries: Collection[Derived]) -> None:
+    """Write entries to both lists of a store whose text key is now `text`: a later `forget` finds
+    them, too. Lists that cannot be written stay as they are."""
+    with suppress(OSError):
+        for entry in entries:
+            _add(list_of(path), entry)
+    with suppress(OSError):
+        for entry in entries:
+            _add(_own_list(text), entry)

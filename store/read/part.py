@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +15,7 @@ from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays
 from teachonce.store.format.manifest import Part, digest
 from teachonce.store.read.cached_arrays import BLOCK, Keeping
+from teachonce.store.read.changes import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
 
 SLICE_BYTES = 2**24  # decoded at once for a checksum
@@ -42,12 +44,15 @@ class PartReader:
         features: Features,
         lengths: Array | None = None,
         keeping: Keeping | None = None,
+        watch: ChangeWatch | None = None,
     ) -> None:
         """Open no array yet.
 
         `lengths` [n] are the tokens of its sequences by the manifest, if it has them. Arrays of
-        which `keeping` tells so stay in memory once they are read.
+        which `keeping` tells so stay in memory once they are read. With `watch`, reading raises its
+        StoreError soon after the store was written again.
         """
+        self._explaining = watch.explaining if watch else nullcontext
         self._source, self.part, self.features = source, part, features
         self._lengths, self._keeping = lengths, keeping
         self.where = f"{source.path}: part {part.number}"
@@ -82,7 +87,8 @@ class PartReader:
 
     def read(self, name: str, begin: int, end: int) -> Array:
         """Rows begin..end of an array, as stored."""
-        return self.array(name).read(begin, end)
+        with self._explaining():
+            return self.array(name).read(begin, end)
 
     def all(self, name: str) -> Array:
         """A whole array, as stored. Raises StoreError if it does not match its checksum."""

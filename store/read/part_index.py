@@ -15,6 +15,7 @@ from teachonce.store.format.features import Features
 from teachonce.store.format.layout import ArraySpec, part_arrays
 from teachonce.store.format.manifest import Manifest
 from teachonce.store.read.cached_arrays import Keeping
+from teachonce.store.read.changes import ChangeWatch
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, begins
 
@@ -29,10 +30,12 @@ class PartIndex:
     all. The parts that were read last stay open.
     """
 
-    def __init__(self, source: Source, features: Features, manifest: Manifest) -> None:
+    def __init__(
+        self, source: Source, features: Features, manifest: Manifest, watch: ChangeWatch
+    ) -> None:
         self.path, self.features, self.remote = source.path, features, source.remote
         self.grain = source.grain
-        self._source, self._entries = source, manifest.parts
+        self._source, self._entries, self._watch = source, manifest.parts, watch
         self.first = manifest.first
         self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
@@ -50,7 +53,9 @@ class PartIndex:
                 begin, end = self.first[place : place + 2]
                 known = None if self._known is None else self._known[begin:end]
                 entry = self._entries[place]
-                part = PartReader(self._source, entry, self.features, known, self._keeping)
+                part = PartReader(
+                    self._source, entry, self.features, known, self._keeping, self._watch
+                )
             self._parts[place] = part
             if len(self._parts) > self._open_parts:
                 self._parts.popitem(last=False)

@@ -111,7 +111,8 @@ class FeatureStore(Sequence[Record]):
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
-        self._index = PartIndex(source, features, manifest)
+        self.watch = ChangeWatch(source, attributes)
+        self._index = PartIndex(source, features, manifest, self.watch)
         self.meta: dict[str, Any] = {"identity": self.identity}
         for key in ("features", "software", "state", "version", "created"):
             self.meta[key] = attributes[key]
@@ -121,7 +122,6 @@ class FeatureStore(Sequence[Record]):
         names = features.hidden if calibrated else ()
         source.announce(path for name in names for path in calibration_paths(name))
         self.calibration: Calibration = {name: self.read_calibration(name) for name in names}
-        self.watch = ChangeWatch(source, attributes)
         self._streamer = Streamer(self._index, self.calibration, self.watch)
 
     def __reduce__(self) -> tuple[Any, tuple[str], str | None]:
@@ -202,7 +202,6 @@ class FeatureStore(Sequence[Record]):
         rows = parts if blocks is None else self._index.check_blocks(blocks)
         for begin, end in rows.tolist():
             part, position = self.locate(begin)
-            self.watch.look()
             yield from part.texts(position, position + end - begin)
 
     def embeddings(self) -> Floats:
@@ -211,8 +210,9 @@ class FeatureStore(Sequence[Record]):
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
         for reader in map(self.part, range(len(self.manifest.parts))):
-            for name in self.features.level.embedding.names:
-                reader.check(f"{EMBEDDING}/{name}")
+            with self.watch.explaining():
+                for name in self.features.level.embedding.names:
+                    reader.check(f"{EMBEDDING}/{name}")
             found.append(reader.vectors(0, reader.part.counts.sequences))
         return finite(np.concatenate(found), f"{self.path}: {EMBEDDING}")
 

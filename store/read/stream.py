@@ -274,11 +274,11 @@ class Streamer:
             flat = sequences.ndim == 1 and len(sequences)
             if not flat or not 0 <= sequences.min() <= sequences.max() <= last:
                 raise StoreError(f"{self._index.path}: sequences must lie in 0..{last}")
-            self._watch.look()
             blocks = np.stack([sequences, sequences + 1], axis=1)
-            pool = Pool(self._index, blocks, view, kinds)
-            pool.read(pool_buffers)
-            pool.check_values(self._calibration, self._lawful)
+            with self._watch.explaining():
+                pool = Pool(self._index, blocks, view, kinds)
+                pool.read(pool_buffers)
+                pool.check_values(self._calibration, self._lawful)
             yield _gather(pool, self._calibration, pool.place, buffers)
 
 

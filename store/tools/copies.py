@@ -17,7 +17,7 @@ from pathlib import Path
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.zarr.tree import shard_path
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.read.derived import Derived, list_of, noted, text_key
+from teachonce.store.read.derived import Derived, carry_over, list_of, noted, text_key
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.show import printable
 from teachonce.support.console import counted
@@ -103,11 +103,13 @@ def _stored_names(store: FeatureStore) -> Iterator[str]:
 @dataclass(frozen=True)
 class CopiesLeft:
     """What may hold texts that a store no longer has: copies that are there, or that cannot be
-    looked at from here; and the places at which nothing is found."""
+    looked at from here; the places at which nothing is found; the path of the list next to the
+    store, and whether there was one."""
 
     there: tuple[Derived, ...]
     lost: tuple[Derived, ...]
     names: str
+    listed: bool = True
 
     def lines(self) -> Iterator[str]:
         """Name them, with what to do about each."""
@@ -119,6 +121,11 @@ class CopiesLeft:
         if self.lost:
             places = counted(len(self.lost), "place")
             yield f"not found at {places}, removed or on another machine: see {self.names}"
+        if not self.listed:
+            yield (
+                f"{printable(self.names)}: not found; if the store was renamed or moved, copies"
+                " that other users, or other machines, made of it before are not known"
+            )
 
 
 def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> CopiesLeft:
@@ -127,13 +134,15 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
     with contextlib.closing(open_store(path)) as store:
         now = text_key(store.manifest)
     there, lost = list[Derived](), list[Derived]()
-    entries = noted(path, text)
+    entries, listed = noted(path, text), os.path.lexists(list_of(path))
+    carry_over(path, now, entries)
     for entry in entries:
         if entry.text == now or entry.path in removed:
             continue
         far = "://" in entry.path or entry.kind == "hub"
         (there if far or os.path.lexists(entry.path) else lost).append(entry)
-    return CopiesLeft((*there, *_made_by_datasets(entries)), tuple(lost), str(list_of(path)))
+    there += _made_by_datasets(entries)
+    return CopiesLeft(tuple(there), tuple(lost), str(list_of(path)), listed)
 
 
 def _made_by_datasets(entries: list[Derived]) -> Iterator[Derived]:

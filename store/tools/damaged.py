@@ -212,6 +212,7 @@ def _salvaged(source: Source, error: StoreError) -> Opened:
     manifest, found = _own_manifest(source, attributes)
     features = check_root(attributes, source.path)
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
+    store.watch.opened = None  # the root is lost or altered: no change can be seen there
     found.insert(0, Problem(str(error), group=""))
     return Opened(store, attributes, found, data, root.get("checksum"))
 

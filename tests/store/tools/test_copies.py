@@ -161,6 +161,24 @@ def test_a_list_that_cannot_be_written(
     assert named == {"copy.zarr", "other.zarr"}
 
 
+def test_a_store_that_was_renamed(path: Path, tmp_path: Path) -> None:
+    """Its copies are found by its text, also after a first `forget`."""
+    text, rows, moved = gone_text(path), tmp_path / "rows", tmp_path / "new" / "b.zarr"
+    with open_store(path) as store:
+        store.to_datasets(columns=["text"], cache_dir=rows)
+    assert run("page", path).exit_code == 0
+    moved.parent.mkdir()
+    path.rename(moved)
+    (tmp_path / "list").write_text("1")
+    lines = run("forget", moved, "--documents", tmp_path / "list").output
+    assert "removed " in lines and holding(rows, text) == []
+    assert f"may hold the texts: {tmp_path}/a-page.html" in lines
+    assert f"{list_of(moved)}: not found; if the store was renamed or moved" in lines
+    moved.rename(path)
+    list_of(path).unlink()
+    assert [each["kind"] for each in forgotten(path, 2)["copies"]] == ["page"]
+
+
 def test_a_disk_cache_of_a_store_at_an_address(path: Path, tmp_path: Path) -> None:
     """The texts are forgotten in a copy on a disk; the cache of the store at the address loses its
     entries, another store stays in it."""
@@ -189,6 +207,10 @@ def _reading(how: str, path: Path) -> Iterator[Any]:
     elif how == "texts":
         for begin, end in store.blocks(8).tolist():
             yield from store.texts([[begin, end]])
+    elif how == "records":
+        yield from (store[number].text for number in range(len(store)))
+    elif how == "fields":
+        yield from (record.text for record in [*store])
     elif how == "kept":
         store.keep(lambda name: True)
         for _ in range(9):
@@ -198,7 +220,7 @@ def _reading(how: str, path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
-@pytest.mark.parametrize("how", ("stream", "gather", "texts", "kept"))
+@pytest.mark.parametrize("how", ("stream", "gather", "texts", "records", "fields", "kept"))
 def test_a_reader_stops(path: Path, how: str) -> None:
     """Also one that has all that it reads in memory, or mapped."""
     batches = _reading(how, path)
