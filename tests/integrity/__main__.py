@@ -1,6 +1,6 @@
 """The checks at any length, for `benchmarks.integrity`: rows and findings as a line of JSON.
 
-python -m tests.integrity checks|forged|captures|dead-ends|hard-places '{"seed": 0, ...}'
+python -m tests.integrity checks|forged|captures|dead-ends|hard-places|tokenizers '{"seed": 0, ...}'
 """
 
 from __future__ import annotations
@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.integrity import capture_trials, dead_ends, forgery, hard_places, trials
+from tests.integrity import (
+    capture_trials,
+    dead_ends,
+    forgery,
+    hard_places,
+    plain_tokenizers,
+    trials,
+)
 
 RUNS = {
     "checks": (trials.HEAD, trials.checked),
@@ -16,6 +23,7 @@ RUNS = {
     "captures": (capture_trials.HEAD, capture_trials.trial),
     "dead-ends": (dead_ends.HEAD, dead_ends.trial),
     "hard-places": (hard_places.HEAD, hard_places.trial),
+    "tokenizers": (plain_tokenizers.HEAD, plain_tokenizers.trial),
 }
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.conftest import TOKENIZER_KINDS, _tokenizer
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, Change, _anywhere, _step
 
 MEMORY, SECONDS = 2 << 30, 20  # of a process that imports little
+HEAD = ("what was altered", "tokenizers", "out of proportion or failed")
 TEXTS = [TEXT * 100, "constructor" * 300, "e\u0301\ufdfa\u202e \U0001f9ac" * 300, " " * 3000, ""]
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 CONTENTS = (
@@ -121,3 +123,15 @@ def plain_tokenizers(count: int, seed: int) -> Iterator[tuple[str, str, bytes]]:
         if is_plain(data):
             count -= 1
             yield what, _ended(_use, data), data
+
+
+def trial(count: int, seed: int) -> tuple[list[list[object]], list[str]]:
+    """Use `count` altered tokenizers; return the rows of HEAD, and what is wrong."""
+    found, bad, wrong = Counter[str](), Counter[str](), list[str]()
+    for what, problem, data in plain_tokenizers(count, seed):
+        for kind in dict.fromkeys(what.split(", ")[1:]):
+            found[kind] += 1
+            bad[kind] += bool(problem)
+        if problem:
+            wrong.append(f"{what}: {problem}: {data.decode()}")
+    return [[kind, found[kind], bad[kind]] for kind in sorted(found)], wrong

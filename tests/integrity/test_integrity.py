@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrity import capture_trials, damage, trials
+from tests.integrity import capture_trials, damage, plain_tokenizers, trials
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -23,6 +23,18 @@ def test_a_finding_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "problems", lambda path: ["something"])
     (row,), wrong = trials.checked(3, stores=2)
     assert row[1:4] == [2, 0, 2] and len(wrong) == 2
+
+
+def test_plain_tokenizers() -> None:
+    rows, wrong = plain_tokenizers.trial(3, seed=5)
+    assert wrong == []
+    assert {str(row[0]) for row in rows} <= set(plain_tokenizers.KINDS) and rows
+
+
+def test_a_tokenizer_that_ends_its_process_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_tokenizers, "_use", lambda data: 1 / 0)
+    _, wrong = plain_tokenizers.trial(1, seed=5)
+    assert len(wrong) == 1 and "exit code 1: {" in wrong[0]
 
 
 @pytest.mark.parametrize("kind", capture_trials.READ)
