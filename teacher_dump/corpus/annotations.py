@@ -8,7 +8,7 @@ JSON-MIN); annotations with a `result` (Label Studio, JSON).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -95,11 +95,16 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
     if not isinstance(items, list):
         raise CorpusError(f"{where}: expected a list of labels as result, got {items!r:.40}")
     labels, spans, questions = list[str](), list[Span](), set[str]()
+    others = dict[str, object]()  # by question the type of answers that are no labels of characters
     for item in items:
+        if isinstance(item, dict) and item.get("type") == "relation":
+            continue  # between spans that have labels of their own
         if isinstance(item, dict) and isinstance(item.get("value"), dict):  # of Label Studio
-            if item.get("type") not in ("choices", "labels"):
-                continue  # relations, ratings and the like are no labels
-            questions.add(str(item.get("from_name")))
+            question, kind = str(item.get("from_name")), item.get("type")
+            questions.add(question)
+            if kind not in ("choices", "labels"):
+                others[question] = kind
+                continue
             item = item["value"]
         found = _span(item, where, text)
         if found:
@@ -115,7 +120,22 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
             f"{where}: column {column!r} answers several questions, {', '.join(sorted(questions))};"
             " export the project as JSON-MIN, and name the column of one as --label-column"
         )
+    for question, kind in others.items():
+        raise CorpusError(
+            f"{where}: question {question!r:.40} of column {column!r} has answers of type"
+            f" {kind!r:.40}, expected choices or labels of a text; leave it out of the export"
+        )
     return Annotation(tuple(labels), tuple(sorted(spans)))
+
+
+def check_accepted(row: Mapping[str, Any], where: object) -> None:
+    """Raise CorpusError for a row of Prodigy whose labels the annotator rejected or left open."""
+    of_prodigy = not row.keys().isdisjoint(("spans", "_task_hash", "_input_hash"))
+    if of_prodigy and (answer := row.get("answer")) in ("reject", "ignore"):
+        raise CorpusError(
+            f"{where}: the annotator's answer is {answer!r}, so its labels are not gold; take out"
+            " all rows whose answer is not 'accept'"
+        )
 
 
 def _span(item: Any, where: object, text: str | None) -> Span | None:
@@ -146,7 +166,7 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
 def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[int, int, str]]:
     """Yield begin, end and IOB2 tag of the words of a text; blanks and the ends of spans part them.
 
-    Raises CorpusError for spans that overlap or lie outside of the text.
+    Raises CorpusError for spans that overlap, lie outside of the text or hold no word.
     """
     for before, after in pairwise(spans):
         if after[0] < before[1]:
@@ -163,6 +183,11 @@ def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[
     for begin, end, kind in [*spans, (len(text), len(text), "")]:
         for word in WORD.finditer(text, place, begin):
             yield *word.span(), OUTSIDE
+        if kind and text[begin:end].isspace():
+            raise CorpusError(
+                f"{where}: the span {(begin, end, kind)} holds no word, but"
+                f" {text[begin:end]!r:.20}; mend it or take it out"
+            )
         for number, word in enumerate(WORD.finditer(text, begin, end)):
             yield *word.span(), (OTHER if number else FIRST) + kind
         place = end

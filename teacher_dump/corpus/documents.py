@@ -163,7 +163,7 @@ class Corpus:
     def met(self, kind: str) -> dict[str, str]:
         """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
 
-        Only local sources are checked.
+        `ENTITIES` gives those of entities in that scheme. Only local sources are checked.
         """
         found: dict[str, str] = {}
         for source in self.sources:

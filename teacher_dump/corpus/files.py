@@ -23,7 +23,14 @@ from teachonce.teacher_dump.corpus.labelled_text import (
 )
 from teachonce.teacher_dump.corpus.packed import BLOCK, Seen, ignore, suffix_of
 from teachonce.teacher_dump.corpus.tables import TABLES, Table, has_cell, names_in, open_table
-from teachonce.teacher_dump.corpus.tag_schemes import Step
+from teachonce.teacher_dump.corpus.tag_schemes import (
+    ENTITIES,
+    NO_LABEL,
+    OUTSIDE,
+    Step,
+    converted,
+    scheme_of,
+)
 from teachonce.teacher_dump.corpus.tagged_files import (
     TAGGED,
     check_untagged,
@@ -124,7 +131,7 @@ class Source:
     characters: int | None = None
 
     def __init__(self) -> None:
-        self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}}
+        self._met: dict[str, dict[str, int]] = {"classification": {}, "tagging": {}, ENTITIES: {}}
         self._steps: dict[Step, int] = {}
 
     @property
@@ -146,7 +153,10 @@ class Source:
         return []
 
     def met(self, kind: str) -> dict[str, str]:
-        """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where."""
+        """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
+
+        `ENTITIES` gives the tags that those of entities are in this scheme.
+        """
         return {name: self._place(line) for name, line in self._met[kind].items()}
 
     def steps(self) -> dict[Step, str]:
@@ -168,6 +178,10 @@ class Source:
                 for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
                     _note(self._met["tagging"], tag, line)
                     _note(self._steps, (before, tag), line)
+                tags = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in row.gold.tags]
+                if scheme_of(tags):
+                    for tag, line in zip(converted(tags, ENTITIES), row.tag_lines, strict=True):
+                        _note(self._met[ENTITIES], tag, line)
         self.texts, self.characters = texts, characters
 
     def trust(self, identity: Mapping[str, Any]) -> None:

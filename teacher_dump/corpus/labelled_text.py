@@ -8,7 +8,12 @@ from typing import Any
 
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.annotations import annotation_of, label_name, words_in
+from teachonce.teacher_dump.corpus.annotations import (
+    annotation_of,
+    check_accepted,
+    label_name,
+    words_in,
+)
 from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
 from teachonce.teacher_dump.corpus.tables import cell_of
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
@@ -217,8 +222,10 @@ def labelled_row(
     """Read a row with named cells: its columns of `texts`, and of the `label` if there is one.
 
     A text may be a list of words, which blanks join; then the label is a list of tags.
-    Raises CorpusError as `gold_of`, `tagged_words` and `joined_text` do.
+    Raises CorpusError as `check_accepted`, `gold_of`, `tagged_words` and `joined_text` do.
     """
+    if label:
+        check_accepted(row, where)
     cells, gold = [cell_of(row, name) for name in texts], None
     found = cell_of(row, label) if label else None
     if len(cells) == 1 and isinstance(cells[0], list):

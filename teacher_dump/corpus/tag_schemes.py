@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
+NO_LABEL = "-1"
 BEGINNING = ""
 """In place of a tag: what is before the first word of a sentence."""
 Step = tuple[str | None, str]
@@ -23,6 +24,8 @@ The former is BEGINNING for the first word of a sentence, None where the word be
 TAG = re.compile(r"O|[BIESLU]-\S+")
 """A tag of an entity in any of these schemes."""
 LAST_AND_SINGLE = {"BIOES": ("E-", "S-"), "BILOU": ("L-", "U-")}
+ENTITIES = "BIOES"
+"""A scheme that says where in its entity a word is, so that its tags give those of all others."""
 BEGINNINGS, ENDS = ("B-", "S-", "U-"), ("E-", "L-", "S-", "U-")
 
 
@@ -79,6 +82,13 @@ def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> 
         marks = [FIRST, *[OTHER] * (end - begin - 2), last] if end - begin > 1 else [single]
         tags[begin:end] = [mark + kind for mark in marks]
     return tags
+
+
+def written_in(tag: str, scheme: str) -> str:
+    """Write a tag of ENTITIES in IOB2, or in one of LAST_AND_SINGLE."""
+    found = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
+    marks = dict(zip(LAST_AND_SINGLE[ENTITIES], found, strict=True))
+    return marks.get(tag[:2], tag[:2]) + tag[2:]
 
 
 def converted(tags: Sequence[str], scheme: str) -> list[str]:

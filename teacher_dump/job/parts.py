@@ -15,6 +15,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
 from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.corpus.tag_schemes import ENTITIES
 from teachonce.teacher_dump.job.growing import Takeover
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
@@ -80,7 +81,7 @@ def cut_parts(
         labels = Labels(task, plan.teacher.name, say)
         other = "tagging" if task.kind == "classification" else "classification"
         others = corpus.met(other) if options.label_column else {}
-        labels.check(corpus.met(task.kind), corpus.steps(), others)
+        labels.check(corpus.met(task.kind), corpus.steps(), others, corpus.met(ENTITIES))
         windows = labels.numbered(windows)
     return gathered(_until(stop, windows), options.part_tokens, limit)
 

@@ -15,17 +15,17 @@ from teachonce.teacher_dump.corpus.class_names import ClassName
 from teachonce.teacher_dump.corpus.labelled_text import Gold, check_order, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import (
     BEGINNING,
-    FIRST,
     LAST_AND_SINGLE,
+    NO_LABEL,
     OUTSIDE,
     Step,
     converted,
     scheme_of,
+    written_in,
 )
 from teachonce.teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists
-NO_LABEL = "-1"
 WHOLE = re.compile(r"-?\d+\.0")
 """A whole number as pandas writes it if some rows have none."""
 UNNAMED = re.compile(r"LABEL_\d+")
@@ -108,23 +108,32 @@ class Labels:
         )
 
     def check(
-        self, met: Mapping[str, str], steps: Mapping[Step, str], others: Mapping[str, str] = {}
+        self,
+        met: Mapping[str, str],
+        steps: Mapping[Step, str],
+        others: Mapping[str, str] = {},
+        entities: Mapping[str, str] = {},
     ) -> None:
         """Raise UserError for the first name, with its place, that the teacher does not have.
 
         If the teacher's tags are IOB, raise it also for the first tag that may not follow the tag
         before it, unless the tags of the corpus are of another scheme, from which they will be
-        converted. `others` are names and places of what this teacher does not read: labels of
-        texts if it tags words, tags if it classifies texts.
+        converted; `entities` are these tags and their places in the scheme ENTITIES. `others` are
+        names and places of what this teacher does not read: labels of texts if it tags words, tags
+        if it classifies texts.
         """
         self._check_kind(others)
         tags = {*met, *(tag for _, tag in steps)} - {NO_LABEL}
         scheme = scheme_of(tags, steps) if self._scheme else None
         if tags:
             self._convert, self._from = scheme not in (None, self._scheme), scheme
-        for name, where in met.items():
-            first = name if name in (OUTSIDE, NO_LABEL) else FIRST + name[2:]
-            self.number(first if self._convert else name, where)
+        names = met
+        if self._convert and self._scheme:
+            others = {tag: where for tag, where in met.items() if tag in (OUTSIDE, NO_LABEL)}
+            every = {written_in(tag, self._scheme): place for tag, place in entities.items()}
+            names = every | others
+        for name, where in names.items():
+            self.number(name, where)
         if self.task.kind == "tagging" and is_iob(self._names) and not self._convert:
             for (before, tag), where in steps.items():
                 if (called := self._named(tag)) is not None:

@@ -14,8 +14,9 @@ from tqdm import tqdm
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.files import table_texts
+from teachonce.teacher_dump.corpus.files import READERS, has_columns, read_rows, table_texts
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, Columns
+from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import is_table, open_table
 from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
 
@@ -24,20 +25,28 @@ HELD_OUT_AT_MOST = 2000
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank, or the texts of a table, as
-    teacher-dump does.
+    """Read the lines of a UTF-8 text file that are not blank, the texts of a table, or the words of
+    a file of words and tags, as teacher-dump does.
 
     Raises UserError where the file is missing, empty or not UTF-8, and for a table of several
     columns of texts, none of which is called `text`.
     """
     try:
-        texts = _column(path) if is_table(path) else all_lines(path)
+        texts = _texts(path)
         lines = [line for line in texts if line.strip()]
     except OSError as error:
         raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
     if not lines:
         raise UserError(f"text {path}: has no text; give a file with a document a line")
     return lines
+
+
+def _texts(path: Path) -> Iterator[str]:
+    if is_table(path) and (path.is_dir() or has_columns(path, Columns())):
+        return _column(path)
+    if suffix_of(path) in READERS:
+        return (row.text for row in read_rows(path, Columns()))
+    return all_lines(path)
 
 
 def _column(path: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.annotations import annotation_of
+from teachonce.teacher_dump.corpus.annotations import annotation_of, check_accepted
 from teachonce.teacher_dump.corpus.labelled_text import several_labels
 
 
@@ -155,6 +155,7 @@ def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
 
 
 def _label(row: Row, columns: Mapping[str, str]) -> str:
+    check_accepted(row, row.where)
     found = annotation_of(row.cell("label", columns), columns.get("label", "label"), row.where)
     labels = found.labels if found else ()
     if len(labels) > 1 or (found and found.spans):

@@ -15,6 +15,7 @@ from teachonce.downstream.options import check
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, nearest
+from teachonce.teacher_dump.corpus.tag_schemes import NO_LABEL
 
 IGNORED = -100
 """The label that the losses of transformers leave out."""
@@ -139,15 +140,27 @@ class LabelTask(Task):
         return self.labels
 
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Take the labels of `train`. Raises UserError where another split has more."""
+        """Take the labels of `train`. Raises UserError where another split has more, and for
+        numbers that mean no label."""
         known = {label for example in splits["train"] for label in self.labels_of(example)}
         self.labels = sorted(known)
+        self._check_numbers(splits)
         self._check(splits, "does not occur in training", "train on examples of it")
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
         """Take the labels of the model. Raises UserError where a split has others."""
         self.labels = list(spec.labels)
         self._check(splits, "is unknown to the model", "name it as the model does")
+
+    def _check_numbers(self, splits: Mapping[str, Sequence[Any]]) -> None:
+        none = {str(IGNORED), *([NO_LABEL] if "0" in self.labels else [])}
+        for example in (example for examples in splits.values() for example in examples):
+            for number, label in enumerate(self.labels_of(example)):
+                if label in none:
+                    raise UserError(
+                        f"{self.where(example, number)}: {self.what} {label} means no label, where"
+                        " labels are numbers; take it out, or give the class a name"
+                    )
 
     def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:
         if self.unseen_labels == "count":

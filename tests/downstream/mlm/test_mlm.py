@@ -263,6 +263,19 @@ def test_held_out_lines_are_not_trained_on() -> None:
         hold_out(lines[:19])
 
 
+def test_words_with_tags_are_read_as_their_words(tmp_path: Path) -> None:
+    for name in ("a.conll", "a.tsv"):
+        (tmp_path / name).write_text("Bo B-PER\nsang O\n\nred O\n")
+        assert read_lines(tmp_path / name) == ["Bo sang", "red"]
+    (tmp_path / "a.conllu").write_text("1\tBo\tBo\tPROPN\t_\t_\t0\troot\t_\t_\n")
+    assert read_lines(tmp_path / "a.conllu") == ["Bo"]
+    (tmp_path / "a.txt").write_text("Bo B-PER\nsang O\n")
+    with pytest.raises(UserError, match="looks like words with tags"):
+        read_lines(tmp_path / "a.txt")
+    (tmp_path / "a.text").write_text("Bo sang\n")
+    assert read_lines(tmp_path / "a.text") == ["Bo sang"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"\n \n", "no text"), ("naïve".encode("latin-1"), "not UTF-8"), (None, "cannot be read")],

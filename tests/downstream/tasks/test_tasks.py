@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,7 +129,7 @@ def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
         "train": task.read(classified(tmp_path / "train.tsv", 6, 0)),
         "dev": task.read(compared(tmp_path / "dev.tsv", 6, 0)),
     }
-    for use in (task.prepare, partial(task.adopt, TaskSpec("classification", ("a",)))):
+    for use in (task.prepare, partial(task.adopt, TaskSpec("classification", ("a", "b")))):
         with pytest.raises(UserError, match=r"dev.tsv, line 2: is a pair, but .*line 2 is a text"):
             use(splits)
 
@@ -309,6 +310,20 @@ def test_splits_that_do_not_fit_are_refused(
     score = counting.score(rows[:3], [], np.eye(2)[[1, 0, 0]])
     assert score["accuracy"] == pytest.approx(2 / 3)
     assert score["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    (tmp_path / "b.csv").write_text("text,label\na,1\nb,0\nc,-1\nd,-100\n")
+    numbers = Classify().read(tmp_path / "b.csv")
+    for row, line in ((numbers[2], 4), (numbers[3], 5)):
+        with pytest.raises(UserError, match=f"b.csv, line {line}: label -1.* means no label"):
+            Classify().prepare({"train": [*numbers[:2], row]})
+    signs = Classify()
+    signs.prepare({"train": [numbers[0], numbers[2]]})
+    assert signs.labels == ["-1", "1"]
+    asked = {"text": "a", "label": "A", "_task_hash": 1}
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({**asked, "answer": answer}) + "\n" for answer in ("accept", "reject"))
+    )
+    with pytest.raises(UserError, match=r"p.jsonl, line 2: the annotator's answer is 'reject'"):
+        Classify().read(tmp_path / "p.jsonl")
     with pytest.raises(UserError, match="every label is 'TEACHER'"):
         Classify().prepare({"train": rows[:1]})
     with pytest.raises(UserError, match="'KEEPER' has 3 training examples"):

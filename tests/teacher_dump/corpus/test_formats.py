@@ -349,6 +349,21 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
     for cell in (["pos"], {"choices": ["pos"]}):
         path.write_text(json.dumps([{"text": "a", "label": cell}]))
         assert golds(path) == ["pos"]
+    prodigy = {"text": "dawn sang", "spans": [{"start": 0, "end": 4, "label": "A"}]}
+    for answer in ("accept", "reject", "ignore"):
+        path.write_text(json.dumps([{**prodigy, "answer": answer}]))
+        if answer == "accept":
+            assert golds(path, None, "spans") == [[(0, 4, "B-A"), (5, 9, "O")]]
+            continue
+        with pytest.raises(CorpusError, match=f"line 1: the annotator's answer is '{answer}'"):
+            golds(path, None, "spans")
+    assert texts(path) == ["dawn sang"]  # where no labels are read
+    relation = {"type": "relation", "from_id": "a", "to_id": "b", "direction": "right"}
+    path.write_text(json.dumps([{**studio, "annotations": [{"result": [*results, relation]}]}]))
+    assert golds(path, "data.text", "annotations") == [tags]
+    rating = {"type": "rating", "from_name": "stars", "value": {"rating": 4}}
+    offsets = {"startOffset": 0, "endOffset": 4, "hypertextlabels": ["A"]}
+    hyper = {"type": "hypertextlabels", "from_name": "ner", "value": offsets}
     other = {**choice, "value": {"choices": ["neg"]}}
     moved = {**results[0], "value": {**results[0]["value"], "start": 13}}
     for row, told in (
@@ -357,6 +372,10 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
             "2 annotators say",
         ),
         ({**studio, "annotations": [{"result": [choice, *results]}]}, "answers several questions"),
+        ({**studio, "annotations": [{"result": [rating]}]}, "'stars' .* answers of type 'rating'"),
+        ({**studio, "annotations": [{"result": [hyper]}]}, "answers of type 'hypertextlabels'"),
+        ({**studio, "annotations": [{"result": [rating, choice]}]}, "answers several questions"),
+        ({"data": {"text": text}, "annotations": [[3, 4, "A"]]}, "holds no word, but ' '"),
         ({**studio, "annotations": [{"result": [moved]}]}, "characters 13 to 18 of the text are"),
         ({"data": {"text": text}, "annotations": ["a", "b"]}, "2 labels of one text, "),
         ({"data": {"text": text}, "annotations": [[0, 4, "A"], [3, 6, "B"]]}, "overlap"),

@@ -15,7 +15,7 @@ from teachonce.store import TaskSpec, UserError
 from teachonce.teacher_dump.corpus.class_names import ClassName
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
 from teachonce.teacher_dump.corpus.labelled_text import Gold, is_iob
-from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING
+from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, ENTITIES
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.label_numbers import Labels
 from tests.teacher_dump.corpus.corpora import TEXTS, write_table
@@ -234,7 +234,7 @@ def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Any) -
     corpus = Corpus.open([str(path)])
     corpus.check()
     labels = Labels(task, "t", said.append)
-    labels.check(corpus.met("tagging"), corpus.steps())
+    labels.check(corpus.met("tagging"), corpus.steps(), {}, corpus.met(ENTITIES))
     (window, _) = labels.numbered(iter_windows(corpus, make_tokenizer("wordpiece"), 64))
     assert window.numbers is not None
     return [task.labels[number] for number in window.numbers if number >= 0] + said
@@ -260,6 +260,24 @@ def test_tags_in_the_scheme_of_the_teacher(
     line = f"tags of the corpus are {scheme}; they are converted to {target}, as the teacher's"
     got = numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
     assert got == found.split() + ([line] if scheme else [])
+
+
+@pytest.mark.parametrize(
+    ("tags", "labels", "told"),
+    [
+        ("S-A O B-C E-C", ("O", "B-A", "I-A", "B-C"), "line 4: the teacher t has no tag 'I-C'"),
+        ("B-A I-A I-A", ("O", "B-A", "E-A", "S-A"), "line 2: the teacher t has no tag 'I-A'"),
+        ("B-A I-A O I-D", BIOES, "line 4: the teacher t has no tag 'S-D'"),
+        ("B-A I-A O", ("O", "B-A", "I-A", "U-A"), "line 2: the teacher t has no tag 'L-A'"),
+    ],
+)
+def test_converted_tags_are_checked_before_the_dump(
+    tags: str, labels: Any, told: str, tmp_path: Path, make_tokenizer: Any
+) -> None:
+    with pytest.raises(UserError, match=f"a.tsv, {told}"):
+        numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
+    single = ("O", "S-A")  # the teacher lacks B-A, which no tag becomes
+    assert numbers_of("B-A O", TaskSpec("tagging", single), tmp_path, make_tokenizer)[0] == "S-A"
 
 
 def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
