@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from teachonce.store.format.codecs.levels import bound
 from teachonce.store.format.features import Calibration, Features
@@ -16,6 +17,7 @@ from teachonce.support.arrays import Array, Floats, starts
 
 LOG_SLACK = 1e-2  # of a log-probability over 0, by rounding
 MASS_SLACK = 0.05  # of a sum of probabilities: of bfloat16, or of a capture's fitted curve
+FAR_BELOW = 10.0  # nats: a best id is never less probable than the mean; vocabularies may be padded
 HALF_INFINITE = 0x7C00  # bits of the float16 from which on none is a number of at least 0
 MINUS_ZERO = 0x8000
 LARGEST = float(np.finfo(np.float32).max)
@@ -131,15 +133,33 @@ def broken_best(features: Features, ids: Array, logprobs: Array, rest: Array) ->
             return found
         if found := repeated(ids, values):
             return found
-        # Both as low as they may have been before they were encoded.
-        values, left = values - bound(level, "logprobs", values), left - bound(level, "rest", left)
-    return broken_mass(values, left)
+        least = -np.log(features.vocabulary) - FAR_BELOW
+        if found := _first(values[:, 0] < least, "has a best id that is far too improbable"):
+            return found
+        errors = bound(level, "logprobs", values), bound(level, "rest", left)
+        return broken_mass(values, left, errors)
 
 
-def broken_mass(logprobs: Floats, rest: Floats) -> Broken | None:
-    """Check that probabilities [N,K] and what is left over [N], given as logs, are at most 1."""
-    total = np.exp(logprobs, dtype=np.float64).sum(axis=1) + np.exp(rest, dtype=np.float64)
-    return _first(total > 1 + MASS_SLACK, "and rest have probabilities that sum to more than 1")
+def broken_mass(
+    logprobs: Floats, rest: Floats, errors: tuple[ArrayLike, ArrayLike] = (0, 0)
+) -> Broken | None:
+    """Check that probabilities [N,K] and what is left over [N], given as logs, may sum to 1 within
+    MASS_SLACK, as each was before it was encoded with at most these `errors`."""
+
+    def total(sign: int) -> Array:
+        best, left = (
+            np.where(np.isneginf(values), values, values + sign * np.asarray(error, np.float32))
+            for values, error in zip((logprobs, rest), errors, strict=True)
+        )
+        found: Array = np.exp(best, dtype=np.float64).sum(axis=1) + np.exp(left, dtype=np.float64)
+        return found
+
+    least, words = total(-1), "and rest have probabilities that sum to"
+    if found := _first(least > 1 + MASS_SLACK, f"{words} more than 1"):
+        return found
+    if (least >= 1 - MASS_SLACK).all():  # the other total would take time
+        return None
+    return _first(total(1) < 1 - MASS_SLACK, f"{words} less than 1")
 
 
 def repeated(ids: Array, logprobs: Floats) -> Broken | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -16,6 +17,8 @@ from teachonce.student_train.losses.task import NO_LABEL
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.training.loop import infinite
 
 
 def evaluate(
@@ -57,6 +60,17 @@ def evaluate_batches(
         sums.add(moved, *distiller.measured(moved, terms))
     distiller.train(was_training)
     return sums.figures() if found else {}
+
+
+def check_validation(found: dict[str, float], step: int) -> None:
+    """Raise UserError if the loss of held-out texts is not finite: no student is right then."""
+    loss = found["valid_loss"]
+    if not math.isfinite(loss):
+        raise UserError(
+            f"step {step}: the loss of the held-out texts is not finite ({infinite(found)}"
+            f"valid_loss {loss:g}); the store's values for them are too large, or training has"
+            " diverged: leave that loss out, make the store again, or lower --lr"
+        )
 
 
 def held_out(

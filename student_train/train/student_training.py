@@ -26,6 +26,7 @@ from teachonce.student_train.model.any_student import size_of
 from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.evaluate import check_validation
 from teachonce.student_train.train.event_file import EventFile
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.support import files
@@ -299,9 +300,8 @@ class _StudentTraining(Training):
         self.record(losses)
         if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
             self.validate()
-            if (
-                self.watch.say_progress and progress.disable
-            ):  # no terminal: a line now and then instead of a bar
+            # Without a terminal: a line now and then instead of a bar.
+            if self.watch.say_progress and progress.disable:
                 self.say(self._line(losses))
 
     def _pace(self) -> tuple[str, str]:
@@ -328,11 +328,11 @@ class _StudentTraining(Training):
             found |= {f"store{number}_{name}": value for name, value in values.items()}
         if "valid_loss" in found:
             found["valid_loss"] = sum(values["valid_loss"] for values in each) / len(each)
+            check_validation(found, self.step)
             self.schedule.validated(found["valid_loss"])
             best = self.best["found"]["valid_loss"] if self.best else math.inf
             if self.options.best and found["valid_loss"] < best:
-                weights = copy.deepcopy(self.model.state_dict())
-                self.best = {"found": found, "weights": weights}
+                self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
         self.record(found)
         self.validation, self.judged_at = found, self.step
         give_back()

@@ -31,6 +31,16 @@ Losses = dict[str, float]
 
 
 B = TypeVar("B")
+TOO_LARGE = (
+    "the numbers that it is trained on, or the weights from which it starts, are too large: leave"
+    " that loss out, or make them again"
+)
+
+
+def infinite(losses: Losses) -> str:
+    """Name the parts of a loss that are not finite, each followed by a comma."""
+    bad = (name for name, value in losses.items() if not math.isfinite(value))
+    return "".join(f"{name} {losses[name]:g}, " for name in bad if not name.endswith("loss"))
 
 
 def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
@@ -143,9 +153,12 @@ class Training(ABC):
         self.ranks.sum_gradients(self.model)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         if not math.isfinite(found["loss"]) or not math.isfinite(norm):
+            why, remedy = "training has diverged", f"lower --lr, here {rate:.2g}"
+            if self.step == 0:  # no rate is too high before the first update
+                why, remedy = "training cannot start", TOO_LARGE
             raise UserError(
-                f"step {self.step + 1}: training has diverged (loss {found['loss']:g}, its"
-                f" gradient's norm {norm:g}); lower --lr, here {rate:.2g}"
+                f"step {self.step + 1}: {why} ({infinite(found)}loss {found['loss']:g}, its"
+                f" gradient's norm {norm:g}); {remedy}"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

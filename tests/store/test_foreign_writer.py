@@ -54,10 +54,11 @@ def logits_and_states() -> dict[str, Array]:
     maps = np.concatenate([rng.dirichlet(np.ones(n), n).reshape(-1) for n in (4, 3)])
     logprobs = np.sort(rng.integers(2000, 9000, (7, 3)), axis=1)  # of at most 0.14 each
     logprobs[2, 2] = 65535
+    rest = -1024 * np.log1p(-np.exp(logprobs / -1024).sum(axis=1))
     return {
         "logits/ids": np.argsort(rng.random((7, 30522)), axis=1)[:, :3].astype(np.uint32),
         "logits/logprobs": logprobs.astype(np.uint16),
-        "logits/rest": rng.integers(1000, 9000, 7).astype(np.uint16),
+        "logits/rest": np.rint(rest).astype(np.uint16),
         "logits/log_partition": rng.normal(size=7).astype(np.float32),
         "hidden/mean/values": rng.integers(-127, 128, (7, 4)).astype(np.int8),
         "hidden/mean/scale": rng.random(7).astype(np.float16),

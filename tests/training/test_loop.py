@@ -131,10 +131,19 @@ def test_a_step_follows_the_gradient_of_the_mean_loss_clipped() -> None:
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan")])
-def test_a_training_that_diverges_names_the_step_and_the_rate(scale: float) -> None:
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (1, r"step 2: training has diverged \(error .*, loss .* lower --lr, here 0\.01"),
+        (0, r"step 1: training cannot start \(error .*, loss .* the numbers that it is trained on"),
+    ],
+)
+def test_a_training_that_diverges_names_the_step_and_the_rate(
+    scale: float, done: int, words: str
+) -> None:
     training = Line()
-    training.scale = scale
+    training.scale, training.step = scale, done
     before = training.weights()
-    with pytest.raises(UserError, match=r"step 1: training has diverged .* lower --lr, here 0\.01"):
+    with pytest.raises(UserError, match=words):
         training.fit()
     assert training.weights() == before and training.saved == []

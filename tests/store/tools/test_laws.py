@@ -153,6 +153,11 @@ VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
     ("exact", "topk", "logits/rest", put(4, np.nan), "is not a log-probability"),
     ("exact", "topk", "logits/rest", put(4, 1), "is not a log-probability"),
     ("default", "topk", "logits/rest", put(4, 0), "more than 1"),
+    ("exact", "topk", "logits/logprobs", row(4, [-np.inf] * 5), "far too improbable"),
+    ("default", "topk", "logits/logprobs", row(4, [60000] * 5), "far too improbable"),
+    ("exact", "topk", "logits/logprobs", row(4, [-2, -2, -9, -9, -9]), "less than 1"),
+    ("default", "topk", "logits/rest", put(4, 65535), "less than 1"),
+    ("small", "topk", "logits/rest", put(4, 65535), "less than 1"),
     ("default", "topk", "logits/ids", row(4, [9, 8, 9, 7, 6]), "has an id twice"),
     ("default", "topk", "logits/log_partition", put(4, np.inf), INFINITE),
     ("default", "head", "logits/values", put((4, 3), np.inf), INFINITE),
@@ -169,7 +174,7 @@ VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
 ]
 
 
-BETWEEN_ARRAYS = ("ordered", "more than 1", "twice", "sum to 1")
+BETWEEN_ARRAYS = ("ordered", "more than 1", "less than 1", "improbable", "twice", "sum to 1")
 BY_ITSELF = [case for case in VALUES if not any(each in case[-1] for each in BETWEEN_ARRAYS)]
 
 
@@ -186,7 +191,7 @@ def test_values_that_no_teacher_gives(copy: Copy, case: Any, check: bool) -> Non
     inner = name if name.startswith("sequence/") else f"view0/{name}"
     forge(path, f"parts/1/{inner}", change)
     (problem,) = verify(path).problems
-    inner = inner.replace("rest", "logprobs") if words == "more than 1" else inner
+    inner = inner.replace("rest", "logprobs") if words.endswith("than 1") else inner
     assert f"part 1: {inner}" in problem and words in problem
     with open_store(path) as store, pytest.raises(StoreError) as refused:
         list(store.stream(check=check))

@@ -12,7 +12,8 @@ from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import evaluate
+from teachonce.student_train.train.evaluate import check_validation, evaluate
+from teachonce.support.errors import UserError
 
 
 def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore) -> None:
@@ -67,3 +68,11 @@ def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureSt
     found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
     assert found.keys() == {"valid_hidden", "valid_loss"}
     assert found["valid_loss"] == 3 * found["valid_hidden"] > 0
+
+
+@pytest.mark.parametrize("value", (float("inf"), float("nan")))
+def test_a_validation_that_is_not_finite_ends_the_training(value: float) -> None:
+    check_validation({"valid_kl": 0.5, "valid_loss": 1.0}, 7)
+    words = rf"step 7: the loss .* \(valid_logit {value}, valid_loss {value}\); .* too large"
+    with pytest.raises(UserError, match=words):
+        check_validation({"valid_kl": 0.5, "valid_logit": value, "valid_loss": value}, 7)
