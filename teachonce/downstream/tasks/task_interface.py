@@ -153,10 +153,11 @@ class LabelTask(Task):
         self._check(splits, "is unknown to the model", "name it as the model does")
 
     def _check_numbers(self, splits: Mapping[str, Sequence[Any]]) -> None:
-        none = {str(IGNORED), *([NO_LABEL] if "0" in self.labels else [])}
+        counted = not {"0", "0.0"}.isdisjoint(self.labels)  # pandas writes 0.0 where some lack
+        none = {str(IGNORED), *([NO_LABEL] if counted else [])}
         for example in (example for examples in splits.values() for example in examples):
             for number, label in enumerate(self.labels_of(example)):
-                if label in none:
+                if label.removesuffix(".0") in none:
                     raise UserError(
                         f"{self.where(example, number)}: {self.what} {label} means no label, where"
                         " labels are numbers; take it out, or give the class a name"

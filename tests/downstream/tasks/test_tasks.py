@@ -310,9 +310,9 @@ def test_splits_that_do_not_fit_are_refused(
     score = counting.score(rows[:3], [], np.eye(2)[[1, 0, 0]])
     assert score["accuracy"] == pytest.approx(2 / 3)
     assert score["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
-    (tmp_path / "b.csv").write_text("text,label\na,1\nb,0\nc,-1\nd,-100\n")
+    (tmp_path / "b.csv").write_text("text,label\na,1\nb,0\nc,-1\nd,-100\ne,-1.0\n")
     numbers = Classify().read(tmp_path / "b.csv")
-    for row, line in ((numbers[2], 4), (numbers[3], 5)):
+    for row, line in ((numbers[2], 4), (numbers[3], 5), (numbers[4], 6)):
         with pytest.raises(UserError, match=f"b.csv, line {line}: label -1.* means no label"):
             Classify().prepare({"train": [*numbers[:2], row]})
     signs = Classify()
