@@ -65,8 +65,12 @@ def write_report(folder: Path) -> Path:
     """
     if not _is_inside(folder / RUNS, folder) or (runs := read_runs(folder)) is None:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
+    paths = [folder / run["folder"] for run in runs["runs"]]
     runs = publishable(runs)  # a page is sent around
-    students = [_read(folder, number, run) for number, run in enumerate(runs["runs"], 1)]
+    students = [
+        _read(folder, path, number, run)
+        for number, (path, run) in enumerate(zip(paths, runs["runs"], strict=True), 1)
+    ]
     measures = _measures(students, runs["varied"])
     references = runs.get("references", {}).items()
     others = {name: figures_of({SCORES: each}) for name, each in references}
@@ -92,8 +96,7 @@ def write_report(folder: Path) -> Path:
     return page
 
 
-def _read(folder: Path, number: int, run: Mapping[str, Any]) -> Student:
-    path = folder / run["folder"]
+def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Student:
     student = Student(number, run["folder"], run["settings"], run["state"], run["problem"])
     try:
         for file in (SETTINGS, METRICS, WEIGHTS, CARD):

@@ -186,7 +186,7 @@ def test_another_config_is_told_by_its_fields(stopped: Any, tmp_path: Path) -> N
     shutil.copytree(options.model, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
-    moved = {"id": str(model)}
+    moved = {"id": model.name}
     begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     with pytest.raises(UserError, match="config.layer_norm_eps is '1e-12' there and '0.5' now"):
         dump(dataclasses.replace(options, model=str(model)))

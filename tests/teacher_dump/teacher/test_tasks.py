@@ -34,9 +34,9 @@ Teachers = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts with the name of a label, its number, or none; the last is longer than any window."""
+    """Texts with the name of a label, or none; the last is longer than any window."""
     path = tmp_path_factory.mktemp("labelled") / "texts.tsv"
-    cells = ["positive", "0", "", "2", "-1", "neither"]
+    cells = ["positive", MOODS[0], "", MOODS[2], "-1", "neither"]
     rows = [f"{text}\t{cells[i % 6]}" for i, text in enumerate(SENTENCES[:18])]
     rows.append(" ".join(SENTENCES[:30]) + "\tpositive")
     path.write_text("\n".join(["sentence\tmood", *rows]) + "\n", encoding="utf-8")
@@ -264,12 +264,12 @@ def test_bad_input(tmp_path: Path, tiny_teacher: Teachers, labelled: Path, tagge
     says(line(*text, "--stride", "5"), "--stride 5", "one sequence")
     says(line(*text, "--head", "tagging"), "no tagging head")
     mlm = ["--model", tiny_teacher("bert"), *text[2:], "--label-column", "mood"]
-    says(line(*mlm), "--label-column mood", "classification head")
+    says(line(*mlm), "--label-column mood", "classification or tagging head")
     words = ["--model", tiny_teacher("bert", "tagging", TAGS[:2]), "--out", tmp_path / "a.zarr"]
     says(line(*words, "--corpus", tagged), "words.tsv, line", "no tag 'I-PER'", "it has O, B-PER")
     words[1] = tiny_teacher("bert", "tagging", TAGS)
     wrong = tmp_path / "wrong.tsv"
-    wrong.write_text(tagged.read_text("utf-8").replace("\tB-PER", "\tO"), "utf-8")
+    wrong.write_text(tagged.read_text("utf-8").replace("\tB-PER", "\tO", 1), "utf-8")
     says(line(*words, "--corpus", wrong), "wrong.tsv, line", "'I-PER' stands after 'O'", "B-PER")
     gpt2 = ["--model", tiny_teacher("gpt2"), *text[2:], "--head", "causal", "--views", "2"]
     says(line(*gpt2), "--views 2")
@@ -289,7 +289,7 @@ def test_the_command_says_what_it_kept(
         "--out", tmp_path / "a.h5", "--device", "cpu", "--max-length", "32",
     )  # fmt: skip
     says(said, "logits of 3 labels (classification)", "24 sequences of 24 documents")
-    says(said, "13 sequences with a gold label", "documents cut at")
+    says(said, "13 sequences with a gold label", "23 of 24 texts longer than the window")
     labels = [record.label for record in open_store(tmp_path / "a.h5")]
     assert labels[18:] == [1, None, None, None, None, None]
 
