@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.read.derived import note
@@ -243,11 +244,15 @@ def _prepared(plan: TrainPlan) -> Prepared:
 
 
 def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
-    """Have CrossEncoder put behind the student's outputs what it puts behind the teacher's."""
+    """Have CrossEncoder put behind the student's outputs what it puts behind the teacher's.
+
+    Raises UserError for no class of torch.nn: CrossEncoder would import and call what it names.
+    """
     config = store.teacher_settings("config.json")
     for name in ("sentence_transformers", "sbert_ce_default_activation_function"):
         if name in config:
             setattr(student.config, name, config[name])
+    declared_activation(str(store.path), student.config)
 
 
 def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:

@@ -177,6 +177,11 @@ def planned(
         teacher = _load_teacher(resolved, model)
         for line in teacher.notes:
             say(f"{'unread':9} {line}")
+        if teacher.one_length:
+            say(
+                f"{'batches':9} of texts of one length: padding changes what"
+                f" {type(teacher.base).__name__} gives"
+            )
         features = features_of(resolved, teacher)
         if growth:
             vocab = MixedVocab.stored(growth.store)
@@ -270,6 +275,13 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
 def window_length(asked: int | None, teacher: Teacher) -> int:
     """Return the tokens of the longest window. Raises UserError if the teacher reads fewer."""
     limit = teacher.max_length()
+    if asked is not None and teacher.sparse_from in range(1, asked):
+        raise UserError(
+            f"--max-length {asked}: the attention of {teacher.name} is sparse for texts of more"
+            f" than {teacher.sparse_from} tokens (attention_type block_sparse), and what it then"
+            " gives depends on the other texts of a batch; give at most --max-length"
+            f" {teacher.sparse_from}, or set attention_type to original_full in its config.json"
+        )
     _check_length(asked, limit)
     own = teacher.text_vectors.max_length if teacher.text_vectors else None
     known = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]

@@ -11,6 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teachonce.checkpoints.fields import CONFIG, FIELDS
 from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, differences, told
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 IDLE = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
 """Fields of config.json that decide no number: the precision is an argument of a dump, the class of
-the model is a key of its identity."""
+the model is a key of its identity. Hashes in stores leave out these, and no others."""
+HARMLESS = {
+    name for some in FIELDS[CONFIG] if some.treatment == "harmless" for name in some.names
+} | IDLE
+"""Fields of config.json, not of the tables in it, that may differ between two runs of a dump."""
 SAMPLE = 16  # sequences that the teacher reads again
 
 
@@ -44,11 +49,12 @@ def _deciding(value: Any) -> Any:
 def config_differences(
     then: Mapping[str, Any], now: Mapping[str, Any], other: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what differs between two config.json, without the fields of IDLE. Under `other`
+    """Yield what differs between two config.json, without the fields of HARMLESS. Under `other`
     versions of the libraries, fields that only one of the two has are left out: releases of
     transformers add and drop fields with their defaults."""
     for key, old, new in differences(_deciding(then), _deciding(now), "config"):
-        if not (other and ABSENT in (old, new)):
+        harmless = key.split(".")[1] in HARMLESS
+        if not (harmless or (other and ABSENT in (old, new))):
             yield key, old, new
 
 
@@ -58,7 +64,9 @@ def idle(key: str, one_sided: bool, versions: Collection[str]) -> bool:
     if key == "tokenizer_hash":
         return not {"tokenizers", "transformers"}.isdisjoint(versions)
     *above, field = key.split(".")
-    return above[:1] == ["config"] and (field in IDLE or (one_sided and bool(versions)))
+    return above[:1] == ["config"] and (
+        field in IDLE or key.split(".")[1] in HARMLESS or (one_sided and bool(versions))
+    )
 
 
 def identity_as_begun(
@@ -83,7 +91,7 @@ def identity_as_begun(
         differ = [*config_differences(_stored_config(out), json.loads(config), bool(versions))]
         if not differ:
             ours["config_hash"] = theirs.get("config_hash")
-        elif all(theirs.get(key) == value for key, value in ours.items() if key != "config_hash"):
+        elif theirs.get("weights_hash") == ours["weights_hash"]:
             more = f" ({version_words(versions)})" if versions else ""
             each = told([f"{key} is {old} there and {new} now" for key, old, new in differ])
             raise UserError(

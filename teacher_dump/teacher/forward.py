@@ -91,6 +91,8 @@ def forward(
         quoted = text[:QUOTED] + "…" * (len(text) > QUOTED)
         return f"sequence {first_sequence + i} (document {windows[i].document}, {quoted!r})"
 
+    if teacher.one_length:
+        batches = [part for batch in batches for part in _of_one_length(batch, inputs)]
     queue = deque((batch, False) for batch in batches)
     while queue:
         batch, wide = queue.popleft()
@@ -118,6 +120,12 @@ def forward(
             known = known.of(~bad)
         if len(known.sequences):
             yield known
+
+
+def _of_one_length(batch: Array, inputs: Sequence[Array]) -> list[Array]:
+    """Split a batch by the lengths of its `inputs`, the longest first."""
+    lengths = np.array([len(inputs[i]) for i in batch])
+    return [batch[lengths == length] for length in np.unique(lengths)[::-1]]
 
 
 def _run(

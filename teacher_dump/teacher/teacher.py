@@ -40,7 +40,7 @@ from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
-from teachonce.teacher_dump.teacher.layer_check import check_layers
+from teachonce.teacher_dump.teacher.layer_check import check_layers, padding_changes_numbers
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
@@ -81,6 +81,13 @@ class Activations:
     head_input: torch.Tensor | None  # [B,L,D'] input of the decoder; [B,D'] for classes of texts
     vectors: torch.Tensor | None = None  # [B,W] float32, of the texts
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name."""
+        found = {f"hidden {name}": states for name, states in self.hidden.items()}
+        found |= {f"attention {name}": maps for name, maps in self.attention.items()}
+        rest = {"head": self.head_input, "vectors": self.vectors}
+        return found | {name: value for name, value in rest.items() if value is not None}
+
 
 class Teacher:
     """A model in evaluation mode, with taps for averaged states and maps.
@@ -89,7 +96,8 @@ class Teacher:
     key of `networks.FACTORIES`, and `decoder` the last step of that head; both are None where the
     checkpoint has no head (or `none` was asked for). `task` is what the head was fine-tuned for,
     None for LM heads. With the head `embedding`, `text_vectors` says how a text becomes a vector.
-    `notes` are lines on what no code reads of the checkpoint's files.
+    `notes` are lines on what no code reads of the checkpoint's files. `one_length` is True if
+    padding changes the numbers of a text: batches then have texts of one length.
     """
 
     def __init__(
@@ -102,7 +110,7 @@ class Teacher:
         attention: str,
         notes: Sequence[str] = (),
     ) -> None:
-        self.notes = notes
+        self.notes, self.one_length = notes, False
         self.head, self.decoder = head.kind, head.decoder
         self.task, self.text_vectors = head.task, head.text_vectors
         self.name, self.revision = resolved.name, resolved.revision
@@ -196,7 +204,7 @@ class Teacher:
         return f"{line}; leave that document out, or take another checkpoint"
 
     @property
-    def _sparse_from(self) -> int | None:
+    def sparse_from(self) -> int | None:
         """Tokens up to which a BigBird with sparse attention attends to all of them; None for other
         models. What it gives for more depends on the longest text of the batch."""
         if getattr(self.config, "attention_type", None) != "block_sparse":
@@ -205,7 +213,7 @@ class Teacher:
 
     def _attend_to_all(self) -> None:
         """Have a BigBird do at once, and for good, what it would do at its first short batch."""
-        if self._sparse_from is not None:
+        if self.sparse_from is not None:
             self.base.set_attention_type("original_full")
 
     def check_layers(self) -> None:
@@ -218,8 +226,8 @@ class Teacher:
     def max_length(self) -> int | None:
         """Return the longest input in tokens, special ones included; None if it is unknown."""
         positions = getattr(self.config, "max_position_embeddings", None)
-        if self._sparse_from is not None:
-            positions = min(positions or self._sparse_from, self._sparse_from)
+        if self.sparse_from is not None:
+            positions = min(positions or self.sparse_from, self.sparse_from)
         return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 
     def weights(self) -> Iterator[tuple[str, Array]]:
@@ -311,7 +319,8 @@ def load_teacher(
             f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
             " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
         )
-    check_pieces(tokenizer, getattr(config, "vocab_size", None), resolved.name)
+    _check_sizes(config, resolved.name)
+    check_pieces(tokenizer, config.vocab_size, resolved.name)
     network, found = load_with_head(resolved, config, head, options)
     pairs = read_classifier(resolved) if found == "classification" else SentenceSettings()
     fit_tokenizer(tokenizer, pairs)
@@ -335,7 +344,18 @@ def load_teacher(
         notes=[*unread(resolved, network.config), *_replaced(resolved, vectors)],
     )
     teacher.check_layers()
+    teacher.one_length = padding_changes_numbers(teacher)
     return teacher
+
+
+def _check_sizes(config: Any, name: str) -> None:
+    """Raise UserError for a family whose configuration lacks a size that each store has."""
+    for size in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        if not isinstance(getattr(config, size, None), int):
+            raise UserError(
+                f"{name}: a model of {config.model_type} has no {size}, as it does not read pieces"
+                " of a tokenizer with one stack of layers; choose a BERT-like encoder"
+            )
 
 
 def _replaced(model: ResolvedModel, vectors: VectorWords) -> list[str]:

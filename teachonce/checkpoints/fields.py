@@ -297,7 +297,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         honoured(
             "activation_fn",
             "us: what a student's CrossEncoder applies to its logits; several outputs with a"
-            " Sigmoid are several labels",
+            " Sigmoid are several labels. Refused if it is no class of torch.nn",
         ),
         harmless("keep_in_fp32_modules", "`--precision` chooses the dtype"),
         harmless("__version__ requirements", "notes"),
@@ -317,7 +317,10 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         honoured(
             "truncation_side", "us: the end at which a text with one output is cut to its window"
         ),
-        harmless("padding_side padding pad_to_multiple_of", "padding is masked"),
+        harmless(
+            "padding_side padding pad_to_multiple_of",
+            "padding is masked, or left out where it changes numbers",
+        ),
         harmless("model_input_names", "padding is masked; types of tokens are read where used"),
         harmless(
             "clean_up_tokenization_spaces spaces_between_special_tokens", "used in decoding only"

@@ -20,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
@@ -27,7 +28,11 @@ import teachonce.checkpoints.static  # noqa: F401
 from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
-from teachonce.checkpoints.sentence_settings import fit_tokenizer, read_classifier
+from teachonce.checkpoints.sentence_settings import (
+    declared_activation,
+    fit_tokenizer,
+    read_classifier,
+)
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.checkpoints.weights import check_weights
 from teachonce.store import TaskSpec
@@ -89,6 +94,10 @@ def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) ->
         logging.set_verbosity(level)
 
 
+HALVES = {name for name in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values() if "Encoder" in name}
+"""Classes of transformers that are the encoder of an encoder-decoder alone."""
+
+
 def load_config(model: ResolvedModel) -> Any:
     """Load the configuration. Raises UserError for an encoder-decoder, an adapter, and fields that
     are refused (`fields.FIELDS`)."""
@@ -98,6 +107,12 @@ def load_config(model: ResolvedModel) -> Any:
         raise UserError(
             f"model {model.name}: an encoder-decoder ({config.model_type}), whose tokens are not"
             " those of the text it reads; choose an encoder such as BERT"
+        )
+    halves = [str(name) for name in config.architectures or () if str(name) in HALVES]
+    if halves:
+        raise UserError(
+            f"model {model.name}: the encoder of an encoder-decoder ({halves[0]}), which a dump"
+            " does not take; choose an encoder such as BERT"
         )
     return config
 
@@ -197,7 +212,7 @@ def load_with_head(
         network, missing = _load(kind, resolved, config, options)
     if network is not None and not missing:
         if kind == "classification":
-            _take_activation(network.config, read_classifier(resolved).activation)
+            _take_activation(resolved.name, network.config, read_classifier(resolved).activation)
         if scores and (outputs := network.config.num_labels) != 1:
             raise UserError(
                 f"{resolved.name}: --head score is for one output, and the checkpoint has"
@@ -212,22 +227,15 @@ def load_with_head(
     return network, EMBEDDING if kind == EMBEDDING else None
 
 
-def _take_activation(config: Any, activation: str | None) -> None:
+def _take_activation(name: str, config: Any, activation: str | None) -> None:
     """Write the activation of a CrossEncoder into a config, from which students take it, if the
-    config and the number of outputs give another one."""
+    config and the number of outputs give another one. Raises UserError as its check does."""
     default = "Sigmoid" if config.num_labels == 1 else "Identity"
-    now = str(_declared_activation(config) or default)
+    now = str(declared_activation(name, config) or default)
     if activation and activation.rpartition(".")[2] != now.rpartition(".")[2]:
         said = getattr(config, "sentence_transformers", None)
         own = said if isinstance(said, dict) else {}
         config.sentence_transformers = own | {"activation_fn": activation}
-
-
-def _declared_activation(config: Any) -> Any:
-    """Return the activation of a CrossEncoder that a config names; None if it names none."""
-    said = getattr(config, "sentence_transformers", None)
-    own = said.get("activation_fn") if isinstance(said, dict) else None
-    return own or getattr(config, "sbert_ce_default_activation_function", None)
 
 
 def _load(
@@ -292,7 +300,7 @@ def _problem_type(config: Any, head: str, name: str) -> str | None:
                 " take another checkpoint"
             )
         return None
-    sigmoid = str(_declared_activation(config)).endswith(".Sigmoid")
+    sigmoid = str(declared_activation(name, config)).endswith(".Sigmoid")
     if said is None and config.num_labels > 1 and sigmoid:
         return SEVERAL_LABELS
     return said

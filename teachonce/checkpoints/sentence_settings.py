@@ -135,7 +135,38 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
         )
     length, lower_case = _lengths(model, listed[0][1], CLASSES)
     activation = _of(model.name, SETTINGS, given, "activation_fn", str)
+    check_activation(model.name, activation, SETTINGS)
     return replace(settings, max_length=length, lower_case=lower_case, activation=activation)
+
+
+def declared_activation(where: str, config: Any) -> str | None:
+    """Return the activation of a CrossEncoder that a config.json names; None if it names none.
+
+    Raises UserError, which names the checkpoint or store `where` it is, for no class of torch.nn.
+    """
+    said = getattr(config, "sentence_transformers", None)
+    own = said.get("activation_fn") if isinstance(said, dict) else None
+    found = own or getattr(config, "sbert_ce_default_activation_function", None)
+    check_activation(where, found, "config.json")
+    return found
+
+
+def check_activation(where: str, name: object, file: str) -> None:
+    """Raise UserError for an activation of a CrossEncoder in a `file` of `where` that is no class
+    of torch.nn: sentence-transformers imports and calls what the field names."""
+    from torch import nn
+
+    if name is None:
+        return
+    short = str(name).rpartition(".")[2]
+    found = getattr(nn, short, None)
+    names = (f"torch.nn.{short}", f"{getattr(found, '__module__', None)}.{short}")
+    if not (name in names and isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(
+            f"{where}: the activation of a CrossEncoder is {name!r:.60} in {file}, expected a class"
+            " of torch.nn such as torch.nn.modules.activation.Sigmoid; correct it, or take the"
+            " field out"
+        )
 
 
 def fit_tokenizer(tokenizer: Any, settings: SentenceSettings) -> None:

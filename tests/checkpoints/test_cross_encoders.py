@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from teachonce.checkpoints.fields import LENGTHS, SETTINGS
 from teachonce.checkpoints.loading import load_with_tokenizer
 from teachonce.checkpoints.names import resolve_model
+from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.store import open_store
 from teachonce.store.format.features import SEVERAL_LABELS
 from teachonce.support.errors import UserError
@@ -86,6 +88,22 @@ Spoil = Callable[[Path], Any]
             "default_prompt_name is 'q' in .*set default_prompt_name to null",
         ),
         (
+            lambda f: changed(f, SETTINGS, activation_fn="os.system"),
+            "is 'os.system' in config_sentence_transformers.json, expected a class of torch.nn",
+        ),
+        (
+            lambda f: changed(f, SETTINGS, activation_fn="torch.nn.functional.Sigmoid"),
+            "is 'torch.nn.functional.Sigmoid' in config_sentence",
+        ),
+        (
+            lambda f: changed(f, "config.json", sentence_transformers={"activation_fn": "os.fork"}),
+            "is 'os.fork' in config.json",
+        ),
+        (
+            lambda f: changed(f, "config.json", sbert_ce_default_activation_function="os.fork"),
+            "is 'os.fork' in config.json",
+        ),
+        (
             lambda f: changed(f, LENGTHS, transformer_task="text-generation"),
             "transformer_task is 'text-generation'",
         ),
@@ -109,6 +127,17 @@ def test_settings_that_are_refused(
     spoil(folder)
     with pytest.raises(UserError, match=line):
         load_teacher(str(folder), head="score", attention="none")
+
+
+def test_an_activation_in_a_store_is_checked() -> None:
+    """A store of another may name a function that CrossEncoder of a student would call."""
+    for good in (IDENTITY, "torch.nn.Sigmoid", None):
+        config = SimpleNamespace(sentence_transformers={"activation_fn": good})
+        assert declared_activation("s.zarr", config) == good
+    with pytest.raises(UserError, match=r"s\.zarr: the activation .* is 'os\.system'"):
+        declared_activation(
+            "s.zarr", SimpleNamespace(sbert_ce_default_activation_function="os.system")
+        )
 
 
 def test_a_cross_encoder_makes_no_vectors(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:

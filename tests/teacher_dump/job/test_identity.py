@@ -190,3 +190,17 @@ def test_another_config_is_told_by_its_fields(stopped: Any, tmp_path: Path) -> N
     begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     with pytest.raises(UserError, match="config.layer_norm_eps is '1e-12' there and '0.5' now"):
         dump(dataclasses.replace(options, model=str(model)))
+
+
+def test_fields_that_change_no_number_go_on(stopped: Any, tmp_path: Path) -> None:
+    options = stopped("zarr")
+    model = tmp_path / "model"
+    shutil.copytree(options.model, model)
+    config = json.loads((model / "config.json").read_text())
+    other = {"hidden_dropout_prob": 0.3, "use_cache": False, "initializer_range": 0.5}
+    (model / "config.json").write_text(json.dumps(config | other))
+    moved = {"id": str(model)}
+    begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
+    lose(options.out, 2)
+    done = dump(dataclasses.replace(options, model=str(model)))
+    assert done.resumed_parts == done.parts - 1 and verify(options.out).problems == []

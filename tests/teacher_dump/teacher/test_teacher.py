@@ -14,13 +14,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from teachonce.store import open_store
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.plan import window_length
 from teachonce.teacher_dump.teacher.heads import sampled_logits, top_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
 from teachonce.teacher_dump.windows.window import length_batches, padded
 from tests.conftest import TEACHER_KINDS
+from tests.end_to_end.support import dump_options
 from tests.texts import SENTENCES
 
 
@@ -37,6 +41,8 @@ def test_averages_maps_and_logits_are_those_of_transformers(
     teacher = load_teacher(
         str(folder), hidden="mean,mean:0,groups:2,layer:0,layer:4", attention="mean,groups:2"
     )
+    assert not teacher.one_length
+    assert not load_teacher(str(folder), precision="bf16").one_length
     ids, present = tokens(teacher)
     got = teacher.run(ids, present)
 
@@ -184,6 +190,7 @@ def test_layers_that_pad_what_they_read(sparse_teacher: Callable[..., Path], hea
     kind = {"mlm": "ForMaskedLM", "classification": "ForSequenceClassification"}[head]
     folder = sparse_teacher("Longformer", kind, **WINDOWED)
     teacher = load_teacher(str(folder), head=head, hidden="mean,layer:1", attention="none")
+    assert not teacher.one_length
     ids, present = tokens(teacher)
     assert len({*present.sum(axis=1) % 16}) > 1 and present.shape[1] % 16
     got = teacher.run(ids, present)
@@ -225,6 +232,61 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
     assert "FunnelModel has no list of its 2 layers" in line
 
 
+@pytest.mark.parametrize("family", ["FNet", "ConvBert", "Yoso"])
+@pytest.mark.parametrize("kind", ["ForMaskedLM", "ForSequenceClassification"])
+def test_padding_that_changes_numbers_is_left_out(
+    sparse_teacher: Callable[..., Path], tmp_path: Path, family: str, kind: str
+) -> None:
+    """Each text has the states and logits that transformers gives for it alone."""
+    folder = sparse_teacher(family, kind, **({"hidden_act": "relu"} if family == "FNet" else {}))
+    said, corpus = list[str](), tmp_path / "c.txt"
+    corpus.write_text("".join(f"{text}\n" for text in SENTENCES[:6]), "utf-8")
+    task = kind == "ForSequenceClassification"
+    dump(
+        dump_options(
+            folder,
+            corpus,
+            tmp_path / "s.zarr",
+            attention="none",
+            codec="exact",
+            logits=None if task else "topk:4",
+        ),
+        said.append,
+    )
+    assert any(line.startswith("batches   of texts of one length") for line in said)
+    plain = getattr(transformers, f"{family}{kind}").from_pretrained(folder).eval()
+    records = list(open_store(tmp_path / "s.zarr"))
+    assert len({len(record.token_ids) for record in records}) > 2
+    for record in records:
+        with torch.no_grad():
+            ids = torch.from_numpy(record.token_ids.astype(np.int64))[None]
+            want = plain(input_ids=ids, output_hidden_states=True)
+        mean = torch.stack(want.hidden_states[1:]).mean(0)[0]
+        view = record.views[0]
+        np.testing.assert_allclose(view.hidden["mean"], mean, atol=1e-4, rtol=1e-4)
+        if task:
+            np.testing.assert_allclose(view.class_logits, want.logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
+    sparse_teacher: Callable[..., Path], make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    small: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "d_model": 16, "d_kv": 8, "d_ff": 16}
+    config = transformers.T5Config(vocab_size=len(tokenizer), **small)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"the encoder of an encoder-decoder \(T5EncoderModel\)"):
+        load_teacher(str(tmp_path))
+    with pytest.raises(UserError, match="a model of canine has no vocab_size"):
+        folder = tmp_path / "canine"
+        small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.CanineConfig(intermediate_size=16, **small)
+        transformers.CanineModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        load_teacher(str(folder))
+
+
 def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
     sparse_teacher: Callable[..., Path],
 ) -> None:
@@ -232,6 +294,9 @@ def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
     folder = sparse_teacher("BigBird", "ForMaskedLM", block_size=16, num_random_blocks=1)
     teacher = load_teacher(str(folder))
     assert teacher.max_length() == 7 * 16
+    assert window_length(112, teacher) == window_length(None, teacher) == 112
+    with pytest.raises(UserError, match="is sparse for texts of more than 112 tokens"):
+        window_length(113, teacher)
     ids, present = tokens(teacher, 3)
     plain = AutoModelForMaskedLM.from_pretrained(
         folder, attn_implementation="eager", attention_type="original_full"
