@@ -281,8 +281,8 @@ def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
     with pytest.raises(UserError, match="a model of canine has no vocab_size"):
         folder = tmp_path / "canine"
         small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = transformers.CanineConfig(intermediate_size=16, **small)
-        transformers.CanineModel(config).save_pretrained(folder)
+        letters = transformers.CanineConfig(intermediate_size=16, **small)
+        transformers.CanineModel(letters).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         load_teacher(str(folder))
 
