@@ -276,7 +276,7 @@ def test_bad_input(tmp_path: Path, tiny_teacher: Teachers, labelled: Path, tagge
     rows = "".join(f'{{"text": "a b", "y": {value}}}\n' for value in ("1", "null", "1.0", "true"))
     (tmp_path / "a.jsonl").write_text(rows)
     said = line(*base, "--corpus", tmp_path / "a.jsonl", "--label-column", "y")
-    says(said, "line 4", "expected a label in column 'y'", "bool True")
+    says(said, "line 4", "no label 'True'", "it has negative, positive, neither")
 
 
 def test_the_command_says_what_it_kept(
