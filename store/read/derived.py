@@ -98,7 +98,8 @@ def _add(file: Path, entry: Derived) -> None:
     """Append a line in one write, so that processes do not mix theirs. Raises OSError."""
     if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.parent.is_dir():
+        file.parent.mkdir(parents=True, exist_ok=True)
     opened = files.open_ordinary(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         if os.fstat(opened).st_size > MAX_BYTES:

@@ -168,6 +168,7 @@ def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, 
     inside, outside = folder / "inside", _outside(folder)
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
+    os.environ["TEACHONCE_CACHE"] = str(inside / "cache")  # where copies are noted, too
     sound, forged = folder / f"sound.{ext}", inside / f"forged.{ext}"
     if not sound.exists():
         small_store(sound, parts=1, sequences=2, hidden=("mean",))
