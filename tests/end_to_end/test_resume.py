@@ -95,7 +95,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
         first = ok(teacher_dump, *words, "--views", 2)
         before = tree(tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr("teachonce.teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
+            patch.setattr("teachonce.teacher_dump.teacher.forward._run", lambda *_: 1 / 0)
             said = ok(teacher_dump, *words, "--views", 2)
         assert f"{tmp_path / name}: was finished before, by the same command" in said
         assert said.splitlines()[-1] == first.splitlines()[-1]
