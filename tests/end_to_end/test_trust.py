@@ -190,4 +190,5 @@ def test_offsets_outside_the_text_end_a_training_in_one_line(
     forge(store, "parts/0/token/end", put(place, 9999))
     more = ("--held-out", "0", "--epochs", "1", "--vocab", "450", *STUDENT)
     line = refused(student_train, "--store", store, "--out", tmp_path / "out", *more)
-    says(line, "part 0: offsets outside the text", "feature-store verify")
+    says(line, "feature-store verify")  # the reader finds it, or the alignment a thread before it
+    assert "part 0: offsets outside the text" in line or "to 9999 of a text of" in line
