@@ -64,7 +64,8 @@ class Entry(NamedTuple):
                     if type(size) is not int or size < 0:
                         break
                 else:
-                    return Entry(tuple(shape), dtype, sha256, get("zarr_json"))
+                    if len(sha256) == 64 and sha256.isascii():
+                        return Entry(tuple(shape), dtype, sha256, get("zarr_json"))
         raise StoreError(f"{where}: {name}: the manifest's entry is not valid; {DAMAGED}")
 
 

@@ -82,6 +82,7 @@ FORGERIES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda m: _part(m)["arrays"].update({"../x": {}}), "arrays are not those"),
     (lambda m: _part(m)["arrays"].pop("token/id"), "arrays are not those"),
     (lambda m: _part(m)["arrays"].update({"token/id": 7}), "entry is not valid"),
+    (lambda m: _part(m)["arrays"]["token/id"].update(sha256="\ud800"), "entry is not valid"),
     (lambda m: _part(m)["arrays"]["token/id"].update(dtype="object"), "is object"),
     (lambda m: m["arrays"].update({"teacher/files/../../x": {}}), "does not belong|cannot be a"),
     (lambda m: m["arrays"].update({"teacher/files/..": {}}), "cannot be a name"),
