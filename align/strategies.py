@@ -163,9 +163,8 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
         begins = np.bincount(spans.begin, minlength=size)
         depth = np.cumsum(begins - np.bincount(spans.reach, minlength=size))
         cut &= depth == begins  # every token over this character begins with it
-        if (
-            spans.reach != spans.end
-        ).any():  # between a step back and what it reaches over is a gap
+        # Between a step back and what it reaches over is a gap.
+        if (spans.reach != spans.end).any():
             depth = np.cumsum(begins - np.bincount(spans.end, minlength=size))
         covered.append(depth > 0)
     group = np.cumsum(cut)

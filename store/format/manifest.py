@@ -143,6 +143,15 @@ class Manifest:
         return self._content
 
     @cached_property
+    def text_key(self) -> str:
+        """Hash of the checksums of all texts, in order: 32 hexadecimal digits of SHA-256."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            for name in ("text/utf8", "sequence/text_start"):
+                digest.update(part.arrays[name].sha256.encode())
+        return digest.hexdigest()[:32]
+
+    @cached_property
     def _content(self) -> str:
         """The digest of a JSON object of them, sorted by path, which is never held as a whole."""
         found, separator = hashlib.sha256(b"{"), ""

@@ -9,7 +9,6 @@ was renamed or moved, or if nothing can be written next to it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -29,23 +28,14 @@ _said = set[str]()  # paths of stores whose lists could not be written, which wa
 
 
 class Derived(NamedTuple):
-    """One line: what was made of the text with this key (see `text_key`), where, when, and for a
-    disk cache the checksum by which it names the store."""
+    """One line: what was made of the text with this key (see `Manifest.text_key`), where, when, and
+    for a disk cache the checksum by which it names the store."""
 
     kind: str
     path: str
     text: str
     time: str = ""
     checksum: str = ""
-
-
-def text_key(manifest: Manifest) -> str:
-    """Hash the checksums of all texts, in order: the first 32 hexadecimal digits of SHA-256."""
-    digest = hashlib.sha256()
-    for part in manifest.parts:
-        for name in ("text/utf8", "sequence/text_start"):
-            digest.update(part.arrays[name].sha256.encode())
-    return digest.hexdigest()[:32]
 
 
 def list_of(path: str | Path) -> Path:
@@ -61,7 +51,7 @@ def _own_list(text: str) -> Path:
 def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum: str = "") -> None:
     """Add a line to the list of the store at `path`, unless it is there; call it before anything is
     written to `target`. A list that cannot be written is no error: that is logged, once."""
-    text, place = text_key(manifest), str(target)
+    text, place = manifest.text_key, str(target)
     local = "://" not in place and kind != "hub"
     place = os.path.abspath(place) if local else redacted(place)
     entry = Derived(kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum)

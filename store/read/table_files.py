@@ -100,6 +100,12 @@ def dataset_of(
         ) from error
 
 
+def rows_name(content: str, schema: pa.Schema) -> str:
+    """Return the name of the Arrow file, without its end, of a store's content in a schema."""
+    key = json.dumps([content, schema.names, str(schema)])
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
 def rows_in(
     folder: Path, table: Table, content: str, note: Callable[[Path], object] = lambda path: None
 ) -> datasets.Dataset:
@@ -107,8 +113,7 @@ def rows_in(
     already is taken; `note` receives its path first. Raises OSError."""
     import datasets
 
-    key = json.dumps([content, table.columns, str(table.schema)])
-    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
+    path = folder / f"{rows_name(content, table.schema)}.arrow"
     note(path)
     folder.mkdir(parents=True, exist_ok=True)
     locked = files.open_ordinary(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)

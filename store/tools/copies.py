@@ -4,8 +4,6 @@ the rest."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -17,7 +15,7 @@ from pathlib import Path
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.zarr.tree import shard_path
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.read.derived import Derived, carry_over, list_of, noted, text_key
+from teachonce.store.read.derived import Derived, carry_over, list_of, noted
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.show import printable
 from teachonce.support.console import counted
@@ -48,7 +46,7 @@ def remove_caches(store: FeatureStore) -> list[str]:
     The list is untrusted input. So a file is removed only if it belongs to this user, is in a
     folder of its kind, and its own name or content shows that it was made from this store.
     """
-    removed, text = list[str](), text_key(store.manifest)
+    removed, text = list[str](), store.manifest.text_key
     for entry in noted(store.path, text):
         path = Path(entry.path)
         with contextlib.suppress(OSError, UserError):  # it is named, as it is still there
@@ -80,13 +78,14 @@ def _is_rows(path: Path, store: FeatureStore) -> bool:
         return False
     import pyarrow as pa
 
+    from teachonce.store.read.table_files import rows_name
+
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as rows:
             schema = rows.schema
     except pa.ArrowInvalid:
         return False
-    key = json.dumps([store.manifest.content(), schema.names, str(schema)])
-    return path.stem == hashlib.sha256(key.encode()).hexdigest()[:32]
+    return path.stem == rows_name(store.manifest.content(), schema)
 
 
 def _stored_names(store: FeatureStore) -> Iterator[str]:
@@ -132,7 +131,7 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
     """Look for what was made of a store before its documents were forgotten; `text` is the text key
     that it had then, `removed` the caches that `remove_caches` removed."""
     with contextlib.closing(open_store(path)) as store:
-        now = text_key(store.manifest)
+        now = store.manifest.text_key
     there, lost = list[Derived](), list[Derived]()
     entries, listed = noted(path, text), os.path.lexists(list_of(path))
     carry_over(path, now, entries)

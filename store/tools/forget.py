@@ -26,7 +26,6 @@ from teachonce.store.errors import MISSING, StoreError
 from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import joined, runs_of
 from teachonce.store.format.layout import VERSIONS
-from teachonce.store.read.derived import text_key
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copies import remove_caches
 from teachonce.store.tools.copy import begin_copy, contents_of, take_part
@@ -61,7 +60,7 @@ class Wanted:
 class Forgotten:
     """What was done: documents and sequences that are gone now, documents that were not there, and
     parts whose files another store shares; caches of the text that were removed, and the text key
-    that the store had (see `read.derived`)."""
+    that the store had (see `Manifest.text_key`)."""
 
     documents: int
     sequences: int
@@ -170,7 +169,7 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
             " documents; nothing was changed: remove it, and type this again"
         )
     shared = sum(_is_shared(store, place) for place in keep)
-    text = text_key(store.manifest)
+    text = store.manifest.text_key
     done = Forgotten(len(found), gone, tuple(unknown), shared, text=text)
     return _Plan(store, frozenset(found), keep, done)
 

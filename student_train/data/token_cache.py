@@ -21,7 +21,6 @@ import numpy as np
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.read import derived
-from teachonce.store.read.derived import text_key
 from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
@@ -63,7 +62,7 @@ def drop_tables(store: FeatureStore) -> None:
     with contextlib.suppress(FileNotFoundError):  # a user without a home, or without a cache
         for folder in (cache_folder() / "tokens").iterdir():
             name = folder.name.removeprefix(UNFINISHED)
-            if name.startswith(f"{text_key(store.manifest)}-") or "-" not in name:
+            if name.startswith(f"{store.manifest.text_key}-") or "-" not in name:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -71,7 +70,7 @@ def _key(store: FeatureStore, tokenizer: Any) -> str:
     separator = store.features.separator
     digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
     digest.update(tokenizer.to_str().encode())  # this text holds the truncation, too
-    return f"{text_key(store.manifest)}-{digest.hexdigest()[:32]}"
+    return f"{store.manifest.text_key}-{digest.hexdigest()[:32]}"
 
 
 def _whole(folder: Path) -> bool:
@@ -133,7 +132,7 @@ def _digest(folder: Path) -> str:
 def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write under another name, then rename; of two that do so at once the first one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = f"{UNFINISHED}{text_key(store.manifest)}-"
+    mark = f"{UNFINISHED}{store.manifest.text_key}-"
     temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))
     try:
         _make(store, tokenizer, temporary)

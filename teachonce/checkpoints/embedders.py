@@ -34,10 +34,8 @@ class Cuts:
         """Count in texts that a model of sentence-transformers is going to read."""
         limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
         self.read += len(texts)
-        if not isinstance(limit, int) or not callable(
-            tokenizer
-        ):  # a model without layers cuts none
-            return
+        if not isinstance(limit, int) or not callable(tokenizer):
+            return  # a model without layers cuts none
         self._limit = limit
         # no token has less than a byte; a pair has up to four special ones
         long = [text for text in texts if len("".join(text).encode()) + 4 > limit]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
@@ -19,13 +20,20 @@ PATH = re.compile(r"(?<![\w.:/~<])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2
 def redacted(value: Any) -> Any:
     """Return text, or JSON, without what opens a door: user and password in URLs, the query of
     URLs, tokens of the hub and what variables of the environment hold of this kind."""
+    return _each_text(value, _redacted)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Change a text, or each text and key in JSON."""
     if isinstance(value, dict):
-        return {redacted(key): redacted(each) for key, each in value.items()}
+        return {_each_text(key, change): _each_text(each, change) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [redacted(each) for each in value]
-    if not isinstance(value, str):
-        return value
-    text = without_credentials(value)
+        return [_each_text(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _redacted(text: str) -> str:
+    text = without_credentials(text)
     return QUERY.sub(r"\1", text) if "://" in text else text
 
 
@@ -45,11 +53,7 @@ def without_credentials(text: str) -> str:
 def publishable(value: Any) -> Any:
     """Return text, or JSON, as `redacted` does, and with paths of this machine cut to their last
     names."""
-    if isinstance(value, dict):
-        return {publishable(key): publishable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [publishable(each) for each in value]
-    return without_paths(redacted(value)) if isinstance(value, str) else value
+    return _each_text(value, lambda text: without_paths(_redacted(text)))
 
 
 def without_paths(text: str) -> str:

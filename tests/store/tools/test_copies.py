@@ -15,7 +15,7 @@ import pytest
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.read import changes, derived
-from teachonce.store.read.derived import list_of, note, text_key
+from teachonce.store.read.derived import list_of, note
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
@@ -117,7 +117,7 @@ def test_a_strangers_list_removes_nothing_else(path: Path, tmp_path: Path) -> No
         store.to_datasets(columns=["text"], cache_dir=rows)
     theirs = next(rows.glob("*.arrow"))
     with open_store(path) as store:
-        text, manifest = text_key(store.manifest), store.manifest
+        text, manifest = store.manifest.text_key, store.manifest
     tokens = tmp_path / "tokens" / f"{text}-x"
     victims = [tmp_path / f"{'0' * 32}.arrow", tmp_path / "mine.txt", tokens / "mine.txt", theirs]
     for victim in victims[:3]:
