@@ -29,7 +29,7 @@ SECTIONS = {
     "forged": (
         "Forged stores",
         " Every store is read whole and, where it can be, verified; a command runs on one in 4."
-        " Otherwise would be: a crash, a store that takes over 60 s or 1 GiB, a look outside its"
+        " Otherwise would be: a crash, a store that takes over 60 s of processor time or 1 GiB, a look outside its"
         " folder, a traceback, or other values that verify does not report.",
     ),
     "captures": (
@@ -38,7 +38,7 @@ SECTIONS = {
         " type, a shape, a key or a row; bytes; a file lost, emptied or swapped, or a pipe or a"
         " device in its place. What is imported is compared with what other libraries read of the"
         " same files, and verified. Otherwise would be: other numbers, a sample lost in silence, a"
-        " traceback, a crash, or an import that takes over 60 s or 1 GiB.",
+        " traceback, a crash, or an import that takes over 60 s of processor time or 1 GiB.",
     ),
     "dead-ends": (
         "Dead ends",

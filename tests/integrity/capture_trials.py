@@ -16,7 +16,6 @@ import random
 import re
 import resource
 import shutil
-import signal
 import sys
 import tarfile
 import time
@@ -324,9 +323,9 @@ def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> t
     print(f"{number}", file=sys.stderr, flush=True)
     what = forge(inside / "capture", random.Random(f"{kind} {seed} {number}"))
     print(f"{number} {what}", file=sys.stderr, flush=True)
-    signal.alarm(SECONDS if bounded else 0)
+    forgery.bounded(SECONDS if bounded else 0)
     how, why = outcome(kind, inside / "capture", inside / "forged.h5", teacher(folder))
-    signal.alarm(0)
+    forgery.bounded(0)
     return how, why and f"{kind} {number} {what}: {why}"
 
 

@@ -41,7 +41,7 @@ from tests.integrity.forged_hdf5 import forge_hdf5
 from tests.integrity.forged_zarr import forge_zarr
 
 MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
-SECONDS = 60  # for one store; many times what a sound one takes
+SECONDS = 60  # of processor time for one store; many times what a sound one takes
 BATCH = 1000  # stores of one process
 EACH = 4  # one store in so many goes through a command, too
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -162,6 +162,12 @@ def _outside(folder: Path) -> Path:
     return outside
 
 
+def bounded(seconds: int) -> None:
+    """End this process after that processor time, or if it waits 20 times as long; 0: no more."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(20 * seconds)
+
+
 def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, Any]:
     """Forge stores number first..last; how many were refused and read, and what was wrong."""
     found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
@@ -184,7 +190,7 @@ def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, 
         print(f"{number}", file=sys.stderr, flush=True)
         what = FORGE[ext](forged, chance, outside)
         print(f"{number} {what}", file=sys.stderr, flush=True)
-        signal.alarm(SECONDS)
+        bounded(SECONDS)
         watch.on = True
         how, result = _tried(forged, expected)
         if how in HOW and chance.randrange(EACH) == 0:
@@ -192,7 +198,7 @@ def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, 
             if wrong := command(forged, chance):
                 how, result = "wrong", wrong
         watch.on = watch.writes = False
-        signal.alarm(0)
+        bounded(0)
         if how in HOW:
             found[how] += 1
         else:
