@@ -29,8 +29,8 @@ SECTIONS = {
     "forged": (
         "Forged stores",
         " Every store is read whole and, where it can be, verified; a command runs on one in 4."
-        " Otherwise would be: a crash, a store that takes over 60 s of processor time or 1 GiB, a look outside its"
-        " folder, a traceback, or other values that verify does not report.",
+        " Otherwise would be: a crash, a store that takes over 60 s of processor time or 1 GiB, a"
+        " look outside its folder, a traceback, or other values that verify does not report.",
     ),
     "captures": (
         "Forged captures",

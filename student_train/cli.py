@@ -12,7 +12,7 @@ import click
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.completion import Text
 from teachonce.support.console import CONTEXT, command_errors
-from teachonce.support.environment import leads
+from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands
 from teachonce.support.hub import Repository, open_repository, push_options
@@ -146,22 +146,22 @@ def main(
         options = checked_from(given, stores)
         options.out_folder()  # a store behind a URL needs --out, before it is opened
         plan = checked_plan(options, *stores.opened)
-        if leads() and options.out is not None:
+        if is_main_process() and options.out is not None:
             check_way(options.out, resume)
         plan = plan.resolved()
         options = plan.options
         target = None
-        if leads() and push_to_hub is not None:  # before hours of work
+        if is_main_process() and push_to_hub is not None:  # before hours of work
             target = open_repository(push_to_hub, "model", private)
         with stoppable(lambda: kept(options.out_folder())):
-            if leads():
+            if is_main_process():
                 click.echo(describe(options))
             from teachonce.student_train.output.run import check_tokenizers, run_plan
 
             for store in stores.opened:
                 check_tokenizers(store)
             report = run_plan(plan, resume=resume, say=click.echo)
-    if leads():
+    if is_main_process():
         _tell(report, options)
     if target is not None:
         _send(options.out_folder(), target)

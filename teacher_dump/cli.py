@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.support.console import CONTEXT, command_errors, counted
-from teachonce.support.environment import leads
+from teachonce.support.environment import is_main_process
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands
 from teachonce.support.options import click_options, read_words
 from teachonce.teacher_dump.job.options import DumpOptions, Shard, shard_of
@@ -83,7 +83,7 @@ def _share(options: DumpOptions, shard: Shard) -> None:
     """Make parts of a store together with other processes, and report which."""
     from teachonce.teacher_dump.job.sharing import share
 
-    done = share(options, shard, say=click.echo if leads() else lambda line: None)
+    done = share(options, shard, say=click.echo if is_main_process() else lambda line: None)
     click.echo(
         f"{options.out}: is finished; process {shard.place} of {shard.size} made"
         f" {counted(done.parts, 'part')} with {counted(done.tokens, 'token')}"

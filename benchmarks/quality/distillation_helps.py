@@ -29,7 +29,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses
 from teachonce.student_train.train.student_training import train
 from teachonce.support.console import command_errors
-from teachonce.support.differences import changed
+from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
 
 SCORES = "scores.json"
@@ -82,7 +82,7 @@ def finished(
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
-        if told := changed(scores_of(folder)["settings"], settings):
+        if told := describe_changes(scores_of(folder)["settings"], settings):
             raise UserError(f"{folder}: trained with other settings ({told}); give another --work")
         return folder
     student, collator, _ = prepare(options, store)

@@ -22,11 +22,11 @@ from teachonce.support.lease import (
     MISSED,
     SETTLE,
     TRIES,
-    check_signed,
-    running,
-    said,
-    signed,
-    taken,
+    check_token,
+    is_running,
+    lease_bytes,
+    parse_lease,
+    taken_error,
 )
 
 NONCE = 16  # bytes behind what a lease says
@@ -55,7 +55,7 @@ class BucketLease:
 
     def _sign(self) -> bytes:
         """The content of the lease; never twice the same, so that two have different tags."""
-        return signed(self.token) + secrets.token_hex(NONCE // 2).encode()
+        return lease_bytes(self.token) + secrets.token_hex(NONCE // 2).encode()
 
     def _take(self) -> None:
         for _ in range(TRIES):
@@ -96,11 +96,11 @@ class BucketLease:
 
     def check(self) -> None:
         """Raise UserError if another process has taken the lease over, or it was removed."""
-        check_signed(self.url, self._name, self._said(), self.token)
+        check_token(self.url, self._name, self._said(), self.token)
 
     def _said(self) -> dict[str, Any]:
         found = self._bucket.tagged(self._name)
-        return said(found.data[:-NONCE]) if found else {}
+        return parse_lease(found.data[:-NONCE]) if found else {}
 
     def close(self) -> None:
         """Let other processes write; a second call does nothing."""
@@ -144,11 +144,11 @@ def _now(bucket: Bucket, name: str) -> float:
 
 def _check_dead(url: str, bucket: Bucket, lease: Tagged) -> None:
     """Raise Taken if the writer of a lease lives."""
-    writer = said(lease.data[:-NONCE])
+    writer = parse_lease(lease.data[:-NONCE])
     silent = _now(bucket, f".{url.rpartition('/')[2]}.lease") - lease.modified.timestamp()
     alive = silent < BEAT * MISSED
-    if (runs := running(writer)) is not None:
+    if (runs := is_running(writer)) is not None:
         own = writer.get("pid") == os.getpid()  # one of this process that was not closed is dropped
         alive = runs and not (own and url not in _own)
     if alive:
-        raise taken(url, writer, silent)
+        raise taken_error(url, writer, silent)

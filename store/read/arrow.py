@@ -21,7 +21,7 @@ from teachonce.store.read.order import StreamOrder
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.stream import Batch, Streamer
 from teachonce.support.arrays import Array, starts
-from teachonce.support.errors import nearest
+from teachonce.support.errors import suggest
 
 FLOATS = ("float32", "float16")
 BATCH_BYTES = 2**24  # of the rows that are made at once
@@ -127,7 +127,7 @@ class Table:
         for name in self.columns:
             if name not in known:
                 raise StoreError(
-                    f"{index.path}: no column {name!r}; {nearest(name, known)}it has"
+                    f"{index.path}: no column {name!r}; {suggest(name, known)}it has"
                     f" {', '.join(known)}"
                 )
         if not self.columns or len(set(self.columns)) < len(self.columns):

@@ -34,7 +34,7 @@ def write_parquet(
         raise StoreError(f"{path}: exists already; remove it, or choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.begun(path) as new:
+        with files.atomic_path(path) as new:
             if path.suffix == SUFFIX:
                 _write(table.batches(), table, new, None, told)
                 return [path]
@@ -120,7 +120,7 @@ def rows_in(
     with os.fdopen(locked, "wb"):  # another process may be writing it
         files.lock(locked, wait=True)
         if not path.exists():
-            with files.begun(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
+            with files.atomic_path(path) as new, pa.ipc.new_stream(str(new), table.schema) as out:
                 for batch in table.batches():
                     out.write_batch(batch)
     return datasets.Dataset.from_file(str(path))

@@ -15,7 +15,7 @@ from teachonce.store.format.features import Features
 from teachonce.store.read.derived import note
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part, same_calibration
-from teachonce.support.differences import differences, told
+from teachonce.support.differences import differences, first_few
 from teachonce.support.errors import UserError
 
 FREE = frozenset(
@@ -50,7 +50,7 @@ def fact_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
     """`differences` of what `facts` gives. The many of a configuration come last: of two teachers
-    the first few are told."""
+    the first few are listed."""
     return sorted(differences(one, other), key=lambda each: each[0].startswith("config."))
 
 
@@ -84,8 +84,8 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         ]
         if unlike:
             raise UserError(
-                f"{both} cannot be merged: {told(unlike)}; dump one of them again with the "
-                "teacher and the options of the other"
+                f"{both} cannot be merged: {first_few(unlike)}; dump one of them again with"
+                " the teacher and the options of the other"
             )
         unlike = [
             f"{key} is {one} and {two}"
@@ -95,8 +95,9 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         ]
         if unlike:
             raise UserError(
-                f"{both} hold different features: {told(unlike)}; dump one of them again with "
-                "the options of the other (for the codec alone, `feature-store convert --codec`)"
+                f"{both} hold different features: {first_few(unlike)}; dump one of them again"
+                " with the options of the other (for the codec alone, `feature-store convert"
+                " --codec`)"
             )
 
 

@@ -21,7 +21,7 @@ from teachonce.store.format.manifest import check_root
 from teachonce.store.read.manifests import published_parts, read_calibration
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support import files
-from teachonce.support.differences import changed, check_same, differences
+from teachonce.support.differences import check_same, describe_changes, differences
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.lease import Lease, lease_path
 from teachonce.support.redaction import without_paths
@@ -37,10 +37,10 @@ def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: Path | str, what: str = "") -> Iterator[None]:
-    """Turn an error of the disk into a StoreError that tells the cause and what is kept."""
+    """Turn an error of the disk into a StoreError with the cause and what to do."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # h5py tells a full disk as RuntimeError
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
         kept = "" if isinstance(path, Path) and not path.exists() else " (published parts are kept)"
         raise StoreError(
             f"cannot write {what}{path}: {files.reason(error)} and start again with the same"
@@ -63,11 +63,11 @@ def check_joinable(
     software: Mapping[str, Any],
 ) -> None:
     """Raise UserError if a store at `path`, finished or not, is not what would be written."""
-    attributes = begun_as(identity, features, software)
+    attributes = new_attributes(identity, features, software)
     is_continued(staging_of(path), attributes, shared=True)
 
 
-def begun_as(
+def new_attributes(
     identity: Mapping[str, Any], features: Features, software: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the root attributes of a store that is begun now."""
@@ -88,8 +88,8 @@ def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = Fa
     stored = root_of(staging)
     if stored is None:
         return False
-    found = begun_otherwise(stored, attributes["identity"], attributes["features"])
-    versions = changed(stored["software"], attributes["software"])
+    found = changed_arguments(stored, attributes["identity"], attributes["features"])
+    versions = describe_changes(stored["software"], attributes["software"])
     check_same(staging.path, found, versions if attributes["software"] else "")
     if shared and versions:
         raise UserError(
@@ -100,7 +100,7 @@ def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = Fa
     return True
 
 
-def begun_otherwise(
+def changed_arguments(
     stored: Mapping[str, Any], identity: Mapping[str, Any], features: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
     """List what differs between the root attributes of a store and the identity and features,
@@ -135,7 +135,7 @@ def finished(path: str | Path) -> dict[str, Any] | None:
     return stored
 
 
-def check(path: str | Path, shared: bool = False) -> None:
+def check_writable(path: str | Path, shared: bool = False) -> None:
     """Raise UserError unless a store can be begun or continued at `path`; `shared` where other
     processes may write it, too."""
     if finished(path) is not None:
@@ -219,7 +219,7 @@ def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
     return attributes if attributes and attributes["state"] == state else None
 
 
-def kept(path: str | Path) -> tuple[int, int]:
+def published_counts(path: str | Path) -> tuple[int, int]:
     """Count the parts and tokens that an unfinished store has so far."""
     with closing(staging_of(path).source()) as source:
         features = check_root(source.attributes(), str(path))

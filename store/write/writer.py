@@ -41,11 +41,12 @@ class StoreWriter:
     """
 
     # What is at a path, before there is a writer of it.
-    check, check_joinable = staticmethod(existing.check), staticmethod(existing.check_joinable)
+    check_writable = staticmethod(existing.check_writable)
+    check_joinable = staticmethod(existing.check_joinable)
     finished, unfinished = staticmethod(existing.finished), staticmethod(existing.unfinished)
-    peek, kept = staticmethod(existing.peek), staticmethod(existing.kept)
+    peek, published_counts = staticmethod(existing.peek), staticmethod(existing.published_counts)
     calibration = staticmethod(existing.calibration)
-    begun_otherwise = staticmethod(existing.begun_otherwise)
+    changed_arguments = staticmethod(existing.changed_arguments)
 
     def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Right) -> None:
         self._staging, self._attributes, self._lease = staging, attributes, lease
@@ -78,15 +79,17 @@ class StoreWriter:
         store has other arguments; StoreError if the store is damaged.
         """
         shared, arrays = lease is not None, tree.OutsideParts(**outside)
-        existing.check(path, shared)
+        existing.check_writable(path, shared)
         staging = staging_of(path)
-        attributes = existing.begun_as(identity, features, software)
+        attributes = existing.new_attributes(identity, features, software)
         existing.is_continued(staging, attributes, shared)
         with existing.writing(staging.path):
             right: Right = lease or staging.lease()
             try:
                 staging.mark = right.token
-                existing.check(path, shared)  # another process may have sealed it meanwhile
+                existing.check_writable(
+                    path, shared
+                )  # another process may have sealed it meanwhile
                 if not shared:
                     if isinstance(staging.path, Path):
                         PartQueue(staging.path).remove()
@@ -120,7 +123,7 @@ class StoreWriter:
         removed.
         """
         staging = staging_of(path)
-        attributes = existing.begun_as(identity, features, software)
+        attributes = existing.new_attributes(identity, features, software)
         if not existing.is_continued(staging, attributes, shared=True):
             raise UserError(f"{path}: was removed while parts of it were made; start again")
         staging.mark = lease.token

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support import files
-from teachonce.support.differences import changed
+from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import read_json
 from teachonce.training.checkpoint import remove_checkpoints
@@ -95,7 +95,7 @@ def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] 
                 else f"{out} exists already, a finished student: {problem}; give another --out"
             )
     del now["store"], now["others"]  # a store that was moved is the same store
-    if told := changed(before["settings"], now):
+    if told := describe_changes(before["settings"], now):
         raise UserError(
             f"{out}: cannot resume with other settings: {told}; give those of then, or another"
             " --out"
@@ -114,14 +114,14 @@ def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) ->
     known = [{"processes": 1, **each} for each in before["environments"]]
     if before.get("tokenizer") != begun["tokenizer"]:
         names = ("tokenizers", "transformers")
-        versions = changed(known[-1], {name: now[0][name] for name in names})
+        versions = describe_changes(known[-1], {name: now[0][name] for name in names})
         cause = f" or install the versions of then ({versions})," if versions else ""
         raise UserError(
             f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
             f" it was begun with; put that back,{cause} or train again with another --out"
         )
     if now[0] != known[-1]:
-        told = changed(known[-1], now[0])
+        told = describe_changes(known[-1], now[0])
         say(f"resume    the last bits may differ from a training without a stop: {told}")
         begun["environments"] = known + now
     else:

@@ -315,7 +315,7 @@ def _finish(
         begun = {**begun, "pruned": {"pieces": len(kept), "of": len(tokenizer)}}
         student, tokenizer = pruned(student, tokenizer, kept)
     transformers_logging.disable_progress_bar()
-    with files.filling(out) as new:
+    with files.staged_files(out) as new:
         if head is None:
             student.save_pretrained(new)
             parameters = student.num_parameters()

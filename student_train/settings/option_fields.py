@@ -91,7 +91,7 @@ class OptionFields:
     out: Path | None = option(
         None,
         "Folder of the student.",
-        told_default="beside the store, named after the settings",
+        default_text="beside the store, named after the settings",
         scope={COMMAND, ONCE, MACHINE},
     )
     student: str = option(
@@ -116,12 +116,12 @@ class OptionFields:
         None,
         "How a run's outputs become one.",
         choices=("sum", "mean"),
-        told_default=alignments.pool_help(),
+        default_text=alignments.pool_help(),
     )
     loss: Mapping[str, float] = option(
         factory=lambda: dict(DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
-        told_default=f"{_told(DEFAULT_LOSS)};"
+        default_text=f"{_told(DEFAULT_LOSS)};"
         " kl=1 for hidden where the store has no hidden states; of a task kl=1, and ce=1 where"
         f" there are gold labels; of vectors of texts {_told(VECTOR_LOSS)}, and"
         f" {_told(STATES_LOSS)} where the store has hidden states as well; of scores"
@@ -179,7 +179,7 @@ class OptionFields:
         None,
         "Of the state between two tokens of a BiLSTM.",
         within=SHARE,
-        told_default="as --dropout",
+        default_text="as --dropout",
         scope={NETWORK, BILSTM},
     )
     classifier_pooling: str | None = option(
@@ -187,7 +187,7 @@ class OptionFields:
         "What a BiLSTM classifies a text by: the largest value of each channel, or the last state"
         " of either direction.",
         choices=("max", "last"),
-        told_default="max",
+        default_text="max",
         scope={NETWORK, BILSTM},
     )
     word_vectors: str | None = option(
@@ -200,7 +200,7 @@ class OptionFields:
     view: int | None = option(
         None,
         "View of the store to learn from.",
-        told_default="the masked views in turn, else view 0",
+        default_text="the masked views in turn, else view 0",
         scope={STAGE},
     )
     steps: int | None = option(
@@ -213,7 +213,7 @@ class OptionFields:
         None,
         "Passes over the (first) store, instead of --steps.",
         within=POSITIVE,
-        told_default="3",
+        default_text="3",
         scope={STAGE, LENGTH},
     )
     batch_tokens: int = option(
@@ -239,7 +239,7 @@ class OptionFields:
         None,
         "Peak learning rate.",
         within=POSITIVE,
-        told_default="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of"
+        default_text="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of"
         " adadelta 1",
         scope={STAGE},
     )
@@ -271,14 +271,14 @@ class OptionFields:
         None,
         "Masked tokens of a sequence at most (view 0).",
         within=at_least(1),
-        told_default="as many as are drawn",
+        default_text="as many as are drawn",
         scope={STAGE},
     )
     max_length: int | None = option(
         None,
         "Longest student input.",
         within=Range("at least 3: two special tokens and one of text", low=3),
-        told_default="twice the store's, at most 512",
+        default_text="twice the store's, at most 512",
         scope={START},
     )
     min_length: int = option(
@@ -324,21 +324,21 @@ class OptionFields:
         None,
         "Steps between validations, or `epoch`: one after each pass over the store.",
         within=at_least(1),
-        told_default="a tenth of all",
+        default_text="a tenth of all",
         scope={STAGE},
     )
     patience: int | None = option(
         None,
         "Validations without a better one after which a training, or a stage, ends early.",
         within=at_least(1),
-        told_default="it takes all steps",
+        default_text="it takes all steps",
         scope={STAGE},
     )
     checkpoint_every: int | None = option(
         None,
         "Steps between checkpoints.",
         within=at_least(1),
-        told_default="as --eval-every",
+        default_text="as --eval-every",
         scope={MACHINE},
     )
     seed: int = option(
@@ -379,7 +379,7 @@ class OptionFields:
         "wandb | mlflow | trackio, or a comma list: told each step's figures, too, beside"
         " metrics.jsonl and TensorBoard's files.",
         repeated=True,
-        told_default="none",
+        default_text="none",
         words=tuple(TRACKERS),
         read=parse_trackers,
         check=check_known,

@@ -9,7 +9,7 @@ from typing import Any
 
 from teachonce.student_train.settings.option_fields import COMMAND
 from teachonce.student_train.settings.options import TrainOptions, check_stage, ruled_out
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import options_of, read_values, scoped
 from teachonce.support.toml_file import read_toml
 
@@ -61,7 +61,7 @@ def find_recipe(name: str) -> Recipe:
     if inner not in known:
         where = f"{path}: " if path else ""
         told = f"there are {', '.join(known)}" if path else "--recipe list tells all of them"
-        near = nearest(inner, known)
+        near = suggest(inner, known)
         raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{told}")
     return known[inner]
 

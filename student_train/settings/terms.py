@@ -11,7 +11,7 @@ from typing import Any
 
 from teachonce.student_train.losses.registry import Term, find, loss_names, named
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
@@ -73,7 +73,7 @@ def check_losses(loss: Any) -> None:
         raise UserError("--loss: at least one loss, each with a weight above 0")
     for name in loss:
         if not find(name):
-            near = nearest(name, known := loss_names())
+            near = suggest(name, known := loss_names())
             raise UserError(f"--loss {name}: unknown; {near}there are {', '.join(known)}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import options_of, read_values
 from teachonce.support.toml_file import read_toml
 
@@ -45,7 +45,7 @@ def read_space(path: Path, known: Sequence[str]) -> Space:
     for name, value in read_toml(path, "--grid", "grid of settings").items():
         if name not in known:
             raise UserError(
-                f"{path}: unknown key {name!r}; {nearest(name, known)}options that a sweep"
+                f"{path}: unknown key {name!r}; {suggest(name, known)}options that a sweep"
                 f" can vary are {', '.join(sorted(known))}"
             )
         if name == "loss" and isinstance(value, dict):

@@ -388,10 +388,10 @@ class _StudentTraining(Training):
         metrics = out / METRICS
         size = metrics.stat().st_size if metrics.exists() else 0
         if size > written:
-            files.shorten(metrics, written)  # later lines are written again
+            files.truncate(metrics, written)  # later lines are written again
         elif size < written:
             self.say(f"metrics   {metrics} has lost lines of before step {self.step + 1}")
-            files.shorten(metrics, metrics.read_bytes().rfind(b"\n") + 1 if size else 0)
+            files.truncate(metrics, metrics.read_bytes().rfind(b"\n") + 1 if size else 0)
 
     def close(self) -> None:
         if self.events is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 
 
 class CorpusError(UserError):
@@ -18,6 +18,6 @@ def no_column(
     known = list(columns)
     listed = ", ".join(map(repr, known)) or "none"
     return CorpusError(
-        f"{where}: no column {name!r}{role}; {nearest(name, known)}its columns are {listed};"
+        f"{where}: no column {name!r}{role}; {suggest(name, known)}its columns are {listed};"
         f" {remedy}"
     )

@@ -19,9 +19,9 @@ from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.support.background import Behind, prefetched
+from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted
-from teachonce.support.differences import differences, told
+from teachonce.support.differences import differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.installed import software
 from teachonce.support.lease import Lease
@@ -108,7 +108,7 @@ def kept(out: Path | str) -> str:
         if not staging_of(out).exists():
             state = "nothing is written yet; the same command begins anew"
         return f"{out}: {state}"
-    parts, tokens = StoreWriter.kept(out)
+    parts, tokens = StoreWriter.published_counts(out)
     kept = f"{counted(parts, 'part')} with {counted(tokens, 'token')} kept"
     return f"{out}: {kept}; the same command goes on there"
 
@@ -214,7 +214,7 @@ def _write(
     # where texts are cut, or overlap, characters give no share
     in_pieces = plan.features.task or plan.features.embedding or plan.options.stride
     with (
-        Behind(BATCHES_BEHIND, say) as behind,
+        BackgroundCalls(BATCHES_BEHIND, say) as behind,
         Progress(None if taken else plan.corpus, limit, bool(in_pieces), say) as progress,
     ):
 
@@ -230,7 +230,7 @@ def _write(
                 progress.skip(windows)
             else:
                 part = NumberedPart(number, done["sequences"], windows)
-                with stop.held():
+                with stop.deferred():
                     write_part(plan, writer, part, words, done, advance, behind)
                 progress.end(number, windows, time.perf_counter() - start)
                 stop.check()
@@ -250,7 +250,7 @@ def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | 
         StoreWriter.peek(options.out, "sealed") if shared else StoreWriter.finished(options.out)
     )
     if stored is None:
-        StoreWriter.check(options.out, shared)
+        StoreWriter.check_writable(options.out, shared)
         return None
     then = stored["identity"].get("arguments", {})
     now = {name: getattr(options, name) for name in EARLY}
@@ -265,7 +265,7 @@ def check_finished(
 
     Raises UserError where another teacher, text or option made it, or a part of it is gone.
     """
-    found = StoreWriter.begun_otherwise(stored, identity, features.to_json())
+    found = StoreWriter.changed_arguments(stored, identity, features.to_json())
     _check_same_dump(out, found)
     try:
         with closing(open_store(out)) as store:
@@ -287,8 +287,8 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
         way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)" if grows else ""
         raise UserError(
-            f"{out}: exists already and is finished, made by other arguments: {told(differ)}{way};"
-            f" {ANOTHER}"
+            f"{out}: exists already and is finished, made by other arguments:"
+            f" {first_few(differ)}{way}; {ANOTHER}"
         )
 
 

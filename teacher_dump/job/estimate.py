@@ -22,7 +22,7 @@ from teachonce.store import StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
-from teachonce.support.background import Behind
+from teachonce.support.background import BackgroundCalls
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop, stoppable
@@ -112,7 +112,7 @@ def estimate(options: DumpOptions, say: Callable[[str], object] = lambda line: N
     The corpus is read once. Raises UserError as `dump` does for bad input.
     """
     with stoppable(lambda: f"{options.out}: nothing is written yet") as stop:
-        StoreWriter.check(options.out, shared=True)
+        StoreWriter.check_writable(options.out, shared=True)
         with planned(options, say, read_corpus=False) as plan:
             return _estimate(plan, say, stop)
 
@@ -254,7 +254,7 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
     part, check = NumberedPart(0, 0, windows), lambda tokens: stop.check()
     with closing(writer):
         start = time.perf_counter()
-        with Behind(BATCHES_BEHIND) as behind:
+        with BackgroundCalls(BATCHES_BEHIND) as behind:
             write_part(sampled, writer, part, words, Counter(), check, behind)
         return time.perf_counter() - start
 

@@ -25,7 +25,7 @@ from teachonce.store.tools.documents import document_numbers, stored_digests
 from teachonce.store.tools.merge import fact_differences, facts, free, is_merged
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
-from teachonce.support.differences import ABSENT, differences, told
+from teachonce.support.differences import ABSENT, differences, first_few
 from teachonce.support.errors import UserError
 from teachonce.support.installed import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
@@ -92,7 +92,7 @@ class Growth:
             differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
             raise UserError(
                 f"--grow-from {self.store.path}: was made by another teacher or other options:"
-                f" {told(differ)}; give those of that store, or dump the whole corpus without"
+                f" {first_few(differ)}; give those of that store, or dump the whole corpus without"
                 " --grow-from"
             )
 

@@ -98,7 +98,7 @@ def _only_driver(out: Path) -> Lease:
 
 
 def _published(out: Path) -> int:
-    return 0 if StoreWriter.peek(out) is None else StoreWriter.kept(out)[0]
+    return 0 if StoreWriter.peek(out) is None else StoreWriter.published_counts(out)[0]
 
 
 class _Driver:

@@ -114,7 +114,7 @@ class DumpOptions:
         paths=True,
         repeated=True,
         read=listed,
-        told_default="the alias's own corpus, else python-docs (embedded)",
+        default_text="the alias's own corpus, else python-docs (embedded)",
     )
     text_column: str | None = option(
         None,
@@ -126,7 +126,7 @@ class DumpOptions:
         None,
         "With --head embedding: column with the student's text, such as the translation of that in"
         " --text-column, which the teacher reads.",
-        told_default="the student reads what the teacher reads",
+        default_text="the student reads what the teacher reads",
     )
     label_column: str | None = option(
         None,
@@ -145,17 +145,17 @@ class DumpOptions:
         None,
         "With --head embedding: how a vector is made of a text's last states.",
         choices=("mean", "cls", "max", "last"),
-        told_default="the model's own (modules.json)",
+        default_text="the model's own (modules.json)",
     )
     prompt: str | None = option(
         None,
         "With --head embedding: name of the model's prompt that stands before each text.",
-        told_default="the model's own default, if it has one",
+        default_text="the model's own default, if it has one",
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
         None,
         "What to keep of an LM head's logits: topk:K | sample:DRAWS | head | none.",
-        told_default=DEFAULT_LOGITS,
+        default_text=DEFAULT_LOGITS,
         words=("topk:", "sample:", "head", "none"),
         check=tier_and_size,
     )
@@ -193,7 +193,7 @@ class DumpOptions:
         None,
         "Longest window in tokens, special ones included.",
         within=at_least(4),
-        told_default=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
+        default_text=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
     )
     stride: int = option(0, "Tokens by which windows of one document overlap.", within=at_least(0))
     batch_tokens: int = option(
@@ -211,14 +211,14 @@ class DumpOptions:
         "A finished store of this teacher and these options, of a corpus that has grown since: what"
         " it has of the corpus is taken over, and the teacher reads the rest. It stays as it is.",
         read=place_of,
-        told_default="no store: the teacher reads the whole corpus",
+        default_text="no store: the teacher reads the whole corpus",
     )
     gone: str | None = option(
         None,
         "With --grow-from: what becomes of documents of that store that the corpus does not have"
         " any more, as they were removed or changed.",
         choices=("forget", "keep"),
-        told_default="an error that tells how many they are",
+        default_text="an error that tells how many they are",
     )
     part_tokens: int = PART_TOKENS
     weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
@@ -232,7 +232,7 @@ class DumpOptions:
         "i/n: this is number i, from 0, of n processes that make one store, on this machine or"
         " others that see the same folder.",
         check=shard_of,
-        told_default="one process; that of torchrun where it started this one",
+        default_text="one process; that of torchrun where it started this one",
     )
     ray: str | None = option(
         None,
@@ -241,14 +241,14 @@ class DumpOptions:
         " this machine, else local. Needs `pip install 'teachonce[ray]'`.",
         check=check_address,
         bare=AUTO,
-        told_default="no Ray",
+        default_text="no Ray",
     )
     ray_gpus: float | None = option(
         None,
         "With --ray: GPUs of a worker, 0.5: two share one.",
         within=NOT_NEGATIVE,
         check=check_gpus,
-        told_default="1 where the cluster has any and --device is not cpu, else 0",
+        default_text="1 where the cluster has any and --device is not cpu, else 0",
     )
     trust_remote_code: bool = option(
         False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"

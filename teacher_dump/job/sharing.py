@@ -25,7 +25,7 @@ from teachonce.store.containers.paths import staging_of
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.tools.seal import complete, lacking, seal
 from teachonce.store.write.part_queue import PartQueue, Waiting
-from teachonce.support.background import Behind
+from teachonce.support.background import BackgroundCalls
 from teachonce.support.errors import UserError
 from teachonce.support.installed import software
 from teachonce.support.lease import Lease, Taken
@@ -82,7 +82,7 @@ def share(
         with planned(options, say, read_corpus=False) as plan:
             say(plan.features_line())
             worker = _Worker(plan, shard, say, stop)
-            with closing(worker), Behind(BATCHES_BEHIND, say) as behind:
+            with closing(worker), BackgroundCalls(BATCHES_BEHIND, say) as behind:
                 return worker.run(behind)
 
 
@@ -101,7 +101,7 @@ class _Worker:
         self._joined = False  # whether the store was found, and is what this process would write
         self._words: WordCounts | None = None
 
-    def run(self, behind: Behind) -> Shared:
+    def run(self, behind: BackgroundCalls) -> Shared:
         """Make parts until the store is finished."""
         waited = False
         while not self._finished():
@@ -178,7 +178,7 @@ class _Worker:
         ahead = max(AHEAD, 2 * self.shard.size)
         self.filling = _Filling(self.plan, ahead, lease, self.say, self.stop)
 
-    def _make(self, part: Waiting, behind: Behind) -> None:
+    def _make(self, part: Waiting, behind: BackgroundCalls) -> None:
         """Run the teacher over a part; `behind` publishes it."""
         from teachonce.teacher_dump.job.part_writing import write_part
 
@@ -195,7 +195,7 @@ class _Worker:
             self.queue.release(number)
             return
         ours = _Ours(self.queue, part, behind, self.say)
-        with self.stop.held():
+        with self.stop.deferred():
             write_part(
                 plan,
                 writer,
@@ -242,7 +242,7 @@ class _Ours:
     """
 
     def __init__(
-        self, queue: PartQueue, part: Waiting, behind: Behind, say: Callable[[str], object]
+        self, queue: PartQueue, part: Waiting, behind: BackgroundCalls, say: Callable[[str], object]
     ) -> None:
         self._queue, self._part, self._behind, self._say = queue, part, behind, say
         self._lost = False

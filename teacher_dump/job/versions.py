@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from teachonce.checkpoints.fields import CONFIG, FIELDS
 from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.support.console import counted
-from teachonce.support.differences import ABSENT, differences, told
+from teachonce.support.differences import ABSENT, differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.installed import other_versions, version_words
 
@@ -93,12 +93,12 @@ def identity_as_begun(
             ours["config_hash"] = theirs.get("config_hash")
         elif theirs.get("weights_hash") == ours["weights_hash"]:
             more = f" ({version_words(versions)})" if versions else ""
-            each = told([f"{key} is {old} there and {new} now" for key, old, new in differ])
+            each = first_few([f"{key} is {old} there and {new} now" for key, old, new in differ])
             raise UserError(
                 f"{out}: is of a teacher with another config.json: {each}{more}; put that back to"
                 f" go on, or {ANOTHER}"
             )
-    there = attributes["state"] == "sealed" or StoreWriter.kept(out)[0]
+    there = attributes["state"] == "sealed" or StoreWriter.published_counts(out)[0]
     if versions.keys() & {"tokenizers", "transformers"} and there:
         # Each part that is there is compared with what the tokenizer gives now.
         found["tokenizer_hash"] = begun.get("tokenizer_hash")
@@ -141,8 +141,8 @@ def _check(store: FeatureStore, teacher: Teacher, say: Callable[[str], object]) 
         install = " ".join(f"{name}=={then}" for name, (then, _) in versions.items())
         raise UserError(
             f"{store.path}: the teacher gives other numbers with other versions"
-            f" ({version_words(versions)}): {told(problems)}; go on with those of then (pip install"
-            f" {install}), or {ANOTHER}"
+            f" ({version_words(versions)}): {first_few(problems)}; go on with those of then"
+            f" (pip install {install}), or {ANOTHER}"
         )
     some = counted(min(SAMPLE, len(store)), "sequence")
     named = version_words(versions)

@@ -11,12 +11,12 @@ from teachonce.support.options import (
     INNER_SHARE,
     SHARE,
     Range,
-    again,
     at_least,
     check_values,
     default_of,
     flag_of,
     option,
+    same_option,
 )
 from teachonce.teacher_dump.job.options import DumpOptions, check_head
 from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
@@ -38,26 +38,26 @@ class StageOneDump(DumpOptions):
     does, and for an option of a dump alone.
     """
 
-    seed: int = again(
+    seed: int = same_option(
         DumpOptions, "seed", 0, help="Seed of words, masks, order, dropout and first embeddings."
     )
-    max_length: int | None = again(
+    max_length: int | None = same_option(
         DumpOptions,
         "max_length",
         128,
         help="Longest sequence in tokens, special ones included.",
-        told_default="",
+        default_text="",
     )
-    logits: str | None = again(
+    logits: str | None = same_option(
         DumpOptions,
         "logits",
         "none",
         help="What the store keeps of the teacher, as teacher-dump does.",
-        told_default="",
+        default_text="",
     )
-    hidden: str = again(DumpOptions, "hidden", "none")
-    attention: str = again(DumpOptions, "attention", "none")
-    weights: bool = again(
+    hidden: str = same_option(DumpOptions, "hidden", "none")
+    attention: str = same_option(DumpOptions, "attention", "none")
+    weights: bool = same_option(
         DumpOptions, "weights", False, help="Keep the encoder's weights (fp16), too."
     )
     text_only: bool = True

@@ -10,7 +10,7 @@ import numpy as np
 
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.teacher_dump.corpus.class_names import ClassName
 from teachonce.teacher_dump.corpus.labelled_text import Gold, check_order, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import (
@@ -103,7 +103,7 @@ class Labels:
             what += " named"
             remedy = "name the classes in the schema of the corpus as the teacher does"
         return UserError(
-            f"{where}: the teacher {self._teacher} has no {what} {name!r}; {nearest(name, names)}"
+            f"{where}: the teacher {self._teacher} has no {what} {name!r}; {suggest(name, names)}"
             f"it has {', '.join(names[:SHOWN])}{more}; {remedy}"
         )
 

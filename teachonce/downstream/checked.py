@@ -31,7 +31,7 @@ from teachonce.downstream.options import (
 from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
 from teachonce.student_train.settings.shapes import parse_student
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
     click_option,
@@ -87,7 +87,7 @@ def _help(name: str) -> str:
     if set(FINE_TUNED) <= set(tasks):
         tasks = ["fine-tuning", *(task for task in tasks if task not in FINE_TUNED)]
     told = "" if set(TRAINED) <= about.scope else f"{', '.join(tasks)}: "
-    default = about.told_default or _default(name)
+    default = about.default_text or _default(name)
     extra = [f"default: {default}"] if default else []
     extra += [about.within.expected] if about.within else []
     return f"{told}{about.help}" + (f"  [{'; '.join(extra)}]" if extra else "")
@@ -227,7 +227,7 @@ def _check_key(where: str, key: str, value: Any) -> None:
     known = sorted(OPTIONS.keys() - set(OF_SWEEP))
     name = key.replace("-", "_")
     if name not in known:
-        given = "the sweep gives it itself; " if name in OF_SWEEP else nearest(name, known)
+        given = "the sweep gives it itself; " if name in OF_SWEEP else suggest(name, known)
         raise UserError(
             f"{where} {key} is no option here; {given}there are {', '.join(known)}, see downstream"
             " --help"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from teachonce.checkpoints.names import ALIASES
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import (
     INNER_SHARE,
     KEY,
@@ -114,7 +114,7 @@ def _check_task(task: str) -> None:
     kind, _, name = task.partition(":")
     if kind not in TASKS or bool(name) != (kind == MTEB):
         known = ", ".join(f"{each}:NAME" if each == MTEB else each for each in TASKS)
-        raise UserError(f"--task {task}: {nearest(kind, TASKS)}expected one of {known}")
+        raise UserError(f"--task {task}: {suggest(kind, TASKS)}expected one of {known}")
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Asked:
         read=as_paths,
     )
     dev: Path | None = _asked(
-        "Held-out examples.", TRAINED, told_default="mlm: a hundredth of the lines of --train"
+        "Held-out examples.", TRAINED, default_text="mlm: a hundredth of the lines of --train"
     )
     test: tuple[Path, ...] = _asked(
         "Report this as well. Repeatable, e.g. a file for each language: each of them and their"
@@ -155,7 +155,7 @@ class Asked:
         needed=[*SEARCHES, AS_IS],
         several=[*TRAINED, *SEARCHES, AS_IS],
         read=as_paths,
-        told_default="speed: random tokens",
+        default_text="speed: random tokens",
     )
     out: Path | None = _asked(
         "A new folder. speed and table do not need it.",
@@ -166,7 +166,7 @@ class Asked:
         "Number of runs; mlm saves several in OUT/seed-N.",
         TRAINED,
         within=at_least(1),
-        told_default="mlm 1, fine-tuning 3",
+        default_text="mlm 1, fine-tuning 3",
     )
     seed: int | None = _asked(
         "The (first) seed.",
@@ -181,7 +181,7 @@ class Asked:
         "Peak learning rate.",
         TRAINED,
         within=POSITIVE,
-        told_default="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (less than 384 wide 5e-4,"
+        default_text="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (less than 384 wide 5e-4,"
         " BiLSTMs 3e-3, adadelta 1)",
     )
     accumulate: int | None = _asked(
@@ -203,7 +203,7 @@ class Asked:
         " sentence-transformers take where none is given.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         within=at_least(SHORTEST),
-        told_default="128, qa 384, speed 512",
+        default_text="128, qa 384, speed 512",
     )
     vocab: str | None = _asked("From scratch: pieces of its WordPiece, e.g. 30k.", ["mlm"])
     mask_prob: float | None = _asked(
@@ -229,20 +229,20 @@ class Asked:
         " model has each of them wrong.",
         [*LABELLED, AS_IS],
         choices=("refuse", "count"),
-        told_default="refuse",
+        default_text="refuse",
     )
     pieces: str | None = _asked(
         "What of a word is taught, its first word piece or all: those after it the label X, which"
         " the model, its store and its students keep (TinyMBERT).",
         ["ner"],
         choices=("first", "all"),
-        told_default="first",
+        default_text="first",
     )
     stride: int | None = _asked(
         "Tokens that two windows of a long context share.",
         ["qa"],
         within=at_least(0),
-        told_default="a third of --max-length",
+        default_text="a third of --max-length",
     )
     text_column: str | None = _column("text", "classify", "pos", "ner", "speed")
     label_column: str | None = _column("label", "classify", "pos", "ner")

@@ -55,7 +55,7 @@ class ExportOptions:
         None,
         "Labelled examples as downstream --test reads them, whose score is compared, or a .txt"
         " whose lines both read.",
-        told_default="texts of random pieces, whose outputs are compared",
+        default_text="texts of random pieces, whose outputs are compared",
     )
     least: float = option(
         0.99,

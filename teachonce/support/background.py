@@ -79,7 +79,7 @@ class Calls(Protocol):
         """Queue a call."""
 
 
-class Behind:
+class BackgroundCalls:
     """Makes calls in one thread, in order, while the caller goes on; at most `waiting` calls wait.
 
     An error of a call is raised by the next `call` or `finish`, and later calls are left out.
@@ -114,7 +114,7 @@ class Behind:
             self._failure = failure
             raise
 
-    def __enter__(self) -> Behind:
+    def __enter__(self) -> BackgroundCalls:
         return self
 
     def __exit__(

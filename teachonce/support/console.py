@@ -121,7 +121,8 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             click.echo(
-                f"Stopped: {stopped.kept or 'the same command begins again, or goes on'}", err=True
+                f"Stopped: {stopped.message or 'the same command begins again, or goes on'}",
+                err=True,
             )
             raise click.exceptions.Exit(128 + stopped.number) from None
 

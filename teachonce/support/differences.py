@@ -1,4 +1,4 @@
-"""Tell people where two JSON values differ."""
+"""List where two JSON values differ, for error messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from teachonce.support.errors import ANOTHER, UserError
 
-SHOWN = 60
-BEFORE = 12
-TOLD = 4  # differences; those of two stores that have nothing in common would fill a screen
+SHOWN = 60  # characters of a value
+BEFORE = 12  # characters shown before the first that differs
+LISTED = 4  # differences in a message: two unrelated stores would fill a screen
 ABSENT = "not given"
-"""What a value is that is missing or null."""
+"""Text for a value that is missing or null."""
 
 
 def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield (dotted key, one, other) for every value that differs, the values as quoted text.
 
-    Long values are cut to where they begin to differ.
+    Long values are cut to SHOWN characters around the first that differs.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in sorted(set(one) | set(other)):
@@ -38,26 +38,28 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
         yield key, left, right
 
 
-def told(differ: Sequence[str]) -> str:
-    """Tell the first few of what differs, and how many more there are."""
-    more = [f"and {len(differ) - TOLD:,} more"] if len(differ) > TOLD else []
-    return "; ".join([*differ[:TOLD], *more])
+def first_few(differ: Sequence[str]) -> str:
+    """Join the first LISTED differences into one text, with the number of the others."""
+    more = [f"and {len(differ) - LISTED:,} more"] if len(differ) > LISTED else []
+    return "; ".join([*differ[:LISTED], *more])
 
 
-def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Tell which values of `now` differ from `then`: "key was A and is B", or "" if none does."""
+def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe the values of `now` that differ from `then`: "key was A and is B", else ""."""
     keys = [key for key in sorted(now) if now[key] != then.get(key)]
     return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
 
 
 def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions: str = "") -> None:
-    """Raise UserError, naming the arguments, if the unfinished store at a path was begun with
-    others. `versions` are those of libraries that changed, which may be the cause."""
+    """Raise UserError if the unfinished store at `path` was started with other arguments.
+
+    found: what `differences` yields. versions: libraries that changed since, a possible cause.
+    """
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
     if differ:
         also = f", and the same versions ({versions})" if versions else ""
         raise UserError(
-            f"{path}: holds an unfinished store with other arguments: {told(differ)}; use the"
+            f"{path}: holds an unfinished store with other arguments: {first_few(differ)}; use the"
             f" same arguments{also} to go on, or {ANOTHER}"
         )
 

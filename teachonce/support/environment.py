@@ -26,7 +26,7 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Return whether this process prints and writes: the first that `torchrun` started, or the only
     one."""
     return os.environ.get("RANK", "0") == "0"

@@ -72,9 +72,12 @@ def first_line(error: BaseException) -> str:
     return textwrap.shorten(text, len(first) + FOLLOWING, placeholder=" ...").rstrip(":")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Ask whether the known word was meant that is nearest to this one: `did you mean hidden? `, or
-    "" where none is near, or the word is known itself. Case and blanks at the ends count least."""
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean hidden? ` for the known word nearest to this one.
+
+    Returns "" if none is near, or if the word itself is known. Differences of case and of blanks at
+    the ends count least.
+    """
     every = list(known)
     alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
     close = alike or get_close_matches(word, every, n=1)

@@ -1,4 +1,4 @@
-"""Write files that last: synced to the disk, whole or not at all; explain errors of the disk."""
+"""Write files atomically and durably (synced, then renamed), and explain errors of the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from teachonce.support.errors import UserError
 
-UNFINISHED = ".tmp-unfinished-"  # begins the name of a file or folder that is not whole yet
+UNFINISHED = ".tmp-unfinished-"  # prefix of the name of a file or folder while it is written
 WRITABLE = "make it writable or choose another"
 NOT_ORDINARY = "is a link, pipe, folder or device, where an ordinary file must be: remove it"
 REMEDIES = {
@@ -24,15 +24,15 @@ REMEDIES = {
 
 
 def check_utf8(path: str | os.PathLike[str]) -> None:
-    """Raise UserError for a path that is not UTF-8: tokenizers and safetensors take no other."""
+    """Raise UserError for a path that is not UTF-8: tokenizers and safetensors open no other."""
     name = os.fspath(path)
     try:
         name.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(name).decode("utf-8", "backslashreplace")
         raise UserError(
-            f"{shown}: the name is not UTF-8, and models and tokenizers can only lie in folders"
-            " whose names are; rename it, or choose another"
+            f"{shown}: the name is not UTF-8, which models and tokenizers require of their"
+            " folders; rename it, or choose another"
         ) from None
 
 
@@ -46,19 +46,19 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """fsync every file and folder of a tree, many at once, so that the disk joins the writes."""
-    from concurrent.futures import ThreadPoolExecutor  # a --help must not wait for it
+    """fsync every file and folder of a tree."""
+    from concurrent.futures import ThreadPoolExecutor  # imported late: it would slow --help
 
     paths = [folder, *folder.rglob("*")]
+    # Sixteen at once, so that the file system can join their journal commits.
     with ThreadPoolExecutor(16) as workers:
         list(workers.map(sync, paths))
 
 
 def open_weights(folder: Path) -> None:
-    """Give weights in a folder and below the mode that a new file there gets.
+    """Give the .safetensors files in a folder and below the mode that the umask gives a new file.
 
-    safetensors writes its files for their owner alone, whatever the umask says, so that nobody else
-    could load what they belong to.
+    safetensors creates them readable by their owner alone, and no other user could load the model.
     """
     probe = _unfinished(folder / "mode")
     file = create(probe)
@@ -71,8 +71,10 @@ def open_weights(folder: Path) -> None:
 
 
 def discard(folder: Path, prefix: str, suffix: str = "") -> None:
-    """Remove everything in `folder` whose name begins with `prefix` and ends with `suffix`; the
-    folder may be missing."""
+    """Remove everything in `folder` whose name starts with `prefix` and ends with `suffix`.
+
+    The folder may be missing.
+    """
     for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(prefix) and left.name.endswith(suffix):
             folder_itself = left.is_dir() and not left.is_symlink()
@@ -80,28 +82,31 @@ def discard(folder: Path, prefix: str, suffix: str = "") -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file or folder and sync its folder, so that the new name lasts."""
+    """Rename a file or folder, and sync its parent folder so that a crash cannot undo it."""
     os.rename(source, target)
     sync(target.parent)
 
 
 def _unfinished(path: Path) -> Path:
-    """Return a random name next to `path`: if another user of the folder could guess it, a link of
-    that name would lead a write outside. Removes what a killed process left there for `path`."""
+    """Return a random temporary name next to `path`, after removing what a killed process left."""
     prefix = f"{UNFINISHED}{path.name}-"
     discard(path.parent, prefix)
+    # Random: if another user of the folder could guess it, a link placed there would redirect the
+    # write to a file of that user's choice.
     return path.with_name(f"{prefix}{os.urandom(8).hex()}")
 
 
 def create(path: Path, mode: int = 0o666) -> int:
-    """Create a file and open it for writing. Raises FileExistsError for any name that is taken, by
-    a link too."""
+    """Create a file and open it for writing. Raises FileExistsError if the name exists, even as a
+    link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """Open an ordinary file of a folder in which others may write. Raises OSError for a link, which
-    may lead anywhere, and for a pipe or device, for which the caller would wait."""
+    """Open a regular file in a folder where other users may write.
+
+    Raises OSError for a link, which may lead anywhere, and for a pipe or device, which may block.
+    """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -115,8 +120,10 @@ def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> in
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise UserError for what libraries that load a model would wait for, or take for a missing
-    file: a pipe, socket or device, and a file that this user may not read."""
+    """Raise UserError for a pipe, socket or device, and for a file that this user may not read.
+
+    Libraries that load a model would block on the first, and report the second as missing.
+    """
     private = "may not be read by this user: ask its owner to permit it (chmod)"
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
         raise UserError(f"{folder}: {private}")
@@ -129,19 +136,19 @@ def check_model_folder(folder: Path) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to a file, which is made if there is none; see `open_ordinary`."""
+    """Append to a file, created if missing; raises OSError as `open_ordinary` does."""
     with os.fdopen(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         file.write(data)
 
 
-def shorten(path: Path, size: int) -> None:
-    """Cut a file, which is made if there is none, to its first bytes; see `open_ordinary`."""
+def truncate(path: Path, size: int) -> None:
+    """Truncate a file, created if missing, to `size` bytes; raises OSError as `open_ordinary`."""
     with os.fdopen(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
         file.truncate(size)
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file whole or not at all: under a temporary name, then renamed."""
+    """Write a file atomically: under a temporary name, synced, then renamed."""
     new = _unfinished(path)
     try:
         with os.fdopen(create(new), "wb") as file:
@@ -152,14 +159,14 @@ def write(path: Path, data: bytes | memoryview) -> None:
     except OSError as error:
         new.unlink(missing_ok=True)
         if error.filename in (None, os.fspath(new)):
-            error.filename = os.fspath(path)  # a temporary name explains nothing
+            error.filename = os.fspath(path)  # users do not know the temporary name
         raise
 
 
 @contextmanager
-def begun(path: Path) -> Iterator[Path]:
-    """Yield the name that a new file or folder has until it is whole, then sync and rename it. If
-    the block fails, nothing of it is left."""
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a new file or folder; after the block, sync it and rename it to
+    `path`. If the block fails, it is removed."""
     new = _unfinished(path)
     try:
         yield new
@@ -171,9 +178,11 @@ def begun(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def filling(folder: Path) -> Iterator[Path]:
-    """Yield a new folder for files of `folder`; after the block each is synced and renamed to its
-    place there. So a link that has the name of one is replaced, not followed."""
+def staged_files(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; after the block, sync each file in it and move it into `folder`.
+
+    An existing file or link of the same name is replaced; a link is never followed.
+    """
     new = _unfinished(folder / "files")
     new.mkdir()
     try:
@@ -193,8 +202,10 @@ def filling(folder: Path) -> Iterator[Path]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name, in folders that are made where they lack; a copy of it where the
-    file system has no hard links, or the file is a link itself."""
+    """Hard-link `source` to `target`, creating missing folders.
+
+    Copies the file if the file system has no hard links, or if `source` is a symbolic link.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         if source.is_symlink():
@@ -205,12 +216,12 @@ def link(source: Path, target: Path) -> None:
 
 
 def _number(error: BaseException) -> int:
-    found = re.search(r"(?:errno =|os error) (\d+)", str(error))  # of HDF5, safetensors
+    found = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5 and safetensors write it
     return getattr(error, "errno", None) or (int(found[1]) if found else 0)
 
 
 def cause(error: BaseException) -> str:
-    """The cause of a failed read or write: "No space left on device"."""
+    """Return the cause of a failed read or write: "No space left on device"."""
     if isinstance(error, OSError) and error.strerror == NOT_ORDINARY:
         return f"{os.fsdecode(error.filename)} {NOT_ORDINARY}"
     number = _number(error)
@@ -218,13 +229,13 @@ def cause(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The cause of a failed write and what to do first: "No space left on device; make room"."""
+    """Return the cause of a failed write and a remedy: "No space left on device; make room"."""
     return f"{cause(error)}; {REMEDIES.get(_number(error), 'put that right')}"
 
 
 def lock(file: int, wait: bool) -> bool | None:
-    """Lock an open file. Returns whether this process has the lock; None if the file system has no
-    locks."""
+    """Lock an open file. Returns whether this process holds the lock; None if the file system
+    supports no locks."""
     import fcntl
 
     try:

@@ -86,7 +86,10 @@ class Lease:
         try:
             os.link(new, self.path)
             return file
-        except (FileExistsError, FileNotFoundError):  # taken; or by one who has removed ours, too
+        except (
+            FileExistsError,
+            FileNotFoundError,
+        ):  # another process has the name, or has removed `new`
             os.close(file)
             return None
         except OSError:  # a file system without links
@@ -109,7 +112,7 @@ class Lease:
         return file
 
     def _sign(self, file: int) -> None:
-        os.pwrite(file, signed(self.token), 0)
+        os.pwrite(file, lease_bytes(self.token), 0)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
@@ -118,7 +121,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise UserError if another process has taken the lease over, or the file was removed."""
-        check_signed(self.store, self.path.name, _read(self.path), self.token)
+        check_token(self.store, self.path.name, _read(self.path), self.token)
 
     def close(self) -> None:
         """Let other processes write; a second call does nothing."""
@@ -177,19 +180,19 @@ def _dead(store: Path, file: int) -> bool:
         if locked:
             return True
         alive = heard or locked is False
-        if (runs := running(writer)) is not None:
+        if (runs := is_running(writer)) is not None:
             alive = runs or (heard and locked is False)
     if alive:
-        raise taken(store, writer, silent)
+        raise taken_error(store, writer, silent)
     return False
 
 
-def signed(token: str) -> bytes:
+def lease_bytes(token: str) -> bytes:
     """What a lease of this process says, SIZE bytes."""
     return json.dumps({"token": token, **_process(os.getpid())}).ljust(SIZE).encode()
 
 
-def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str) -> None:
+def check_token(store: object, name: str, writer: Mapping[str, Any], token: str) -> None:
     """Raise UserError unless the lease `name` beside a store says that it has this token; a lease
     that is gone says nothing."""
     if not writer:
@@ -204,7 +207,7 @@ def check_signed(store: object, name: str, writer: Mapping[str, Any], token: str
         )
 
 
-def taken(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
+def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
     """The error for a store whose writer lives, heard of so many seconds ago."""
     return Taken(
         f"{store}: another process is writing it: {_named(writer)}, last heard of"
@@ -213,7 +216,7 @@ def taken(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
     )
 
 
-def running(writer: Mapping[str, Any]) -> bool | None:
+def is_running(writer: Mapping[str, Any]) -> bool | None:
     """Whether the process that has signed a lease runs; None where only its machine can tell."""
     here = _process(0)
     if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
@@ -238,12 +241,12 @@ def _read(path: Path) -> dict[str, Any]:
     """Read what a lease says; empty if it cannot be read."""
     try:
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-            return said(file.read(SIZE))
+            return parse_lease(file.read(SIZE))
     except FileNotFoundError:
         return {}
 
 
-def said(data: bytes) -> dict[str, Any]:
+def parse_lease(data: bytes) -> dict[str, Any]:
     """What the bytes of a lease say; empty if they cannot be read."""
     with contextlib.suppress(ValueError, RecursionError):
         writer = json.loads(data)

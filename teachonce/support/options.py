@@ -36,7 +36,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from teachonce.support.completion import Text
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.plugins import NameOrAdded, added_object
 
 KEY = "option"  # of a field's metadata
@@ -82,7 +82,7 @@ class Option:
     paths: besides words a path; without words a text may always be one.
     within: the numbers that it takes; any where there is none.
     scope: where it may be given, or what it decides, in the words of its package.
-    told_default: what --help says of a default that other things decide.
+    default_text: what --help says of a default that other things decide.
     repeated: it may be given several times; its field is a tuple.
     read: from a word (or a tuple of words, if repeated) to the value; raises UserError.
     check: raises UserError for a value that choices and range cannot tell from a good one.
@@ -98,7 +98,7 @@ class Option:
     paths: bool = False
     within: Range | None = None
     scope: frozenset[str] = frozenset()
-    told_default: str = ""
+    default_text: str = ""
     repeated: bool = False
     read: Callable[[Any], Any] | None = None
     check: Callable[[Any], None] | None = None
@@ -122,7 +122,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def again(settings: type[Any], name: str, default: Any, **changes: Any) -> Any:
+def same_option(settings: type[Any], name: str, default: Any, **changes: Any) -> Any:
     """A field that is the option `name` of another dataclass with another default, and `changes`
     of what there is to know of it."""
     about = dataclasses.replace(options_of(settings)[name], **changes)
@@ -295,7 +295,7 @@ def click_option(
     """
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     default = default_of(settings, name)
-    told = about.told_default
+    told = about.default_text
     if varied and not told and not about.read and isinstance(default, (str, int, float)):
         word = flag_of(name).removeprefix("--")
         told = str(default) if kind is not bool else word if default else f"no-{word}"
@@ -363,7 +363,7 @@ def read_values(
     for name, value in table.items():
         if name not in allowed:
             raise UserError(
-                f"{where}: unknown key {name!r}; {nearest(name, allowed)}there are"
+                f"{where}: unknown key {name!r}; {suggest(name, allowed)}there are"
                 f" {', '.join(sorted(allowed))}"
             )
         about, words = options_of(settings)[name], value if isinstance(value, list) else [value]

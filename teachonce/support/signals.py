@@ -16,29 +16,29 @@ AGAIN = 0.02  # seconds after which a signal that was lost is sent again
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked to stop; `kept` says in a line what is kept and how to go on.
+    """Raised after a signal. `message` is one line: what has been saved, and how to continue.
 
-    It is no Exception, so that code that handles errors lets it pass.
+    It does not derive from Exception, so `except Exception` lets it pass.
     """
 
-    def __init__(self, number: int = signal.SIGINT, kept: str = "") -> None:
-        super().__init__(kept)
-        self.number, self.kept = number, kept
+    def __init__(self, number: int = signal.SIGINT, message: str = "") -> None:
+        super().__init__(message)
+        self.number, self.message = number, message
 
 
 class Stop:
-    """Handler of both signals: raises Stopped at once, or at the next `check` inside `held`."""
+    """Handler of both signals: raises Stopped at once, or at the next `check` in `deferred`."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.raised: Stopped | None = None
-        self._held = False
+        self._deferred = False
         self.unraisable = sys.unraisablehook
 
     def listen(self) -> None:
-        """Handle both signals from now on, except an ignored one: a shell ignores Ctrl-C for its
-        background jobs."""
+        """Handle both signals from now on, except those that are ignored."""
         for each in SIGNALS:
+            # A shell sets SIGINT to SIG_IGN for its background jobs: Ctrl-C must not stop them.
             if signal.getsignal(each) is not signal.SIG_IGN:
                 signal.signal(each, self)
 
@@ -47,15 +47,15 @@ class Stop:
             if signal.getsignal(each) is self:
                 signal.signal(each, signal.SIG_DFL)  # the next one ends the process
         self.number = number
-        if not self._held:
+        if not self._deferred:
             self.check()
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.number is not None
 
-    def ask(self) -> None:
-        """Ask to stop, as a signal does that has not come to this process."""
+    def request(self) -> None:
+        """Request a stop without a signal: another process of the job has received one."""
         self.number = self.number or signal.SIGTERM
 
     def check(self) -> None:
@@ -65,10 +65,8 @@ class Stop:
             raise self.raised
 
     def dropped(self, unraisable: Any) -> None:
-        """Send a signal again whose Stopped was lost; serves as `sys.unraisablehook`.
-
-        Python drops every exception in a destructor or in the callback of a weak reference.
-        """
+        """Send the signal again if its Stopped was lost; serves as `sys.unraisablehook`."""
+        # Python drops every exception in a destructor or in the callback of a weak reference.
         if not isinstance(unraisable.exc_value, Stopped):
             self.unraisable(unraisable)
             return
@@ -79,42 +77,42 @@ class Stop:
         again.start()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Make signals wait until `check` is called."""
-        self._held = True
+    def deferred(self) -> Iterator[None]:
+        """Delay Stopped until `check` is called."""
+        self._deferred = True
         try:
             yield
         finally:
-            self._held = False
+            self._deferred = False
 
 
-_first: Stop | None = None  # of those that are open
+_first: Stop | None = None  # the handler of the outermost open context
 
 
 @contextmanager
-def stoppable(kept: Callable[[], str] | None = None) -> Iterator[Stop]:
-    """Handle both signals while the context is open; `kept` tells after a stop what is kept and how
-    to go on.
+def stoppable(message: Callable[[], str] | None = None) -> Iterator[Stop]:
+    """Handle both signals while the context is open.
 
-    Inside another such context the outer handler stays. A compiled library may answer Stopped with
-    an error of its own, above all while it is imported, so any error after a stop counts as the
-    stop.
+    After a stop, `message` returns the line of the Stopped that is raised: what has been saved, and
+    how to continue. Inside another such context the outer handler remains.
     """
     with _handled() as stop:
         try:
             yield stop
         except (Exception, Stopped) as error:
+            # A compiled library may turn Stopped into an error of its own, above all while it is
+            # imported: any error after a stop counts as the stop.
             stopped = error if isinstance(error, Stopped) else stop.raised
             if stopped is None:
                 raise
-            raise Stopped(stopped.number, kept() if kept else stopped.kept) from None
+            raise Stopped(stopped.number, message() if message else stopped.message) from None
 
 
 @contextmanager
 def _handled() -> Iterator[Stop]:
-    """Install the handler, and restore the old ones at the end; outside the main thread, where
-    signals never arrive, nothing is installed."""
+    """Install the handler, and restore the previous handlers at the end."""
     global _first
+    # Python delivers signals to the main thread alone: in another one nothing is installed.
     if _first or threading.current_thread() is not threading.main_thread():
         yield _first or Stop()
         return

@@ -106,7 +106,7 @@ class Training(ABC):
         """
         with (
             few_primitives(),
-            stop.held(),
+            stop.deferred(),
             tqdm(
                 total=self.steps,
                 initial=self.step,
@@ -120,11 +120,11 @@ class Training(ABC):
                 self.after(losses, progress)
                 if self.step % EVERY == 0:
                     give_back()
-                asked = self.ranks.any(stop.asked)
+                asked = self.ranks.any(stop.requested)
                 if self.ranks.lead and (asked or self.is_due()):
                     self.save()
                 if asked:
-                    stop.ask()
+                    stop.request()
                     stop.check()
 
     def update(

@@ -138,7 +138,7 @@ def test_stopped_sweep(tmp_path: Path, words: Words) -> None:
 
 
 def sleep_on() -> None:
-    with stoppable() as stop, stop.held():
+    with stoppable() as stop, stop.deferred():
         print("asleep", flush=True)
         while True:
             time.sleep(9)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from teachonce.support import background
-from teachonce.support.background import Behind, in_order, prefetched
+from teachonce.support.background import BackgroundCalls, in_order, prefetched
 from teachonce.support.errors import UserError
 
 
@@ -55,7 +55,7 @@ def test_calls_are_made_in_order_by_another_thread() -> None:
         threads.add(threading.current_thread())
         made.append(number)
 
-    with Behind(2) as behind:
+    with BackgroundCalls(2) as behind:
         for number in range(50):
             behind.call(work, number)
         behind.finish()
@@ -70,7 +70,7 @@ def test_no_more_calls_wait_than_may() -> None:
         gate.wait(60)
         made.append(number)
 
-    with Behind(2) as behind:
+    with BackgroundCalls(2) as behind:
         for number in range(3):  # one is under way, two wait
             behind.call(work, number)
         waits = threading.Thread(target=behind.call, args=(work, 3), daemon=True)
@@ -93,7 +93,7 @@ def test_an_error_is_raised_and_what_follows_is_left_out() -> None:
 
     for calls in (2, 20):  # told at the end, or as soon as there is another call
         made.clear()
-        with pytest.raises(UserError, match="a full disk"), Behind(2) as behind:
+        with pytest.raises(UserError, match="a full disk"), BackgroundCalls(2) as behind:
             for number in range(calls):
                 behind.call(work, number)
             behind.finish()
@@ -102,7 +102,7 @@ def test_an_error_is_raised_and_what_follows_is_left_out() -> None:
 
 def test_what_waits_is_made_when_the_caller_fails() -> None:
     made: list[int] = []
-    with pytest.raises(KeyboardInterrupt), Behind(5) as behind:
+    with pytest.raises(KeyboardInterrupt), BackgroundCalls(5) as behind:
         for number in range(4):
             behind.call(made.append, number)
         raise KeyboardInterrupt
@@ -115,11 +115,11 @@ def test_an_error_that_meets_a_stop_is_told() -> None:
     def full() -> None:
         raise UserError("a full disk")
 
-    with pytest.raises(KeyboardInterrupt), Behind(5, told.append) as behind:
+    with pytest.raises(KeyboardInterrupt), BackgroundCalls(5, told.append) as behind:
         behind.call(full)
         raise KeyboardInterrupt
     assert told == ["Error: a full disk"]
-    with pytest.raises(UserError, match="a full disk"), Behind(5, told.append) as behind:
+    with pytest.raises(UserError, match="a full disk"), BackgroundCalls(5, told.append) as behind:
         behind.call(full)
         behind.finish()
     assert len(told) == 1  # raised, and so told by whoever catches it

@@ -59,7 +59,7 @@ def test_temporary_names_lead_nowhere(tmp_path: Path) -> None:
     for name in (".tmp-unfinished-a", ".tmp-unfinished-mode", "a", "model.safetensors"):
         (folder / name).symlink_to(victim)
     files.write(folder / "a", b"one")
-    with files.begun(folder / "a") as new:
+    with files.atomic_path(folder / "a") as new:
         new.write_bytes(b"two")
     files.open_weights(folder)
     assert victim.read_text() == "precious" and victim.stat().st_mode & 0o777 == 0o600
@@ -110,14 +110,14 @@ def test_a_folder_is_filled_without_following_links(tmp_path: Path) -> None:
     (folder / "mine").write_text("stays")
     (folder / "a").symlink_to(victim / "a")
     (folder / "inner").symlink_to(victim / "inner")
-    with files.filling(folder) as new:
+    with files.staged_files(folder) as new:
         (new / "inner").mkdir()
         (new / "a").write_text("one")
         (new / "inner" / "b").write_text("two")
     assert (victim / "a").read_text() == (victim / "inner" / "b").read_text() == "precious"
     assert (folder / "a").read_text() == "one" and (folder / "inner" / "b").read_text() == "two"
     assert {path.name for path in folder.iterdir()} == {"mine", "a", "inner"}
-    with pytest.raises(OSError, match="full"), files.filling(folder) as new:
+    with pytest.raises(OSError, match="full"), files.staged_files(folder) as new:
         (new / "a").write_text("half")
         raise OSError("the disk is full")
     assert (folder / "a").read_text() == "one"

@@ -234,10 +234,10 @@ def test_a_refused_dump_leaves_the_lease_of_a_repair(tmp_path: Path, ext: str) -
             parts.mkdir()
             (parts / "0.h5").write_text("a sound part")
         with pytest.raises(UserError, match=f"process {holder.pid} on"):
-            StoreWriter.check(store)
+            StoreWriter.check_writable(store)
         with pytest.raises(UserError, match=f"process {holder.pid} on"):
             Lease(store)
         assert ext == "zarr" or (parts / "0.h5").exists()
     with pytest.raises(UserError, match="exists already and is finished"):
-        StoreWriter.check(store)
+        StoreWriter.check_writable(store)
     assert [path.name for path in tmp_path.iterdir()] == [store.name]

@@ -45,7 +45,7 @@ def _pairs(words: str | tuple[str, ...]) -> dict[str, float]:
 class Settings:
     store: str = option(help="Where.", required=True)
     kind: str = option("span", "Which.", choices=("span", "match"), scope={"stage"})
-    rate: float | None = option(None, "How fast.", within=POSITIVE, told_default="by the width")
+    rate: float | None = option(None, "How fast.", within=POSITIVE, default_text="by the width")
     share: float = option(0.5, "How much.", within=SHARE)
     steps: int = option(3, "How long.", within=at_least(1), scope={"stage", "length"})
     best: bool = option(False, "Keep the best.")

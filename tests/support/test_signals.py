@@ -49,7 +49,7 @@ def test_a_signal_that_python_drops_comes_again(
 
 
 def test_a_dropped_signal_waits_where_work_is_held() -> None:
-    with stoppable() as stop, stop.held():
+    with stoppable() as stop, stop.deferred():
         drop_in_a_destructor(signal.SIGTERM)
         assert stop.number == signal.SIGTERM
         with stoppable() as inner, pytest.raises(Stopped):
@@ -63,13 +63,13 @@ def test_an_error_that_a_library_makes_of_a_stop(kept: str) -> None:
             signal.raise_signal(signal.SIGTERM)
         except BaseException:
             raise ImportError("could not be initialised") from None
-    assert (stopped.value.number, stopped.value.kept) == (signal.SIGTERM, kept)
+    assert (stopped.value.number, stopped.value.message) == (signal.SIGTERM, kept)
 
 
 def test_an_error_without_a_stop_is_itself() -> None:
     with pytest.raises(ImportError), stoppable(lambda: "nothing"):
         raise ImportError
-    with pytest.raises(OSError), stoppable() as stop, stop.held():  # such as a full disk
+    with pytest.raises(OSError), stoppable() as stop, stop.deferred():  # such as a full disk
         signal.raise_signal(signal.SIGINT)
         raise OSError
 

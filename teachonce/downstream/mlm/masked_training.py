@@ -37,7 +37,7 @@ from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
-from teachonce.support.differences import changed
+from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
 from teachonce.training.ranks import ALONE, Ranks
@@ -328,7 +328,7 @@ def _check_begun(settings: MlmSettings) -> None:
     out, now = settings.out, told(settings)
     try:
         before = json.loads((out / BEGUN).read_text())
-        changes = changed({key: before[key] for key in now}, now)
+        changes = describe_changes({key: before[key] for key in now}, now)
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
     if changes:

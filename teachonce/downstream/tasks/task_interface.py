@@ -14,7 +14,7 @@ from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError, nearest
+from teachonce.support.errors import UserError, suggest
 from teachonce.teacher_dump.corpus.tag_schemes import NO_LABEL
 
 IGNORED = -100
@@ -172,7 +172,7 @@ class LabelTask(Task):
                 if label not in known:
                     raise UserError(
                         f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
-                        f" {', '.join(known)[:200]}; {nearest(label, known)}{remedy}, take it out,"
+                        f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, take it out,"
                         " or score it as an error with --unseen-labels count"
                     )
 

@@ -64,7 +64,7 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
             }
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with files.begun(target) as new:
+                with files.atomic_path(target) as new:
                     new.mkdir()
                     note = writers[kind](store, new)
             except OSError as error:

@@ -108,7 +108,7 @@ def import_capture(
     with stoppable(lambda: kept(options.target)) as stop:
         stored = StoreWriter.finished(options.target)
         if stored is None:
-            StoreWriter.check(options.target)
+            StoreWriter.check_writable(options.target)
         chosen = format_of(options)
         teacher = open_teacher(options.tokenizer)
         capture = chosen.open(options, teacher)
@@ -301,7 +301,7 @@ def _write(
             if number in writer.published:
                 check_published(writer, number, [each.window for each in part])
             else:
-                with stop.held():
+                with stop.deferred():
                     _write_part(writer, number, part, tally)
                 stop.check()
             part, number = next(parts, None), number + 1

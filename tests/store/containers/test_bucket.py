@@ -22,7 +22,7 @@ from teachonce.store.containers.bucket_lease import BucketLease
 from teachonce.store.format.features import Features
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
-from teachonce.support.lease import Taken, said
+from teachonce.support.lease import Taken, parse_lease
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.options import StageOneDump
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
@@ -155,7 +155,7 @@ def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
 def raise_if_taken(s3: S3, boot: str) -> None:
     """Look at a lease as a process on another machine does, or on this one."""
     data = s3.read(LEASE)
-    here = said(data[: -bucket_lease.NONCE])["boot"]
+    here = parse_lease(data[: -bucket_lease.NONCE])["boot"]
     s3.write(LEASE, data.replace(here.encode(), boot.encode().ljust(len(here), b"-")))
     bucket_lease._own.clear()
     bucket_lease.check_free(URL)
@@ -228,7 +228,7 @@ REFUSED = {
 def test_what_a_bucket_refuses_is_told_before_the_work(s3: S3, fault: str) -> None:
     s3.weather = Weather({fault: 1.0}, writes())
     with pytest.raises(Unreachable, match=REFUSED[fault]) as caught:
-        StoreWriter.check(URL)
+        StoreWriter.check_writable(URL)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("s3://")
 
 
@@ -263,7 +263,7 @@ def test_what_a_bucket_refuses_in_the_middle(
     with pytest.raises(Unreachable, match=f"parts/1/.*{REFUSED[fault]}"):
         make_store(URL, features, parts=2)
     s3.weather = Weather()
-    assert StoreWriter.kept(URL)[0] == 1
+    assert StoreWriter.published_counts(URL)[0] == 1
     make_store(URL, features, parts=2)
     assert_same(s3, local, tmp_path)
 
@@ -271,10 +271,12 @@ def test_what_a_bucket_refuses_in_the_middle(
 def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
     s3.write("dumps/a.zarr/notes.txt", b"mine")
     refusals: dict[str, Callable[[], object]] = {
-        "holds objects that are no store .notes.txt": lambda: StoreWriter.check(URL),
-        "no such bucket: check its name": lambda: StoreWriter.check("s3://absent/a.zarr"),
-        "must end in .zarr": lambda: StoreWriter.check(f"s3://{BUCKET}/a.h5"),
-        "stores are written there or to a bucket": lambda: StoreWriter.check("ftp://a/b.zarr"),
+        "holds objects that are no store .notes.txt": lambda: StoreWriter.check_writable(URL),
+        "no such bucket: check its name": lambda: StoreWriter.check_writable("s3://absent/a.zarr"),
+        "must end in .zarr": lambda: StoreWriter.check_writable(f"s3://{BUCKET}/a.h5"),
+        "stores are written there or to a bucket": lambda: StoreWriter.check_writable(
+            "ftp://a/b.zarr"
+        ),
         "which a bucket does not have": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
         "a folder beside the store": lambda: StageOneDump(model="rubert-base", out=URL),
         "only a store at a local path can be repaired": lambda: repair(URL),

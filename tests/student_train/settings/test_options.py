@@ -15,7 +15,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.settings.option_fields import MACHINE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
-from teachonce.support.differences import changed as settings_changed
+from teachonce.support.differences import describe_changes as settings_changed
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of, scoped
 
