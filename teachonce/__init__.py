@@ -1,9 +1,9 @@
-"""The front door: every public name of the packages, and nothing else.
+"""The public API: every public name of the packages.
 
     from teachonce import TrainOptions, open_store, train
 
-A name's package is imported when the name is first used, so that `import teachonce` is fast and
-loads neither torch nor transformers. `__init__.pyi` lists the names.
+A name's package is imported when the name is first used. So `import teachonce` is fast, and loads
+neither torch nor transformers. `__init__.pyi` lists the names.
 """
 
 from typing import Any

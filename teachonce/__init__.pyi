@@ -1,4 +1,4 @@
-# The public names and where each stands. This list is the only one: __init__.py reads it.
+# The public names and the modules that define them. __init__.py reads this list.
 
 from teachonce.align import Alignment as Alignment
 from teachonce.align import AlignmentError as AlignmentError

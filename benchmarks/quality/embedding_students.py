@@ -31,7 +31,7 @@ from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.search.rankings import retrieved
 from teachonce.downstream.tasks.tagging import read_tagged
 from teachonce.store import open_store
-from teachonce.student_export.measuring import size_of
+from teachonce.student_export.costs import size_of
 from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.output.run import run
 from teachonce.support.arrays import Floats

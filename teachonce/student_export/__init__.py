@@ -1,1 +1,1 @@
-"""Exports a student to files that run where the user runs them, and measures what they keep."""
+"""Exports a student to ONNX, OpenVINO or TorchScript and compares each file with the student."""

@@ -1,4 +1,4 @@
-"""Compares an export with its student: on a task, or by how far their outputs agree."""
+"""Compares an export with its student: by the score of a task, or by the agreement of outputs."""
 
 from __future__ import annotations
 
@@ -14,68 +14,70 @@ from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
-from teachonce.student_export.formats import Run
-from teachonce.student_export.student import Student
+from teachonce.student_export.formats import Runner
+from teachonce.student_export.loaded_student import LoadedStudent
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.packed import suffix_of
 
 BATCH = 16
-DRAWN = 64
-"""Texts of random pieces, where no file is given."""
-LONGEST_DRAWN = 48
-LINES = 2000
-"""Lines of a file of texts that are compared, the first ones."""
+RANDOM_TEXTS = 64
+LONGEST_RANDOM_TEXT = 48  # tokens
+MAX_LINES = 2000
+"""Lines compared of a --check file of texts."""
 AGREEMENT = {
     "embedding": "mean cosine with the student's vectors",
     "classification": "share of texts with the student's label",
     "score": "correlation with the student's scores",
-    "several labels": "share of yes and no for each label that are the student's",
+    "several labels": "share of the yes/no decisions for each label that equal the student's",
     "tagging": "share of tokens with the student's tag",
     "mlm": "share of tokens with the student's best piece",
 }
 
 
 @dataclass(frozen=True)
-class Check:
-    """What an export is held against.
+class ExportCheck:
+    """A measure of how closely an export reproduces its student.
 
-    what: the measure, for people; of a task its name.
-    share: from a function that runs an export to what it keeps of the student, 1 for all.
-    figure: from a function that runs one to its own score; None where there is no task.
+    measure: what is measured, in words for messages and the model card.
+    share: takes an export's `Runner`, returns its score as a share of the student's, or the
+    agreement of their outputs; 1 is full agreement.
+    score: takes a `Runner`, returns its task score; None if no task is scored.
     """
 
-    what: str
-    share: Callable[[Run], float]
-    figure: Callable[[Run], float] | None = None
+    measure: str
+    share: Callable[[Runner], float]
+    score: Callable[[Runner], float] | None = None
 
 
-def check_of(student: Student, path: Path | None) -> Check:
-    """Make the check of a student by a file: of labelled examples the task's score, of lines (.txt)
-    or without a file the agreement of outputs.
+def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
+    """Make the check for a `--check` file.
 
-    Raises UserError for a file that does not fit the student, and where it scores nothing by it.
+    Labelled examples give the task's score. A .txt, or no file, gives the agreement of outputs.
+
+    Raises UserError if the file does not fit the student, or the student itself scores 0 on it.
     """
     if path is None:
-        return _agreement(student, drawn(student), f"{DRAWN} texts of random pieces")
+        texts = random_texts(student)
+        return _agreement_check(student, texts, f"{len(texts)} texts of random pieces")
     if suffix_of(path) == ".txt":
-        texts = [line for line in read_lines(path) if line.strip()][:LINES]
-        return _agreement(student, texts, f"{len(texts):,} lines of {path.name}")
+        texts = [line for line in read_lines(path) if line.strip()][:MAX_LINES]
+        return _agreement_check(student, texts, f"{len(texts):,} lines of {path.name}")
     if student.kind == "mlm":
         raise UserError(f"--check {path}: a masked LM is compared on lines of text; give a .txt")
-    return _task(student, path)
+    return _task_check(student, path)
 
 
-def drawn(student: Student) -> list[str]:
-    """Draw texts of random pieces, the same ones for the same vocabulary."""
+def random_texts(student: LoadedStudent) -> list[str]:
+    """Draw texts of random pieces. The same vocabulary always gives the same texts."""
     draws, tokenizer = np.random.default_rng(0), student.tokenizer
     pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
-    longest = min(LONGEST_DRAWN, student.max_length - 2)
-    sizes = draws.integers(1, max(2, longest), DRAWN)
+    longest = min(LONGEST_RANDOM_TEXT, student.max_length - 2)
+    sizes = draws.integers(1, max(2, longest), RANDOM_TEXTS)
     return [tokenizer.decode(draws.choice(pieces, size).tolist()) or "a" for size in sizes]
 
 
-def _agreement(student: Student, texts: Sequence[str], where: str) -> Check:
+def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -> ExportCheck:
     batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
     expected = [student.run(batch) for batch in batches]
     kind = student.kind
@@ -84,24 +86,25 @@ def _agreement(student: Student, texts: Sequence[str], where: str) -> Check:
             student.task.answers, kind
         )
 
-    def share(run: Run) -> float:
+    def share(run: Runner) -> float:
         found = [run(batch) for batch in batches]
+        # argmax of NaN is a valid index, so that a broken export could seem to agree
         if not all(np.isfinite(each).all() for each in found):
             return 0.0
         if kind == "score":
             both = (np.concatenate(expected).T, np.concatenate(found).T)
             return min(_correlation(*outputs) for outputs in zip(*both, strict=True))
         each = [
-            _alike(kind, mine, its, batch["attention_mask"].astype(bool))
+            _agreements(kind, mine, its, batch["attention_mask"].astype(bool))
             for mine, its, batch in zip(expected, found, batches, strict=True)
         ]
         return float(np.concatenate(each).mean())
 
-    return Check(f"{AGREEMENT[kind]}, {where}", share)
+    return ExportCheck(f"{AGREEMENT[kind]}, {where}", share)
 
 
-def _alike(kind: str, expected: Array, found: Array, present: Array) -> Floats:
-    """How far each text (or token that is present) agrees, [N]."""
+def _agreements(kind: str, expected: Array, found: Array, present: Array) -> Floats:
+    """Compute the agreement for each text, or for each token that is `present`: float64 [N]."""
     if kind == "embedding":
         lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
         return np.asarray((expected * found).sum(1) / np.maximum(lengths, 1e-12), np.float64)
@@ -112,12 +115,12 @@ def _alike(kind: str, expected: Array, found: Array, present: Array) -> Floats:
 
 
 def _correlation(expected: Array, found: Array) -> float:
-    if np.ptp(expected) == 0 or np.ptp(found) == 0:
+    if np.ptp(expected) == 0 or np.ptp(found) == 0:  # a constant has no correlation
         return float(np.allclose(expected, found))
     return float(np.corrcoef(expected.reshape(-1), found.reshape(-1))[0, 1])
 
 
-def _task(student: Student, path: Path) -> Check:
+def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
     if student.task and student.task.answers != "one label" and len(student.task.labels) > 1:
         raise UserError(
             f"--check {path}: no task scores a student of problem_type"
@@ -129,9 +132,9 @@ def _task(student: Student, path: Path) -> Check:
         task.adopt(student.task, {"check": examples})
     if student.kind == "embedding":
 
-        def score(run: Run) -> float:
+        def score(run: Runner) -> float:
             sides = [
-                np.concatenate([run(batch) for batch in _texts(student, examples, side)])
+                np.concatenate([run(batch) for batch in _text_batches(student, examples, side)])
                 for side in ("text_a", "text_b")
             ]
             lengths = np.prod([np.linalg.norm(side, axis=1) for side in sides], axis=0)
@@ -141,26 +144,26 @@ def _task(student: Student, path: Path) -> Check:
     else:
         rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))
 
-        def score(run: Run) -> float:
-            predicted = _stacked([run(batch) for batch in _rows(student, rows)])
+        def score(run: Runner) -> float:
+            predicted = _concatenated([run(batch) for batch in _row_batches(student, rows)])
             return float(task.score(examples, rows, predicted)[task.primary])
 
     own = score(student.run)
     if own <= 0:
         raise UserError(
-            f"--check {path}: the student itself scores {own:.2f} by it; give a task that it knows,"
-            " or a .txt of lines"
+            f"--check {path}: the student itself scores {own:.2f} on it; give examples of the task"
+            " that it was trained for, or a .txt of lines"
         )
     heading = next(name for name, key in task.measures.items() if key == task.primary)
-    return Check(
-        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / own, figure=score
+    return ExportCheck(
+        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / own, score=score
     )
 
 
-def _task_of(student: Student) -> Any:
+def _task_of(student: LoadedStudent) -> Any:
     if student.kind == "embedding":
         return SentenceSimilarity()
-    assert student.task is not None  # as only LM heads have none
+    assert student.task is not None  # only LM heads have none
     labels = student.task.labels
     if student.kind == "classification":
         return Classify() if len(labels) > 1 else PairScore()
@@ -168,14 +171,18 @@ def _task_of(student: Student) -> Any:
     return (Entities if iob else PartsOfSpeech)()
 
 
-def _texts(student: Student, examples: Sequence[Any], side: str) -> Iterator[dict[str, Array]]:
+def _text_batches(
+    student: LoadedStudent, examples: Sequence[Any], side: str
+) -> Iterator[dict[str, Array]]:
     texts = [getattr(example, side) for example in examples]
     for begin in range(0, len(texts), BATCH):
         yield student.encode(texts[begin : begin + BATCH])
 
 
-def _rows(student: Student, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Array]]:
-    """Make batches of the inputs of a task's rows, filled up to one length."""
+def _row_batches(
+    student: LoadedStudent, rows: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Array]]:
+    """Make batches of a task's input rows, padded to the longest row of the batch."""
     pad = student.tokenizer.pad_token_id
     for begin in range(0, len(rows), BATCH):
         some = rows[begin : begin + BATCH]
@@ -189,8 +196,8 @@ def _rows(student: Student, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str
         yield batch
 
 
-def _stacked(outputs: Sequence[Array]) -> Array:
-    """Join outputs [B,C], or [B,S,L] of other lengths."""
+def _concatenated(outputs: Sequence[Array]) -> Array:
+    """Concatenate outputs [B,C], or [B,S,L] padded to the largest S."""
     if outputs[0].ndim == 2:
         return np.concatenate(outputs)
     width = max(each.shape[1] for each in outputs)

@@ -1,4 +1,4 @@
-"""The `student-export` command: a student's folder in, a folder that runs without torch out."""
+"""The command `student-export`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.options import click_options, read_words
 
-HELP = """Export the student in FOLDER, of transformers or sentence-transformers, to files that run
-where the user runs them, and check that they do what the student does.
+HELP = """Export the student in FOLDER to ONNX, OpenVINO or TorchScript, and compare each file with
+the student. FOLDER is a model of transformers or sentence-transformers.
 
 \b
 onnx         onnx/model.onnx, model_quantized.onnx (int8) or model_q4.onnx (int4):
@@ -25,10 +25,10 @@ openvino     openvino/openvino_model.xml, also in int8;
              `pip install 'teachonce[openvino]'`
 torchscript  torchscript/model.pt: libtorch
 
-The pooling and the steps behind it are in the file. The tokenizer lies beside it, and export.json
-names inputs, output, labels and prompts. An export that keeps less than --least of the student is
-refused; it then says which layers lose most when they are quantised. Size, time and memory stand in
-the model cards of both folders.
+Each file includes the pooling and the modules after it. The folder also holds the tokenizer and
+export.json, which lists inputs, output, labels and prompts. An export whose agreement with the
+student is below --least is refused; if it was quantised, the message names the layers that lose
+most. Size, time and memory are added to the model cards of both folders.
 """
 
 
@@ -38,7 +38,7 @@ def _parameters() -> list[click.Parameter]:
 
 
 def _refuse_early(options: ExportOptions) -> None:
-    """Raise UserError for what is not there, or is there already, before torch is loaded."""
+    """Raise UserError for a missing file or library, or an existing --out, before torch loads."""
     if options.out.exists():
         raise UserError(f"--out {options.out}: exists already; choose another")
     if options.check is not None and not options.check.is_file():
@@ -53,7 +53,7 @@ def _refuse_early(options: ExportOptions) -> None:
 @click.command(help=HELP, context_settings=CONTEXT, params=_parameters())
 @command_errors
 def main(**words: Any) -> None:
-    """Read what was asked, export."""
+    """Read the options, check them and export."""
     given = {name: value for name, value in words.items() if value not in (None, ())}
     options = ExportOptions(**read_words(ExportOptions, given))
     files.check_utf8(options.out)

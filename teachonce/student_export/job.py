@@ -1,4 +1,4 @@
-"""Exports a student: writes, checks and measures each format, and writes the folder around them."""
+"""Exports a student: writes, checks and measures each format, then writes the folder's metadata."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.student_export.checking import BATCH, Check, check_of, drawn
-from teachonce.student_export.formats import Format
+from teachonce.student_export.checking import BATCH, ExportCheck, export_check, random_texts
+from teachonce.student_export.costs import Costs, costs_of
+from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
-from teachonce.student_export.measuring import Figures, figures_of
+from teachonce.student_export.loaded_student import LoadedStudent, load_student
 from teachonce.student_export.options import ExportOptions
-from teachonce.student_export.student import Student, load_student
 from teachonce.support import files
 from teachonce.support.console import readable
 from teachonce.support.errors import UserError
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
 HEADINGS = (
     "file",
     "size",
-    "keeps of the student",
+    "agreement",
     "score",
     "one text",
     "batches of 16",
@@ -38,35 +38,42 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Exported:
-    """A file of an export: what was held against the student, and what it costs.
+    """An exported file, its agreement with the student, and its costs.
 
-    keeps: the share of the student's score, or the agreement with it; `what` says which.
-    kept_float: layers that were not quantised, by their names.
+    The names of the fields are the keys of `files` in export.json.
+
+    what: the measure of the agreement.
+    keeps: the share of the student's score, or the agreement of outputs; 1 is full agreement.
+    score: the score of the task, None if no task was scored.
+    kept_float: names of the layers that were not quantised.
     """
 
     file: str
     what: str
     keeps: float
     score: float | None
-    figures: Figures
+    figures: Costs
     kept_float: tuple[str, ...] = ()
 
 
-def write_tokenizer(student: Student, folder: Path) -> None:
-    """Save the tokenizer, such that tokenizer.json alone cuts and fills up texts as the student
-    reads them."""
+def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
+    """Save the tokenizer with the student's truncation and padding in tokenizer.json.
+
+    transformers leaves both out: it sets them for each call. An export is read by programs that
+    have tokenizer.json alone.
+    """
     save_tokenizer(student.tokenizer, folder)
     path = folder / "tokenizer.json"
-    words = json.loads(path.read_text("utf-8"))
+    settings = json.loads(path.read_text("utf-8"))
     if not student.special:
-        words["post_processor"] = None
-    words["truncation"] = {
+        settings["post_processor"] = None
+    settings["truncation"] = {
         "direction": student.tokenizer.truncation_side.capitalize(),
         "max_length": student.max_length,
         "strategy": "LongestFirst",
         "stride": 0,
     }
-    words["padding"] = {
+    settings["padding"] = {
         "strategy": "BatchLongest",
         "direction": student.tokenizer.padding_side.capitalize(),
         "pad_to_multiple_of": None,
@@ -74,16 +81,16 @@ def write_tokenizer(student: Student, folder: Path) -> None:
         "pad_type_id": 0,
         "pad_token": student.tokenizer.pad_token,
     }
-    files.write(path, (json.dumps(words, ensure_ascii=False) + "\n").encode())
+    files.write(path, (json.dumps(settings, ensure_ascii=False) + "\n").encode())
 
 
-def write_about(student: Student, made: list[Exported], folder: Path) -> None:
-    """Write the config, and export.json: the inputs and the output, labels, prompts, figures."""
+def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -> None:
+    """Write config.json, and export.json with inputs, output, labels, prompts and costs."""
     if student.config is not None:
         student.config.save_pretrained(folder)
     else:
-        words = {"model_type": "static", "hidden_size": student.network.embedding.embedding_dim}  # type: ignore[union-attr]
-        files.write(folder / CONFIG, _json(words))
+        config = {"model_type": "static", "hidden_size": student.network.embedding.embedding_dim}  # type: ignore[union-attr]
+        files.write(folder / CONFIG, _json_bytes(config))
     about: dict[str, Any] = {
         "kind": student.kind,
         "inputs": list(student.inputs),
@@ -97,87 +104,88 @@ def write_about(student: Student, made: list[Exported], folder: Path) -> None:
         about["labels"] = list(student.task.labels)
         if student.task.problem_type:
             about["problem_type"] = student.task.problem_type
-    files.write(folder / ABOUT, _json(about))
+    files.write(folder / ABOUT, _json_bytes(about))
 
 
-def _json(words: dict[str, Any]) -> bytes:
-    return (json.dumps(words, indent=1, ensure_ascii=False) + "\n").encode()
+def _json_bytes(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def write_card(card: str, own: Figures, made: list[Exported], path: Path) -> None:
-    """Write a model card with a table of exports, beside float32. Of exports that an earlier table
-    has, those of other files stay."""
+def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
+    """Write a model card with a table that compares the exports with the student in float32.
+
+    If `card` already has such a table, its rows for other files remain.
+    """
     before, _, rest = card.partition(BEGIN)
     old, _, after = rest.partition(END)
-    rows = _rows(old)
-    rows["float32, torch"] = ["", "1", *_costs(own)]
+    rows = _table_rows(old)
+    rows["float32, torch"] = ["", "1", *_cost_cells(own)]
     for each in made:
         left = f", but for {', '.join(each.kept_float)}" if each.kept_float else ""
-        keeps = f"{100 * each.keeps:.2f} % ({each.what})"
+        agreement = f"{100 * each.keeps:.2f} % ({each.what})"
         score = "" if each.score is None else f"{100 * each.score:.2f}"
-        rows[f"`{each.file}`{left}"] = [score, keeps, *_costs(each.figures)]
+        rows[f"`{each.file}`{left}"] = [score, agreement, *_cost_cells(each.figures)]
     table = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
-    for name, (score, keeps, size, *others) in rows.items():
-        table.append(f"| {' | '.join([name, size, keeps, score, *others])} |")
+    for name, (score, agreement, size, *others) in rows.items():
+        table.append(f"| {' | '.join([name, size, agreement, score, *others])} |")
     note = "Measured on one thread of a CPU, each in a process of its own."
     section = "\n".join([BEGIN, "## Exports", "", *table, "", note, END])
     files.write(path, f"{before.rstrip()}\n\n{section}\n{after.lstrip()}".encode())
 
 
-def _costs(figures: Figures) -> list[str]:
-    memory = "not known" if figures.memory is None else readable(figures.memory)
+def _cost_cells(costs: Costs) -> list[str]:
+    memory = "not known" if costs.memory is None else readable(costs.memory)
     return [
-        readable(figures.bytes),
-        f"{figures.sentence_ms:.2f} ms",
-        f"{figures.per_second:,.0f} texts/s",
-        f"{figures.load_s:.2f} s",
+        readable(costs.bytes),
+        f"{costs.sentence_ms:.2f} ms",
+        f"{costs.per_second:,.0f} texts/s",
+        f"{costs.load_s:.2f} s",
         memory,
     ]
 
 
-def _rows(section: str) -> dict[str, list[str]]:
+def _table_rows(section: str) -> dict[str, list[str]]:
     """Read the rows of a table that `write_card` wrote."""
     found = {}
     _, _, below = section.partition("\n|---")  # the headings' line
     for line in below.splitlines()[1:]:
         cells = [cell.strip() for cell in line.strip("| ").split("|")] if line[:1] == "|" else []
         if len(cells) == len(HEADINGS):
-            name, size, keeps, score, *others = cells
-            found[name] = [score, keeps, size, *others]
+            name, size, agreement, score, *others = cells
+            found[name] = [score, agreement, size, *others]
     return found
 
 
 Say = Callable[[str], object]
 WORST = 3
-"""Layers that a refusal names."""
+"""The number of layers that a refusal names."""
 SENTENCES = 20
+"""Texts that are timed one by one."""
 
 
 def export(options: ExportOptions, say: Say = print) -> list[Exported]:
-    """Export a student to every format asked for, into a new folder; returns its files.
+    """Export a student to every format of `options.to`, into a new folder; return its files.
 
-    The table of exports goes into the card of the folder and of the student.
+    The table of exports is added to the model cards of the new folder and of the student.
 
-    Raises UserError where the student, a format or its library does not fit, and where an export
-    keeps less than `least`: then no folder is made.
+    Raises UserError if the student or a library does not fit, or if an export's agreement is below
+    `options.least`. No folder is made then.
     """
     student = load_student(options.folder)
-    check = check_of(student, options.check)
+    check = export_check(student, options.check)
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    # next to --out, because a rename works within one file system only
     scratch = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
     try:
         made = [_exported(student, check, name, options, scratch, say) for name in options.to]
-        singles = [student.encode([text]) for text in drawn(student)[:SENTENCES]]
-        own = figures_of(
-            None, options.folder, student.output, singles, student.encode(drawn(student)[:BATCH])
-        )
+        own = _costs(student, None, options.folder)
         write_tokenizer(student, scratch)
-        write_about(student, made, scratch)
+        write_metadata(student, made, scratch)
         card = options.folder / CARD
         before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
         text = without_credentials(before)
         write_card(text, own, made, scratch / CARD)
-        scratch.chmod(0o755)
+        scratch.chmod(0o755)  # mkdtemp gives 0700
         files.rename(scratch, options.out)
         write_card(text, own, made, card)
         return made
@@ -185,84 +193,99 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _costs(student: LoadedStudent, format_name: str | None, path: Path) -> Costs:
+    texts = random_texts(student)
+    singles = [student.encode([text]) for text in texts[:SENTENCES]]
+    return costs_of(format_name, path, student.output, singles, student.encode(texts[:BATCH]))
+
+
 def _exported(
-    student: Student, check: Check, name: str, options: ExportOptions, folder: Path, say: Say
+    student: LoadedStudent,
+    check: ExportCheck,
+    name: str,
+    options: ExportOptions,
+    folder: Path,
+    say: Say,
 ) -> Exported:
     format, kind = FORMATS[name], options.quantize
     path = folder / format.names[kind]
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept: tuple[str, ...] = ()
+    in_float: tuple[str, ...] = ()
     if kind:
         with tempfile.TemporaryDirectory(prefix="float-", dir=folder) as plain:
             source = Path(plain) / Path(format.names[""]).name
             format.write(student, source)
-            _refuse(student, check, name, format, source, options.least)
-            kept = _quantised(student, check, format, source, path, options)
+            # A wrong float32 export is no fault of the quantisation, and is refused as such.
+            _check_float(
+                check.share(format.open(source, student.output, 1)), name, check, options.least
+            )
+            in_float = _quantise(student, check, format, source, path, options)
     else:
         format.write(student, path)
     run = format.open(path, student.output, 1)
-    keeps = check.share(run)
-    if not kind and keeps < options.least:
-        raise _refused(f"--to {name}", keeps, check, options.least, "export another format")
-    score = check.figure(run) if check.figure else None
-    singles = [student.encode([text]) for text in drawn(student)[:SENTENCES]]
-    figures = figures_of(
-        name, path, student.output, singles, student.encode(drawn(student)[:BATCH])
-    )
-    say(f"{format.names[kind]}: keeps {100 * keeps:.2f} % ({check.what})")
-    return Exported(format.names[kind], check.what, keeps, score, figures, kept)
+    share = check.share(run)
+    if not kind:
+        _check_float(share, name, check, options.least)
+    score = check.score(run) if check.score else None
+    say(f"{format.names[kind]}: agreement {100 * share:.2f} % ({check.measure})")
+    costs = _costs(student, name, path)
+    return Exported(format.names[kind], check.measure, share, score, costs, in_float)
 
 
-def _refuse(
-    student: Student, check: Check, name: str, format: Format, source: Path, least: float
-) -> None:
-    """UserError where the file in float32 does not do what the student does."""
-    keeps = check.share(format.open(source, student.output, 1))
-    if keeps < least:
-        raise _refused(f"--to {name}", keeps, check, least, "export another format")
+def _check_float(share: float, name: str, check: ExportCheck, least: float) -> None:
+    """Raise UserError if the agreement of a float32 file is below `least`."""
+    if share < least:
+        raise _too_low(f"--to {name}", share, check, least, "export another format")
 
 
-def _quantised(
-    student: Student, check: Check, format: Format, source: Path, path: Path, options: ExportOptions
+def _quantise(
+    student: LoadedStudent,
+    check: ExportCheck,
+    format: ExportFormat,
+    source: Path,
+    path: Path,
+    options: ExportOptions,
 ) -> tuple[str, ...]:
-    """Quantise all layers but those to keep; returns the names of those.
+    """Quantise all layers except `options.keep_float`; return the names of the exceptions.
 
-    Raises UserError where what is left is less than `least`, with the layers that lose most.
+    Raises UserError if the agreement is below `options.least`, and names the layers that lose most.
     """
     assert format.layers and format.quantise  # as it has names of quantised files
     layers = format.layers(source)
-    kept = tuple(name for name in layers if _is_kept(name, options.keep_float))
-    _check_kept(layers, options.keep_float)
-    chosen = {name: parts for name, parts in layers.items() if name not in kept}
+    in_float = tuple(name for name in layers if _is_within(name, options.keep_float))
+    _check_layer_names(layers, options.keep_float)
+    chosen = {name: parts for name, parts in layers.items() if name not in in_float}
     if not chosen:
         raise UserError(f"--quantize {options.quantize}: no layer is left to quantise")
     format.quantise(source, path, options.quantize, [p for parts in chosen.values() for p in parts])
-    keeps = check.share(format.open(path, student.output, 1))
-    if keeps >= options.least:
-        return kept
-    losses = _losses(student, format, source, chosen, options.quantize)
+    share = check.share(format.open(path, student.output, 1))
+    if share >= options.least:
+        return in_float
+    losses = _layer_losses(student, format, source, chosen, options.quantize)
     worst = sorted(losses, key=lambda name: -losses[name])[:WORST]
-    told = ", ".join(f"{name} {100 * losses[name]:.2f} %" for name in worst)
-    words = " ".join(f"--keep-float {name}" for name in worst)
-    raise _refused(
+    listed = ", ".join(f"{name} {100 * losses[name]:.2f} %" for name in worst)
+    flags = " ".join(f"--keep-float {name}" for name in worst)
+    raise _too_low(
         f"--quantize {options.quantize}",
-        keeps,
+        share,
         check,
         options.least,
-        f"quantised alone, these layers lose most of the outputs: {told}; keep them in float32"
-        f" ({words})",
+        f"quantised alone, these layers change the outputs most: {listed}; leave them in float32"
+        f" ({flags})",
     )
 
 
-def _losses(
-    student: Student, format: Format, source: Path, layers: dict[str, list[str]], kind: str
+def _layer_losses(
+    student: LoadedStudent,
+    format: ExportFormat,
+    source: Path,
+    layers: dict[str, list[str]],
+    kind: str,
 ) -> dict[str, float]:
-    """Find what the outputs lose where one layer alone is quantised, by its name.
-
-    On texts of random pieces: a task's file may take minutes for each layer.
-    """
+    """Return, by layer, the loss of agreement when this layer alone is quantised."""
     assert format.quantise
-    outputs = check_of(student, None)
+    # on texts of random pieces: scoring a task's file may take minutes for each layer
+    outputs = export_check(student, None)
     losses = {}
     for name, parts in layers.items():
         path = source.with_name(f"alone{source.suffix}")
@@ -271,22 +294,22 @@ def _losses(
     return losses
 
 
-def _is_kept(layer: str, names: Sequence[str]) -> bool:
-    """Whether a layer is one of `names`, or inside one of them."""
+def _is_within(layer: str, names: Sequence[str]) -> bool:
+    """Return whether a layer is one of `names`, or a submodule of one of them."""
     return any(layer == name or layer.startswith(f"{name}.") for name in names)
 
 
-def _check_kept(layers: dict[str, list[str]], names: Sequence[str]) -> None:
+def _check_layer_names(layers: dict[str, list[str]], names: Sequence[str]) -> None:
     for name in names:
-        if not any(_is_kept(layer, [name]) for layer in layers):
+        if not any(_is_within(layer, [name]) for layer in layers):
             raise UserError(
                 f"--keep-float {name}: the student has no such layer that could be quantised; it"
                 f" has {', '.join(layers)[:400]}"
             )
 
 
-def _refused(what: str, keeps: float, check: Check, least: float, remedy: str) -> UserError:
+def _too_low(what: str, share: float, check: ExportCheck, least: float, remedy: str) -> UserError:
     return UserError(
-        f"{what} keeps {100 * keeps:.2f} % ({check.what}), less than --least {least:g}; {remedy},"
-        " or allow it with --least"
+        f"{what}: agreement {100 * share:.2f} % ({check.measure}), less than --least {least:g};"
+        f" {remedy}, or lower --least"
     )

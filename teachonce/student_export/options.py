@@ -10,56 +10,57 @@ from teachonce.support.options import Range, check_values, option
 
 FORMATS = ("onnx", "openvino", "torchscript")
 QUANTISED = {"onnx": ("int8", "int4"), "openvino": ("int8",), "torchscript": ()}
-"""What of --quantize each format can do."""
+"""The values of --quantize that each format supports."""
 LIBRARIES = {
     "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
     "openvino": ("openvino", ("onnx", "onnxscript", "openvino")),
 }
-"""The extra of a format, and the modules that it needs."""
-WITHOUT = {
+"""The pip extra of a format, and the modules that it needs."""
+UNSUPPORTED = {
     "gguf": "llama.cpp's converter is on no package index, and it reads its own list of"
     " architectures"
 }
-"""Formats that people ask for, and why they are not there."""
+"""Formats that people look for, and why they are not supported."""
 
 
 def _check_formats(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in FORMATS:
-            why = f" ({WITHOUT[name]})" if name in WITHOUT else ""
+            why = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
             raise UserError(f"--to {name}: expected one of {', '.join(FORMATS)}{why}")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to export, to what, and how much it must keep. Raises UserError for a wrong value."""
+    """The options of an export. Raises UserError for a wrong value."""
 
     folder: Path
-    out: Path = option(None, "A new folder.", required=True)
+    out: Path = option(None, "Write to this folder, which must not exist.", required=True)
     to: tuple[str, ...] = option(
         (),
-        f"The format: {', '.join(FORMATS)}. Repeatable.",
+        f"Export to this format: {', '.join(FORMATS)}. Repeatable.",
         repeated=True,
         words=FORMATS,
         check=_check_formats,
     )
     quantize: str = option(
         "",
-        "Weights in int8 (a quarter of the bytes) or in int4 (of onnx).",
+        "Quantise the weights to int8 (a quarter of the bytes) or int4 (onnx only).",
         choices=("", "int8", "int4"),
     )
     keep_float: tuple[str, ...] = option(
-        (), "A layer that is not quantised, with all that is in it. Repeatable.", repeated=True
+        (), "Leave this layer and its submodules in float32. Repeatable.", repeated=True
     )
     check: Path | None = option(
         None,
-        "Labelled examples as downstream --test reads them, whose score is compared, or a .txt"
-        " whose lines both read.",
-        default_text="texts of random pieces, whose outputs are compared",
+        "Compare the score on these labelled examples (files as for downstream --test), or the"
+        " outputs for the lines of a .txt.",
+        default_text="compare the outputs for texts of random pieces",
     )
     least: float = option(
         0.99,
-        "Share of the student's score, or agreement with it, that an export must keep.",
+        "Refuse an export whose share of the student's score, or agreement with its outputs, is"
+        " lower.",
         within=Range("a share above 0, at most 1", low=0, high=1, open_low=True),
     )
 
@@ -71,8 +72,11 @@ class ExportOptions:
             if self.quantize and self.quantize not in QUANTISED[name]:
                 able = [each for each, kinds in QUANTISED.items() if self.quantize in kinds]
                 raise UserError(
-                    f"--quantize {self.quantize}: {name} has none; give --to {' or '.join(able)},"
-                    " or leave --quantize out"
+                    f"--quantize {self.quantize}: {name} does not support it; give --to"
+                    f" {' or '.join(able)}, or leave --quantize out"
                 )
         if self.keep_float and not self.quantize:
-            raise UserError("--keep-float needs --quantize; leave it out, for all is in float32")
+            raise UserError(
+                "--keep-float needs --quantize; without it all layers are in float32, leave"
+                " --keep-float out"
+            )

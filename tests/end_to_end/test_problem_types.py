@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from teachonce.downstream.cli import main as downstream
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, TaskSpec, open_store
-from teachonce.student_export.student import load_student
+from teachonce.student_export.loaded_student import load_student
 from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Words, ok, refused, says, write_corpus

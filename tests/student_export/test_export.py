@@ -1,4 +1,4 @@
-"""An export does what its student does, alone; what would not is refused, with nothing left."""
+"""An export runs without torch and agrees with its student; otherwise it is refused."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
 from teachonce.downstream.tasks.sts import SentenceSimilarity
-from teachonce.student_export.checking import check_of
+from teachonce.student_export.checking import export_check
 from teachonce.student_export.cli import main
+from teachonce.student_export.costs import Costs
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.job import Exported, write_card
-from teachonce.student_export.measuring import Figures
+from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import FORMATS as NAMES
 from teachonce.student_export.options import QUANTISED
-from teachonce.student_export.student import load_student
 from teachonce.support.arrays import Array
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
@@ -59,7 +59,7 @@ def refused(*words: object) -> str:
 
 
 def by_example(folder: Path, *texts: str) -> Array:
-    """What the example says of texts, in a process that can import neither torch nor ours."""
+    """Run the example in a process that can import neither torch nor this project."""
     words = [sys.executable, "-c", ALONE, str(EXAMPLE), str(folder), *texts]
     found = subprocess.run(words, capture_output=True, text=True, check=True)
     return np.array(json.loads(found.stdout))
@@ -127,7 +127,7 @@ def test_sentence_vectors_run_alone_in_int8(tiny_teacher: Teacher, tmp_path: Pat
     words = ("--to", "onnx", "--quantize", "int8", "--check", check, "--least", 0.8)
     result = run(folder, *words, "--out", out)
     assert result.exit_code == 0, result.output
-    assert "onnx/model_quantized.onnx: keeps " in result.stdout
+    assert "onnx/model_quantized.onnx: agreement " in result.stdout
     expected = model.encode(TEXTS)
     found = by_example(out, *TEXTS)
     assert (found * expected).sum(1) == pytest.approx(1, abs=0.02)
@@ -136,8 +136,8 @@ def test_sentence_vectors_run_alone_in_int8(tiny_teacher: Teacher, tmp_path: Pat
     assert about["kind"] == "embedding" and made["what"] == "Spearman of sts on pairs.tsv"
     assert made["figures"]["bytes"] == (out / made["file"]).stat().st_size
     for card in (out / "README.md", folder / "README.md"):
-        told = card.read_text()
-        assert "float32, torch" in told and "`onnx/model_quantized.onnx`" in told
+        written = card.read_text()
+        assert "float32, torch" in written and "`onnx/model_quantized.onnx`" in written
     assert [path.name for path in (out / "onnx").iterdir()] == ["model_quantized.onnx"]
     assert "exists already" in refused(folder, "--to", "onnx", "--out", out)
 
@@ -151,7 +151,7 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     first = run(folder, "--to", "onnx", "--check", check, "--out", tmp_path / "out")
     assert first.exit_code == 0, first.output
     made = json.loads((tmp_path / "out" / "export.json").read_text())["files"][0]
-    figures = Figures(**made["figures"])
+    figures = Costs(**made["figures"])
     second = Exported("torchscript/model.pt", "as much", 0.995, None, figures)
     write_card((folder / "README.md").read_text(), figures, [second], folder / "README.md")
     card = (folder / "README.md").read_text()
@@ -191,7 +191,7 @@ def test_other_kinds_agree_at_any_size(
     student = load_student(made[kind]())
     path = tmp_path / "model.onnx"
     onnx.write_float(student, path)
-    found = onnx.open_run(path, student.output)
+    found = onnx.open_runner(path, student.output)
     for texts in (TEXTS, TEXTS[:1], [" ".join(TEXTS * 5)]):
         inputs = student.encode(texts)
         expected, got = student.run(inputs), found(inputs)
@@ -199,10 +199,10 @@ def test_other_kinds_agree_at_any_size(
             present = inputs["attention_mask"].astype(bool)
             expected, got = expected[present], got[present]
         assert got == pytest.approx(expected, abs=2e-4)
-    assert check_of(student, None).share(found) > 0.999
+    assert export_check(student, None).share(found) > 0.999
     eighth = tmp_path / "int8.onnx"
     parts = [part for some in onnx.layers(path).values() for part in some]
-    onnx.quantised(path, eighth, "int8", parts)
+    onnx.quantise(path, eighth, "int8", parts)
     assert eighth.stat().st_size < 0.75 * path.stat().st_size
 
 
@@ -224,13 +224,13 @@ def test_word_vectors_are_cut_as_the_folder_says(
 def test_a_loss_is_refused_and_its_layers_are_named(
     make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
-    """Nothing is left of a refused export. What is kept in float32 is told."""
+    """A refused export leaves no file. The card names the layers that are in float32."""
     folder, out = bilstm(make_tokenizer, tmp_path / "student"), tmp_path / "out"
     before = sorted(path.name for path in tmp_path.iterdir())
     words = (folder, "--to", "onnx", "--quantize", "int4", "--out", out)
     line = refused(*words, "--least", 1)
-    assert "--quantize int4 keeps 9" in line and "less than --least 1;" in line
-    assert "layers lose most of the outputs: " in line
+    assert "--quantize int4: agreement 9" in line and "less than --least 1;" in line
+    assert "layers change the outputs most: " in line
     assert "network.bilstm.embeddings" in line and "--keep-float network." in line
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert not (folder / "README.md").exists()
@@ -247,20 +247,20 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     student, format = load_student(bilstm(make_tokenizer, tmp_path / "s")), FORMATS["torchscript"]
     format.write(student, tmp_path / "model.pt")
     run = format.open(tmp_path / "model.pt", student.output, 1)
-    assert check_of(student, None).share(run) == 1
+    assert export_check(student, None).share(run) == 1
 
 
 def test_an_operator_that_cannot_be_exported_is_one_line(
     make_tokenizer: MakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from teachonce.student_export.student import StaticVectors
+    from teachonce.student_export.loaded_student import StaticVectorNetwork
 
     folder = static(make_tokenizer, tmp_path / "student")
 
     def odd(self: Any, ids: Any, mask: Any) -> Any:
         return torch.linalg.eig(self.embedding(ids).mean(1, keepdim=True).expand(-1, 8, -1))[0].real
 
-    monkeypatch.setattr(StaticVectors, "forward", odd)
+    monkeypatch.setattr(StaticVectorNetwork, "forward", odd)
     line = refused(folder, "--to", "onnx", "--out", tmp_path / "out")
     assert "torch cannot export it to ONNX" in line and len(line) < 500
 
@@ -271,8 +271,11 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
         ("--to gguf", "--to gguf: expected one of onnx, openvino, torchscript (llama.cpp"),
         ("--to tflite", "--to tflite: expected one of onnx, openvino, torchscript"),
         ("", "--to is needed"),
-        ("--to torchscript --quantize int8", "torchscript has none; give --to onnx or openvino"),
-        ("--to openvino --quantize int4", "openvino has none; give --to onnx"),
+        (
+            "--to torchscript --quantize int8",
+            "torchscript does not support it; give --to onnx or openvino",
+        ),
+        ("--to openvino --quantize int4", "openvino does not support it; give --to onnx"),
         ("--to onnx --keep-float a", "--keep-float needs --quantize"),
         ("--to onnx --least 0", "--least 0: expected a share above 0, at most 1"),
         ("--to onnx", "no such folder"),
@@ -314,7 +317,7 @@ def test_openvino(tiny_teacher: Teacher, tmp_path: Path) -> None:
     parts = [part for some in format.layers(path).values() for part in some]
     format.quantise(path, eighth, "int8", parts)
     for file, least in ((path, 0.9999), (eighth, 0.98)):
-        assert check_of(student, None).share(format.open(file, student.output, 1)) > least
+        assert export_check(student, None).share(format.open(file, student.output, 1)) > least
 
 
 def test_the_options_name_every_format() -> None:

@@ -1,4 +1,4 @@
-"""The formats of exports; each is an entry of `registry.FORMATS`, a `Format`."""
+"""The formats of exports; each is an `ExportFormat` in `registry.FORMATS`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from teachonce.support.arrays import Array
 
-Run = Callable[[dict[str, Array]], Array]
-"""From inputs int64 [B,S] by name to the output, [B,...]."""
+Runner = Callable[[dict[str, Array]], Array]
+"""Takes inputs int64 [B,S] by name, returns the output [B,...]."""
 
 
 @dataclass(frozen=True)
-class Format:
-    """How a format is written, quantised and run.
+class ExportFormat:
+    """The functions that write, quantise and run a format.
 
-    names: the file in the folder of an export by quantisation, "" for none; what is not there
-    cannot be done.
-    write: writes a student in float32 to a path.
-    open: makes the function that runs a file, from its path, the output's name and threads.
-    layers: names of the parts that can be quantised by the layer of the student that they are of.
-    quantise: from a file in float32 to another one: a kind, and the names of the parts.
+    names: the path in the export's folder for each quantisation, "" for float32. A quantisation
+    without a path is not supported.
+    write: `write(student, path)` writes the student in float32.
+    open: `open(path, output, threads)` returns the `Runner` of a file.
+    layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
+    quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised.
     """
 
     names: Mapping[str, str]
     write: Callable[[Any, Path], None]
-    open: Callable[[Path, str, int], Run]
+    open: Callable[[Path, str, int], Runner]
     layers: Callable[[Path], dict[str, list[str]]] | None = None
     quantise: Callable[[Path, Path, str, Sequence[str]], None] | None = None

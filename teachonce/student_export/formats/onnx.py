@@ -1,4 +1,4 @@
-"""ONNX: written by torch, quantised and run by onnxruntime; the layout of transformers.js."""
+"""ONNX: exported by torch, quantised and run by onnxruntime, in the layout of transformers.js."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teachonce.student_export.formats import Run
+from teachonce.student_export.formats import Runner
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, out_of_memory
 from teachonce.support.extras import library
 
 if TYPE_CHECKING:
-    from teachonce.student_export.student import Student
+    from teachonce.student_export.loaded_student import LoadedStudent
 
 NAMES = {"": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "int4": "onnx/model_q4.onnx"}
-"""Files by quantisation, as transformers.js looks for them (dtype fp32, q8 and q4)."""
+"""Paths by quantisation, where transformers.js looks for them (dtype fp32, q8 and q4)."""
 BLOCK = 32  # weights that share a scale in 4 bits
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def write_float(student: Student, path: Path) -> None:
-    """Write the network in float32, for batches of any size and length.
+def write_float(student: LoadedStudent, path: Path) -> None:
+    """Export the network in float32, for batches of any size and length.
 
-    Raises UserError without the libraries, and for an operator that torch cannot export.
+    Raises UserError if a library is missing, or torch cannot export an operator.
     """
     import torch
 
@@ -37,8 +37,8 @@ def write_float(student: Student, path: Path) -> None:
     recurrent = any(isinstance(each, torch.nn.LSTM) for each in student.network.modules())
     try:
         with _silence():
-            # torch.export unrolls an LSTM; the older exporter has an operator for it, and for
-            # attention masks of any length it writes numbers of the example.
+            # torch.export unrolls an LSTM, the TorchScript exporter writes an LSTM operator. But
+            # for attention masks, the TorchScript exporter hard-codes the example's length.
             (_traced if recurrent else _exported)(student, inputs, path)
     except UserError:
         raise
@@ -51,7 +51,7 @@ def write_float(student: Student, path: Path) -> None:
         ) from error
 
 
-def _exported(student: Student, inputs: tuple[Any, ...], path: Path) -> None:
+def _exported(student: LoadedStudent, inputs: tuple[Any, ...], path: Path) -> None:
     import torch
 
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
@@ -64,12 +64,12 @@ def _exported(student: Student, inputs: tuple[Any, ...], path: Path) -> None:
         dynamic_shapes=tuple(dims for _ in inputs),
         verbose=False,
     )
-    _without_traces(program.model_proto, path)
+    _save_without_traces(program.model_proto, path)
 
 
-def _without_traces(model: Any, path: Path) -> None:
-    """Save a model without the exporter's notes on each node but the layer that it is of: traces
-    name paths of this machine, and take more bytes than the weights of a small student."""
+def _save_without_traces(model: Any, path: Path) -> None:
+    """Save a model with only the module scope in the exporter's metadata of each node."""
+    # Stack traces name paths of this machine, and are larger than the weights of a small student.
     for node in model.graph.node:
         scopes = [each.value for each in node.metadata_props if each.key == SCOPES]
         del node.metadata_props[:]
@@ -78,7 +78,7 @@ def _without_traces(model: Any, path: Path) -> None:
     library("onnx", "export", "--to onnx").save(model, str(path))
 
 
-def _traced(student: Student, inputs: tuple[Any, ...], path: Path) -> None:
+def _traced(student: LoadedStudent, inputs: tuple[Any, ...], path: Path) -> None:
     import torch
 
     torch.onnx.export(
@@ -93,8 +93,8 @@ def _traced(student: Student, inputs: tuple[Any, ...], path: Path) -> None:
     )
 
 
-def open_run(path: Path, output: str, threads: int = 1) -> Run:
-    """Load a file. Raises UserError without onnxruntime, and for a file that it cannot run."""
+def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
+    """Load a file. Raises UserError if onnxruntime is missing, or cannot run the file."""
     ort = library("onnxruntime", "export", "--to onnx")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -112,7 +112,7 @@ def open_run(path: Path, output: str, threads: int = 1) -> Run:
 
 
 def layers(path: Path) -> dict[str, list[str]]:
-    """Find what can be quantised: names of nodes by the layer of the student that they are of."""
+    """Return the names of the nodes that can be quantised, by layer of the student."""
     onnx = library("onnx", "export", "--quantize")
     graph = onnx.load(str(path)).graph
     constant = {each.name for each in graph.initializer}
@@ -126,7 +126,7 @@ def layers(path: Path) -> dict[str, list[str]]:
 
 
 def _layer(node: Any) -> str:
-    """Name the layer of the student that a node is of, by what the exporter says of its origin."""
+    """Return the name of the student's layer that a node was exported from."""
     name = str(node.name)
     scopes = "".join(str(each.value) for each in node.metadata_props if each.key == SCOPES)
     if scopes:
@@ -135,15 +135,18 @@ def _layer(node: Any) -> str:
     return name.strip("/").rpartition("/")[0].replace("/", ".") or name
 
 
-def quantised(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
-    """Write `source` with the weights of some `nodes` in int8 (their inputs, too, as they come) or
-    int4 (blocks of BLOCK weights)."""
+def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
+    """Write `source` with the weights of `nodes` in int8 or int4.
+
+    int8 is dynamic: activations are quantised at run time. int4 has a scale for BLOCK weights.
+    """
     library("onnxruntime", "export", "--quantize")
     with _silence():
         if kind == "int8":
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            # A scale for each channel: one for a whole matrix loses a tenth of MiniLM's cosines.
+            # One scale for each channel: with one for each matrix, the cosines of MiniLM's vectors
+            # fall by a tenth.
             quantize_dynamic(
                 str(source),
                 str(path),
@@ -160,13 +163,13 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     model = onnx.load(str(source))
-    kept = [node.name for node in model.graph.node if node.name not in set(nodes)]
+    excluded = [node.name for node in model.graph.node if node.name not in set(nodes)]
     found = MatMulNBitsQuantizer(
         model,
         bits=4,
         block_size=BLOCK,
         is_symmetric=False,
-        nodes_to_exclude=kept,
+        nodes_to_exclude=excluded,
         op_types_to_quantize=("MatMul", "Gather"),
     )
     found.process()
@@ -175,7 +178,7 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep the exporters' warnings of their own parts to themselves."""
+    """Suppress the exporters' warnings: they are about their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -187,7 +190,7 @@ def _silence() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what an error of an exporter was raised from."""
+    """Return the first line of the error at the root of an exporter's error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""OpenVINO: converted from ONNX, its weights compressed by NNCF."""
+"""OpenVINO: converted from ONNX, quantised by NNCF."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_export.formats import Run, onnx
+from teachonce.student_export.formats import Runner, onnx
 from teachonce.support.arrays import Array
 from teachonce.support.extras import library
 
@@ -16,12 +16,12 @@ NAMES = {
     "": "openvino/openvino_model.xml",
     "int8": "openvino/openvino_model_qint8_quantized.xml",
 }
-"""Files by quantisation, as sentence-transformers and optimum call them."""
+"""Paths by quantisation, under the names of sentence-transformers and optimum."""
 EXTRA = "openvino"
 
 
 def write_float(student: Any, path: Path) -> None:
-    """Write the network in float32. Raises UserError as `onnx.write_float` does."""
+    """Export the network in float32. Raises UserError as `onnx.write_float` does."""
     openvino = library("openvino", EXTRA, "--to openvino")
     with tempfile.TemporaryDirectory(prefix="export-") as scratch:
         source = Path(scratch) / "model.onnx"
@@ -29,8 +29,8 @@ def write_float(student: Any, path: Path) -> None:
         openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
 
 
-def open_run(path: Path, output: str, threads: int = 1) -> Run:
-    """Load a file. Raises UserError without openvino."""
+def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
+    """Load a file. Raises UserError if openvino is missing."""
     openvino = library("openvino", EXTRA, "--to openvino")
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     model = openvino.Core().compile_model(str(path), "CPU", settings)
@@ -43,7 +43,7 @@ def open_run(path: Path, output: str, threads: int = 1) -> Run:
 
 
 def layers(path: Path) -> dict[str, list[str]]:
-    """Name the constants that NNCF compresses, each of them a layer."""
+    """Return the operators that NNCF can compress, each as a layer of its own."""
     openvino = library("openvino", EXTRA, "--quantize")
     model = openvino.Core().read_model(str(path))
     kinds = ("MatMul", "Gather", "LSTMSequence")
@@ -51,8 +51,8 @@ def layers(path: Path) -> dict[str, list[str]]:
     return {name: [name] for name in names}
 
 
-def quantised(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
-    """Write `source` with the weights of some operators in int8, a scale for each channel."""
+def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
+    """Write `source` with the weights of the operators `nodes` in int8, one scale per channel."""
     openvino = library("openvino", EXTRA, "--quantize")
     nncf = library("nncf", EXTRA, "--quantize with --to openvino")
     logging.getLogger("nncf").setLevel(logging.ERROR)

@@ -1,17 +1,21 @@
-"""The formats by their names."""
+"""The formats of exports by name."""
 
 from __future__ import annotations
 
-from teachonce.student_export.formats import Format, onnx, openvino, torchscript
+from teachonce.student_export.formats import ExportFormat, onnx, openvino, torchscript
 
 FORMATS = {
-    "onnx": Format(onnx.NAMES, onnx.write_float, onnx.open_run, onnx.layers, onnx.quantised),
-    "openvino": Format(
+    "onnx": ExportFormat(
+        onnx.NAMES, onnx.write_float, onnx.open_runner, onnx.layers, onnx.quantise
+    ),
+    "openvino": ExportFormat(
         openvino.NAMES,
         openvino.write_float,
-        openvino.open_run,
+        openvino.open_runner,
         openvino.layers,
-        openvino.quantised,
+        openvino.quantise,
     ),
-    "torchscript": Format(torchscript.NAMES, torchscript.write_float, torchscript.open_run),
+    "torchscript": ExportFormat(
+        torchscript.NAMES, torchscript.write_float, torchscript.open_runner
+    ),
 }

@@ -1,4 +1,4 @@
-"""TorchScript: traced, for libtorch and programs in C++."""
+"""TorchScript: traced by torch, for libtorch and C++ programs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_export.formats import Run
+from teachonce.student_export.formats import Runner
 from teachonce.support.arrays import Array
 
 NAMES = {"": "torchscript/model.pt"}
 
 
 def write_float(student: Any, path: Path) -> None:
-    """Write the network as it is traced with a small batch."""
+    """Trace the network with a small batch, and save it."""
     import torch
 
     example = student.encode(["the old lamp of the tower", "light"])
@@ -23,8 +23,8 @@ def write_float(student: Any, path: Path) -> None:
         torch.jit.trace(student.network, inputs, check_trace=False).save(str(path))
 
 
-def open_run(path: Path, output: str, threads: int = 1) -> Run:
-    """Load a file, whose inputs are in the order of `student.INPUTS`."""
+def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
+    """Load a file. Its inputs are in the order of `loaded_student.INPUTS`."""
     import torch
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Loads a student as what an export needs: a function of token numbers, and its tokenizer."""
+"""Loads a student for export: a network from token ids to one output, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = {"embedding": "sentence_embedding"}
-"""Names of the output by kind; that of the others is `logits`."""
+"""The name of the output by kind; `logits` for the other kinds."""
 
 
 @dataclass(frozen=True)
-class Student:
+class LoadedStudent:
     """A student that is ready to be exported.
 
     kind: `mlm`, `classification`, `tagging` or `embedding`.
-    network: from `inputs`, int64 [B,S] each, to `output`: logits [B,S,V] or [B,C], vectors [B,W].
-    special: whether its tokenizer puts special tokens around a text. prompt: stands before a text.
-    about: what a folder of an export says of it: prompts, labels.
+    network: takes `inputs`, int64 [B,S] each; returns `output`, logits [B,S,V] or [B,C] or vectors
+    [B,D].
+    special: whether the tokenizer adds special tokens to a text.
+    prompt: prepended to each text.
+    about: further entries of export.json, such as `prompts`.
     """
 
     folder: Path
@@ -64,7 +66,7 @@ class Student:
         return OUTPUTS.get(self.kind, "logits")
 
     def encode(self, texts: Sequence[str]) -> dict[str, Array]:
-        """Make one batch of inputs, int64 [B,S], of texts that are cut to `max_length` tokens."""
+        """Tokenize texts, truncated to `max_length` tokens, into one batch of int64 [B,S] each."""
         found = self.tokenizer(
             [self.prompt + text for text in texts],
             padding=True,
@@ -82,8 +84,8 @@ class Student:
         return found
 
 
-class Logits(nn.Module):
-    """A network of transformers as a function of its inputs, in the order of INPUTS."""
+class LogitsNetwork(nn.Module):
+    """A transformers network with positional inputs in the order of INPUTS, as exporters need."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -95,8 +97,8 @@ class Logits(nn.Module):
         return logits
 
 
-class Vectors(nn.Module):
-    """An encoder and the steps to vectors of texts; the first `prompt` tokens are a prompt's."""
+class VectorNetwork(nn.Module):
+    """An encoder with its pooling and further modules; `prompt` is the prompt's token count."""
 
     def __init__(self, encoder: Any, head: Any, prompt: int) -> None:
         super().__init__()
@@ -111,8 +113,8 @@ class Vectors(nn.Module):
         return vectors
 
 
-class StaticVectors(nn.Module):
-    """The mean of the vectors of a text's pieces, and the modules behind it."""
+class StaticVectorNetwork(nn.Module):
+    """The mean of the word vectors of a text's pieces, and the modules after it."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         super().__init__()
@@ -131,10 +133,10 @@ class StaticVectors(nn.Module):
         return found["sentence_embedding"][:, : self.truncate_dim]
 
 
-def load_student(folder: Path) -> Student:
+def load_student(folder: Path) -> LoadedStudent:
     """Load a folder of transformers or sentence-transformers.
 
-    Raises UserError where it is none, and for one with neither a head nor a pooling.
+    Raises UserError if the folder is no model, or the model has neither a head nor a pooling.
     """
     if (listed := module_kinds(resolve_vectors(str(folder)))) and listed[0] == "StaticEmbedding":
         return _static(folder)
@@ -150,10 +152,10 @@ def load_student(folder: Path) -> Student:
             " masked LM, a student of a task or one of sentence vectors"
         )
     tokenizer, network = load_with_tokenizer(model, kind)
-    return Student(
+    return LoadedStudent(
         folder,
         kind,
-        Logits(network.eval()).eval(),
+        LogitsNetwork(network.eval()).eval(),
         tokenizer,
         _inputs(tokenizer),
         min(input_limit(config, tokenizer), 512),
@@ -172,15 +174,15 @@ def _inputs(tokenizer: Any) -> tuple[str, ...]:
     return tuple(name for name in INPUTS if name in tokenizer.model_input_names)
 
 
-def _embedding(folder: Path) -> Student:
+def _embedding(folder: Path) -> LoadedStudent:
     model = resolve_model(str(folder))
     tokenizer, encoder = load_with_tokenizer(model)
     found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
     longest = input_limit(encoder.config, tokenizer)
-    return Student(
+    return LoadedStudent(
         folder,
         "embedding",
-        Vectors(encoder.eval(), found.head, found.prompt_tokens).eval(),
+        VectorNetwork(encoder.eval(), found.head, found.prompt_tokens).eval(),
         tokenizer,
         _inputs(tokenizer),
         min(longest, found.max_length or longest, 8192),
@@ -190,8 +192,8 @@ def _embedding(folder: Path) -> Student:
     )
 
 
-def _static(folder: Path) -> Student:
-    """Load word vectors, whatever stands behind them: their own library knows the modules."""
+def _static(folder: Path) -> LoadedStudent:
+    """Load word vectors with any modules after them, through sentence-transformers."""
     from transformers import PreTrainedTokenizerFast
 
     model = Embedder(str(folder)).model
@@ -202,10 +204,10 @@ def _static(folder: Path) -> Student:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=first.tokenizer, pad_token=padding, model_max_length=8192
     )
-    return Student(
+    return LoadedStudent(
         folder,
         "embedding",
-        StaticVectors(model).eval(),
+        StaticVectorNetwork(model).eval(),
         tokenizer,
         INPUTS[:2],
         8192,

@@ -1,4 +1,4 @@
-"""Measures size, time and memory of an export and of the student itself, each in a new process."""
+"""Measures size, time and memory of an export or of the student, each in a new process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from teachonce.downstream.process_memory import status_bytes
-from teachonce.student_export.formats import Run
+from teachonce.student_export.formats import Runner
 from teachonce.support.arrays import Array
 
 REPEATS = 5
@@ -21,12 +21,15 @@ Inputs = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a model costs on one thread of a CPU.
+class Costs:
+    """Costs of a model on one thread of a CPU.
 
-    bytes: of its weights on disk. load_s: seconds until it can be asked. sentence_ms: of one text.
-    per_second: texts of a batch. memory: bytes by which the process grows beyond its libraries,
-    None where the system does not tell.
+    bytes: size of its weights on disk.
+    load_s: seconds from loading to the first output.
+    sentence_ms: milliseconds for one text alone.
+    per_second: texts per second in batches.
+    memory: growth of the process in bytes after its libraries were imported; None if the system
+    does not report it.
     """
 
     bytes: int
@@ -36,21 +39,22 @@ class Figures:
     memory: int | None
 
 
-def figures_of(
+def costs_of(
     format: str | None, path: Path, output: str, singles: Sequence[Inputs], batch: Inputs
-) -> Figures:
-    """Measure a file of an export, or for None the student in a folder.
+) -> Costs:
+    """Measure an exported file, or the student in the folder `path` if `format` is None.
 
-    singles: texts alone; batch: texts at once.
+    singles: inputs of one text each; batch: inputs of several texts.
     """
     # spawned, so that what this process has loaded is neither shared nor counted
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         found = pool.submit(_measured, format, path, output, list(singles), batch).result()
-    return Figures(size_of(path), *found)
+    return Costs(size_of(path), *found)
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file and of those that are called as it, or of all weights of a folder."""
+    """Return the bytes of a file with its companions of the same stem (OpenVINO's .xml and .bin),
+    or of all safetensors in a folder."""
     if path.is_dir():
         return sum(each.stat().st_size for each in path.rglob("*.safetensors"))
     return sum(each.stat().st_size for each in path.parent.glob(f"{path.stem}.*"))
@@ -65,7 +69,7 @@ def _measured(
     run = load()
     run(singles[0])
     loaded = time.perf_counter() - begin
-    run(batch)
+    run(batch)  # warms up
     alone, together = [], []
     for _ in range(REPEATS):
         together.append(_timed(run, [batch]))
@@ -76,12 +80,12 @@ def _measured(
     return loaded, 1000 * median(alone), rows / median(together), memory
 
 
-def _loader(format: str | None, path: Path, output: str) -> Callable[[], Run]:
-    """Import what a model needs, and make the function that loads it."""
+def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]:
+    """Import the libraries of a format, and return the function that loads the model."""
     if format is None:
         import torch
 
-        from teachonce.student_export.student import load_student
+        from teachonce.student_export.loaded_student import load_student
 
         torch.set_num_threads(1)
         return lambda: load_student(path).run
@@ -92,7 +96,7 @@ def _loader(format: str | None, path: Path, output: str) -> Callable[[], Run]:
     return lambda: FORMATS[format].open(path, output, 1)
 
 
-def _timed(run: Run, inputs: Sequence[Inputs]) -> float:
+def _timed(run: Runner, inputs: Sequence[Inputs]) -> float:
     begin = time.perf_counter()
     for each in inputs:
         run(each)
@@ -100,7 +104,7 @@ def _timed(run: Run, inputs: Sequence[Inputs]) -> float:
 
 
 def _memory(name: str) -> int | None:
-    """A figure of this process, in bytes; None where the system does not keep it."""
+    """Return a memory figure of this process in bytes; None on a system without /proc."""
     try:
         return status_bytes(name)
     except OSError:
