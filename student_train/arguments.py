@@ -126,9 +126,9 @@ def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
     student can learn hidden states beside vectors of texts."""
     features = store.features
     task = store.task
-    if task and (task.scores or task.answers == "numbers"):
+    if task and (task.is_score or task.output_kind == "numbers"):
         return dict(SCORE_LOSS)
-    if task and task.answers == "several labels":
+    if task and task.output_kind == "several labels":
         return {"kl": 1.0}
     if task:
         return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}

@@ -15,7 +15,7 @@ import numpy as np
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError
 from teachonce.store.format.manifest import DAMAGED
-from teachonce.store.read.manifests import absent_outside, read_outside
+from teachonce.store.read.manifests import missing_outside, read_outside
 from teachonce.support.arrays import Array
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class WordCounts:
         """Read and check the counts of an unfinished store, as `stored` does; None also where it
         lacks them."""
         with closing(staging_of(path).source()) as source:
-            if not {TEXT, COUNT}.isdisjoint(absent_outside(source)):
+            if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):
                 return None
             return _read(source.attributes().get("arrays", {}), read_outside(source), source.path)
 

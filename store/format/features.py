@@ -21,7 +21,7 @@ TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag
 SEVERAL_LABELS = "multi_label_classification"
 PROBLEM_TYPES = (SEVERAL_LABELS, "regression")
 """Values of `problem_type` of transformers that change what the outputs of a classifier mean."""
-Answers = Literal["one label", "several labels", "numbers"]
+OutputKind = Literal["one label", "several labels", "numbers"]
 
 MAX_LABELS = 2**16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -128,17 +128,17 @@ class TaskSpec:
         return one and self.kind == "classification" and str(self.separator).isspace()
 
     @property
-    def scores(self) -> bool:
+    def is_score(self) -> bool:
         """Whether the teacher gives one number, as a reranker does, and tells no classes apart."""
         return self.kind == "classification" and len(self.labels) == 1
 
     @property
-    def answers(self) -> Answers:
+    def output_kind(self) -> OutputKind:
         """What the outputs of a text, or of a token, are: logits of one label of all (softmax), of
         several labels at once (a sigmoid for each), or numbers as they are."""
         if self.problem_type == SEVERAL_LABELS:
             return "several labels"
-        return "numbers" if self.problem_type or self.scores else "one label"
+        return "numbers" if self.problem_type or self.is_score else "one label"
 
     @property
     def gold(self) -> str:
@@ -252,7 +252,7 @@ class Features:
         return self.task.separator if self.task else None
 
     @property
-    def of_tokens(self) -> bool:
+    def has_token_features(self) -> bool:
         """Whether the store holds states, maps or logits of tokens."""
         return bool(self.hidden or self.attention or self.logits)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
-def made_by(identity: Mapping[str, Any]) -> str:
+def making_command(identity: Mapping[str, Any]) -> str:
     """The command that made a store, as far as its identity tells: a copy has that of its source,
     and where it is lost it is empty."""
     if not identity:
@@ -45,7 +45,7 @@ def corpora(corpus: Any) -> Iterator[Any]:
         yield corpus
 
 
-def sources(corpus: Any) -> list[Mapping[str, Any]]:
+def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
     """List the sources of one of `corpora`; none where it tells them in another way."""
     found = corpus.get("sources") if isinstance(corpus, Mapping) else None
     if not isinstance(found, list) or not all(isinstance(source, Mapping) for source in found):
@@ -57,7 +57,7 @@ Run = tuple[int, int]
 """The first and the last number of consecutive ones."""
 
 
-def joined(runs: Iterable[Run]) -> str:
+def format_runs(runs: Iterable[Run]) -> str:
     """Write runs, which may overlap, in ascending order."""
     found: list[list[int]] = []
     for first, last in sorted(runs):
@@ -68,8 +68,8 @@ def joined(runs: Iterable[Run]) -> str:
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
 
 
-def runs_of(text: object) -> list[Run]:
-    """Read what `joined` writes. Nothing of anything else: a store may have been made by others."""
+def parse_runs(text: object) -> list[Run]:
+    """Parse the text that `format_runs` writes, and skip any other: a store is untrusted input."""
     found = []
     for run in text.split(",") if isinstance(text, str) else ():
         first, _, last = run.partition("-")
@@ -78,6 +78,6 @@ def runs_of(text: object) -> list[Run]:
     return found
 
 
-def number_of(runs: Iterable[Run]) -> int:
+def count_numbers(runs: Iterable[Run]) -> int:
     """Count the numbers of runs that do not overlap."""
     return sum(last - first + 1 for first, last in runs)

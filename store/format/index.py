@@ -21,7 +21,7 @@ from teachonce.support.arrays import Array, starts
 GROUP = "index"
 FEW_PARTS = 4096  # of so many, or fewer, the manifest itself tells
 PAGE = 512  # parts
-KEPT_PAGES = 8  # `Manifest.content` goes through parts of 1, 2, ..., 7 digits at once
+CACHED_PAGES = 8  # `Manifest.content` goes through parts of 1, 2, ..., 7 digits at once
 DIGEST = 32  # bytes of a SHA-256
 MAX_TOTAL = 2**62
 Write = Callable[[str, Array], None]
@@ -208,7 +208,7 @@ class IndexedParts(Sequence[Part]):
                 prints = self._values(name, kind, shape) if name in self.entries else None
                 found = counts, sha256, prints
             self._pages[page] = found
-            if len(self._pages) > KEPT_PAGES:
+            if len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
             return found
 

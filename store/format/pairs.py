@@ -14,7 +14,7 @@ SEPARATOR = "\x1f"
 tokenizer takes for a letter and which hardly any text holds."""
 
 
-def divided(text: str, separator: str | None, where: str) -> tuple[str, ...]:
+def split_pair(text: str, separator: str | None, where: str) -> tuple[str, ...]:
     """Return both texts of a pair; the text alone where there is no separator.
 
     Raises StoreError unless the separator stands in the text of a pair just once.
@@ -33,11 +33,11 @@ def divided(text: str, separator: str | None, where: str) -> tuple[str, ...]:
 def tokenizer_inputs(texts: list[str], separator: str | None, where: str) -> list[Any]:
     """Return what `encode_batch` of a tokenizer takes for stored texts: texts, or pairs of them.
 
-    Raises StoreError as `divided` does.
+    Raises StoreError as `split_pair` does.
     """
     if separator is None:
         return list(texts)
-    return [divided(text, separator, where) for text in texts]
+    return [split_pair(text, separator, where) for text in texts]
 
 
 def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:

@@ -1,6 +1,7 @@
-"""The laws of values: which stored numbers a teacher can have given (FORMAT.md, section 6).
+"""The laws of values: which stored numbers a teacher can have computed (FORMAT.md, section 6).
 
-`broken` looks at one array, and costs less than reading it; the other functions compare arrays.
+`find_violation` checks one array, in less time than it takes to read it. The other functions
+compare several arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MINUS_ZERO = 0x8000
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Broken(NamedTuple):
+class Violation(NamedTuple):
     """The first row of an array, by its first axis, that breaks a law, and what is wrong there.
 
     `leaf` is the last segment of the array's path, where several were compared.
@@ -38,7 +39,9 @@ class Broken(NamedTuple):
         return f"{name.rpartition('/')[0]}/{self.leaf}" if self.leaf else name
 
 
-def broken(features: Features, calibration: Calibration, path: str, values: Array) -> Broken | None:
+def find_violation(
+    features: Features, calibration: Calibration, path: str, values: Array
+) -> Violation | None:
     """Check an array of a part, or some of its rows, by itself; `path` is its path in the part."""
     *_, group, leaf = f"//{path}".split("/")
     if not values.size:
@@ -64,13 +67,13 @@ def broken(features: Features, calibration: Calibration, path: str, values: Arra
     return _first(not_finite(values), "is NaN or infinite")
 
 
-def _first(bad: Array | None, what: str) -> Broken | None:
+def _first(bad: Array | None, what: str) -> Violation | None:
     if bad is None or not bad.any():
         return None
-    return Broken(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), what)
+    return Violation(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), what)
 
 
-def _outside(values: Array, low: float | None, high: float | None, what: str) -> Broken | None:
+def _outside(values: Array, low: float | None, high: float | None, what: str) -> Violation | None:
     """Find a value below `low` or above `high`, or a NaN."""
     # Least and largest value are found in a tenth of the time of a comparison of each.
     fits = (low is None or values.min() >= low) and (high is None or values.max() <= high)
@@ -101,7 +104,7 @@ def not_finite(values: Array) -> Array | None:
 
 def _of_scale(
     features: Features, calibration: Calibration, path: str, values: Array
-) -> Broken | None:
+) -> Violation | None:
     """A scale is finite, at least 0, and decodes to finite states."""
     largest = int(values.view(np.uint16).max())
     if largest >= HALF_INFINITE and (
@@ -119,7 +122,9 @@ def _of_scale(
         return _first(values.astype(np.float64) * factor + far >= LARGEST, "decodes to infinity")
 
 
-def broken_best(features: Features, ids: Array, logprobs: Array, rest: Array) -> Broken | None:
+def topk_violation(
+    features: Features, ids: Array, logprobs: Array, rest: Array
+) -> Violation | None:
     """Compare the stored best ids and log-probabilities [N,K] of tokens, and what is left [N]."""
     level = features.level
     with np.errstate(all="ignore"):
@@ -131,18 +136,18 @@ def broken_best(features: Features, ids: Array, logprobs: Array, rest: Array) ->
             return found
         if found := _first(values[:, 1:] > values[:, :-1], "is not ordered, best first"):
             return found
-        if found := repeated(ids, values):
+        if found := repeated_id(ids, values):
             return found
         least = -np.log(features.vocabulary) - FAR_BELOW
         if found := _first(values[:, 0] < least, "has a best id that is far too improbable"):
             return found
         errors = bound(level, "logprobs", values), bound(level, "rest", left)
-        return broken_mass(values, left, errors)
+        return mass_violation(values, left, errors)
 
 
-def broken_mass(
+def mass_violation(
     logprobs: Floats, rest: Floats, errors: tuple[ArrayLike, ArrayLike] = (0, 0)
-) -> Broken | None:
+) -> Violation | None:
     """Check that probabilities [N,K] and what is left over [N], given as logs, may sum to 1 within
     MASS_SLACK, as each was before it was encoded with at most these `errors`."""
 
@@ -162,7 +167,7 @@ def broken_mass(
     return _first(total(1) < 1 - MASS_SLACK, f"{words} less than 1")
 
 
-def repeated(ids: Array, logprobs: Floats) -> Broken | None:
+def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
     """Find a row [K] with an id twice, empty places (of log-probability -inf) left out."""
     size = ids.shape[1]
     behind = np.arange(size, dtype=np.int64) + 2**32
@@ -171,7 +176,9 @@ def repeated(ids: Array, logprobs: Floats) -> Broken | None:
     return found and found._replace(leaf="ids")
 
 
-def broken_draws(features: Features, start: Array, ids: Array, counts: Array) -> Broken | None:
+def draws_violation(
+    features: Features, start: Array, ids: Array, counts: Array
+) -> Violation | None:
     """Compare sampled ids and their counts [M] of N tokens; `start` [N + 1] begins with 0."""
     size = features.logits.size if features.logits else 0
     if found := _first(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
@@ -182,10 +189,10 @@ def broken_draws(features: Features, start: Array, ids: Array, counts: Array) ->
     if place is None:
         return None
     token = int(np.searchsorted(start, place.row, "right")) - 1
-    return Broken(token, "has ids that do not ascend", "ids")
+    return Violation(token, "has ids that do not ascend", "ids")
 
 
-def broken_maps(features: Features, codes: Array, lengths: Array) -> Broken | None:
+def attention_violation(features: Features, codes: Array, lengths: Array) -> Violation | None:
     """Check maps of L^2 entries, one after another, of sequences of `lengths`; rows are tokens."""
     values: Floats = features.level.attention.from_codes(codes)
     rows = starts(np.repeat(lengths, lengths))[:-1]
@@ -200,13 +207,13 @@ def broken_maps(features: Features, codes: Array, lengths: Array) -> Broken | No
     return _first(off > 0, "has probabilities that do not sum to 1")
 
 
-def broken_together(
+def joint_violations(
     features: Features,
     view: str,
     stored: Mapping[str, Array],
     lengths: Array,
     draws: tuple[Array, Array, Array] | None,
-) -> Iterator[tuple[str, Broken]]:
+) -> Iterator[tuple[str, Violation]]:
     """Yield laws between arrays of sequences of `lengths` that are broken, and an array of each.
 
     `stored` are rows of the arrays of a `view` by their paths; `draws` are the starts [N + 1], ids
@@ -214,12 +221,12 @@ def broken_together(
     """
     keys = [f"{view}/logits/{key}" for key in ("ids", "logprobs", "rest")]
     if all(key in stored for key in keys) and (
-        law := broken_best(features, *(stored[key] for key in keys))
+        law := topk_violation(features, *(stored[key] for key in keys))
     ):
         yield keys[1], law
-    if draws and (law := broken_draws(features, *draws)):
+    if draws and (law := draws_violation(features, *draws)):
         yield keys[0], law
     for name in features.attention:
         path = f"{view}/attention/{name}/values"
-        if path in stored and (law := broken_maps(features, stored[path], lengths)):
+        if path in stored and (law := attention_violation(features, stored[path], lengths)):
             yield path, law

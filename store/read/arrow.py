@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.pairs import divided
-from teachonce.store.read.order import StreamOrder
+from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.stream import Batch, Streamer
+from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, starts
 from teachonce.support.errors import suggest
 
@@ -236,7 +236,7 @@ def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
 
 def _one_of_pair(index: PartIndex, number: int, batch: Batch) -> list[str]:
     separator = index.features.separator
-    return [divided(text, separator, index.path)[number] for text in batch.texts]
+    return [split_pair(text, separator, index.path)[number] for text in batch.texts]
 
 
 def _of_gold(index: PartIndex) -> Iterator[Column]:

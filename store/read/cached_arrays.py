@@ -17,7 +17,7 @@ BLOCK = 4096  # rows of a cached array with one flag: a flag a row would double 
 Shape = tuple[int, ...]
 
 
-class Room:
+class RowCache:
     """Where the rows of an array are cached, and a flag for each BLOCK of them that is there."""
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any]) -> None:
@@ -27,7 +27,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CachePolicy:
     """Which arrays of parts stay in memory, by their paths there."""
 
     keeps: Callable[[str], bool]
@@ -36,13 +36,13 @@ class Keeping:
         """Return an array that stays in memory, if it is one of these."""
         if not self.keeps(name):
             return slices
-        return KeptSlices(slices, Room(slices.shape, slices.dtype))
+        return CachedSlices(slices, RowCache(slices.shape, slices.dtype))
 
 
-class KeptSlices:
+class CachedSlices:
     """Slices of an array whose rows stay in a room from their first use on."""
 
-    def __init__(self, slices: Slices, room: Room) -> None:
+    def __init__(self, slices: Slices, room: RowCache) -> None:
         self._slices, self._room = slices, room
         self.shape, self.dtype = slices.shape, slices.dtype
 

@@ -18,7 +18,7 @@ from teachonce.store.containers.network import surely
 from teachonce.store.containers.paths import queue_of
 from teachonce.store.errors import NO_NUMBERS, StoreError, without_remedy
 from teachonce.store.format.features import Calibration, Features
-from teachonce.store.format.identity import made_by
+from teachonce.store.format.identity import making_command
 from teachonce.store.format.index import IndexedParts
 from teachonce.store.format.layout import Counts, PartShapes, part_number
 from teachonce.store.format.manifest import (
@@ -41,7 +41,7 @@ from teachonce.support.console import counted, takes_option
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def garbage_collection_off() -> Iterator[None]:
     """Stop the garbage collector meanwhile.
 
     Thousands of parts are a million objects, none of them garbage. To look through them again and
@@ -100,7 +100,7 @@ def sealed_manifest(
     data = stored.read(0, stored.shape[0]).tobytes()
     if seal_checksum(data, attributes["created"]) != attributes.get("checksum"):
         raise StoreError(f"{where}: the manifest does not match its checksum; {DAMAGED}")
-    with uncollected():
+    with garbage_collection_off():
         value = _parsed(data, attributes, where)
         arrays = read_entries(value.get("arrays"), where)
         if attributes["version"] > 1:
@@ -223,9 +223,9 @@ def unfinished(source: Source) -> StoreError:
     gone = there[-1] + 1 - len(there) if there and in_order else 0
     parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
     try:
-        made = made_by(source.attributes().get("identity") or {})
+        made = making_command(source.attributes().get("identity") or {})
     except StoreError:
-        made = made_by({})
+        made = making_command({})
     ways = {True: "--allow-partial", None: "open_store(..., allow_partial=True)"}
     way = ways.get(takes_option("allow_partial"))
     return StoreError(
@@ -251,7 +251,7 @@ def readable_manifest(
     return Manifest(kept, arrays, parts), unreadable
 
 
-def absent_outside(source: Source) -> set[str]:
+def missing_outside(source: Source) -> set[str]:
     """Names of the arrays outside the parts that a store lists and lacks: repair has moved them
     aside, or they were lost."""
     listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
@@ -272,7 +272,7 @@ def read_calibration(source: Source) -> Calibration | None:
 
     Raises StoreError if a checksum differs.
     """
-    if any(name.startswith("calibration/hidden/") for name in absent_outside(source)):
+    if any(name.startswith("calibration/hidden/") for name in missing_outside(source)):
         return None
     read = read_outside(source)
     names = check_root(source.attributes(), source.path).hidden

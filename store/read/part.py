@@ -14,8 +14,8 @@ from teachonce.store.errors import VERIFY, StoreError, without_remedy
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays
 from teachonce.store.format.manifest import Part, digest
-from teachonce.store.read.cached_arrays import BLOCK, Keeping
-from teachonce.store.read.changes import ChangeWatch
+from teachonce.store.read.cached_arrays import BLOCK, CachePolicy
+from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
 
 SLICE_BYTES = 2**24  # decoded at once for a checksum
@@ -43,18 +43,18 @@ class PartReader:
         part: Part,
         features: Features,
         lengths: Array | None = None,
-        keeping: Keeping | None = None,
+        cache_policy: CachePolicy | None = None,
         watch: ChangeWatch | None = None,
     ) -> None:
         """Open no array yet.
 
-        `lengths` [n] are the tokens of its sequences by the manifest, if it has them. Arrays of
-        which `keeping` tells so stay in memory once they are read. With `watch`, reading raises its
-        StoreError soon after the store was written again.
+        lengths: int [n], tokens of each sequence by the manifest; None if the manifest has none.
+        cache_policy: which arrays stay in memory after their first read.
+        watch: makes reads raise StoreError soon after the store was rewritten.
         """
-        self._explaining = watch.explaining if watch else nullcontext
+        self._explaining = watch.reporting_changes if watch else nullcontext
         self._source, self.part, self.features = source, part, features
-        self._lengths, self._keeping = lengths, keeping
+        self._lengths, self._cache_policy = lengths, cache_policy
         self.where = f"{source.path}: part {part.number}"
         self._specs = part_arrays(features, part.counts)
         self._open: dict[str, Slices] = {}
@@ -63,8 +63,8 @@ class PartReader:
         """Open an array of the part. Raises StoreError if it is not what the manifest says."""
         if name not in self._open:
             array = surely(self._source.remote, lambda: self._opened(name))
-            if self._keeping is not None:
-                array = self._keeping.of(array, name)
+            if self._cache_policy is not None:
+                array = self._cache_policy.of(array, name)
             self._open[name] = array
         return self._open[name]
 

@@ -14,8 +14,8 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import ArraySpec, part_arrays
 from teachonce.store.format.manifest import Manifest
-from teachonce.store.read.cached_arrays import Keeping
-from teachonce.store.read.changes import ChangeWatch
+from teachonce.store.read.cached_arrays import CachePolicy
+from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, begins
 
@@ -40,7 +40,7 @@ class PartIndex:
         self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
         self._opening = Lock()  # training reads ahead in a thread while it validates in another
-        self.keep(None)
+        self.set_cache(None)
 
     def __len__(self) -> int:
         return int(self.first[-1])
@@ -54,19 +54,19 @@ class PartIndex:
                 known = None if self._known is None else self._known[begin:end]
                 entry = self._entries[place]
                 part = PartReader(
-                    self._source, entry, self.features, known, self._keeping, self._watch
+                    self._source, entry, self.features, known, self._cache_policy, self._watch
                 )
             self._parts[place] = part
             if len(self._parts) > self._open_parts:
                 self._parts.popitem(last=False)
             return part
 
-    def keep(self, keeping: Keeping | None) -> None:
+    def set_cache(self, cache_policy: CachePolicy | None) -> None:
         """Choose what stays in memory from its first use on; None: nothing, as when the store is
         opened."""
         with self._opening:
-            self._keeping = keeping
-            self._open_parts = len(self._entries) if keeping else OPEN_PARTS
+            self._cache_policy = cache_policy
+            self._open_parts = len(self._entries) if cache_policy else OPEN_PARTS
             self._parts.clear()
 
     def close(self) -> None:

@@ -14,11 +14,11 @@ from teachonce.store.format.features import Calibration
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.sequences import ACTIONS, wrong_gold
 from teachonce.store.format.value_laws import (
-    Broken,
-    broken,
-    broken_best,
-    broken_draws,
-    broken_maps,
+    Violation,
+    attention_violation,
+    draws_violation,
+    find_violation,
+    topk_violation,
 )
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array
@@ -96,13 +96,13 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
         step = max(1, SLICE_BYTES // max(1, row))
         for begin in range(0, spec.shape[0], step):
             values = part.read(name, begin, min(begin + step, spec.shape[0]))
-            if law := broken(part.features, calibration, name, values):
-                found[name] = line_of(part, name, Broken(begin + law.row, law.what))
+            if law := find_violation(part.features, calibration, name, values):
+                found[name] = line_of(part, name, Violation(begin + law.row, law.what))
                 break
     return found
 
 
-def line_of(part: PartReader, name: str, law: Broken) -> str:
+def line_of(part: PartReader, name: str, law: Violation) -> str:
     """Say where in a part a law is broken; `law.row` is a row of the array `name`."""
     row, start = law.row, part.token_start
     if name in ("sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
@@ -160,7 +160,7 @@ def _edges(part: PartReader) -> list[int]:
     return [*firsts.tolist(), part.part.counts.sequences]
 
 
-Check = Callable[[PartReader, Any, int, int], Broken | None]
+Check = Callable[[PartReader, Any, int, int], Violation | None]
 
 
 def _first_of(
@@ -173,29 +173,29 @@ def _first_of(
             return
 
 
-def _best(part: PartReader, view: int, first: int, last: int) -> Broken | None:
+def _best(part: PartReader, view: int, first: int, last: int) -> Violation | None:
     rows = part.token_start[[first, last]].tolist()
     ids, logs, rest = (
         part.read(f"view{view}/logits/{key}", *rows) for key in ("ids", "logprobs", "rest")
     )
-    return broken_best(part.features, ids, logs, rest)
+    return topk_violation(part.features, ids, logs, rest)
 
 
-def _draws(part: PartReader, view: int, first: int, last: int) -> Broken | None:
+def _draws(part: PartReader, view: int, first: int, last: int) -> Violation | None:
     tokens = part.token_start[[first, last]].tolist()
     start = part.draw_start(view, *tokens)
     whole = part.part.counts
     if (not first and start[0]) or (
         last == whole.sequences and int(start[-1]) != whole.draws[view]
     ):
-        return Broken(0, "does not have as many ids as were drawn")
+        return Violation(0, "does not have as many ids as were drawn")
     _, ids, counts = part.draws(view, *tokens)
-    return broken_draws(part.features, start - start[0], ids, counts)
+    return draws_violation(part.features, start - start[0], ids, counts)
 
 
-def _maps(part: PartReader, path: str, first: int, last: int) -> Broken | None:
+def _maps(part: PartReader, path: str, first: int, last: int) -> Violation | None:
     codes = part.read(path, *part.square_start[[first, last]].tolist())
-    return broken_maps(part.features, codes, np.diff(part.token_start[first : last + 1]))
+    return attention_violation(part.features, codes, np.diff(part.token_start[first : last + 1]))
 
 
 def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:

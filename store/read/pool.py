@@ -16,7 +16,7 @@ import numpy as np
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.features import Calibration
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.value_laws import Broken, broken
+from teachonce.store.format.value_laws import Violation, find_violation
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.part_laws import line_of, line_of_token
@@ -279,12 +279,12 @@ class Pool:
             return
         arrays |= {f"view{self.view}/logits/{key}": values for key, values in self.draws.items()}
         for name, values in arrays.items():
-            if law := broken(self.features, calibration, name, values):
+            if law := find_violation(self.features, calibration, name, values):
                 part, line = self._place(name, law)
                 raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
         seen[asked] = True
 
-    def _place(self, name: str, law: Broken) -> tuple[PartReader, str]:
+    def _place(self, name: str, law: Violation) -> tuple[PartReader, str]:
         """Find the part of a row of the pool that breaks a law, and say where it is there."""
         draws = self.draw_start if name.endswith(("/logits/ids", "/logits/counts")) else None
         row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged

@@ -11,7 +11,7 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
-from teachonce.store.format.pairs import divided
+from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, Floats, covering_spans
 
@@ -204,7 +204,7 @@ class Record:
     @cached_property
     def texts(self) -> tuple[str, ...]:
         """The text, or both texts of a pair. Raises StoreError for a text that is no pair."""
-        return divided(self.text, self.features.separator, self.part.where)
+        return split_pair(self.text, self.features.separator, self.part.where)
 
     @cached_property
     def token_ids(self) -> Array:

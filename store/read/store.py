@@ -20,10 +20,10 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, TaskSpec
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import Manifest, check_root, opening
-from teachonce.store.format.pairs import divided
-from teachonce.store.read.cached_arrays import Keeping
-from teachonce.store.read.changes import ChangeWatch
-from teachonce.store.read.derived import note
+from teachonce.store.format.pairs import split_pair
+from teachonce.store.read.cached_arrays import CachePolicy
+from teachonce.store.read.change_watch import ChangeWatch
+from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.manifests import (
     calibration_paths,
     check_calibration,
@@ -33,13 +33,13 @@ from teachonce.store.read.manifests import (
     unfinished,
     unsealed_manifest,
 )
-from teachonce.store.read.order import KINDS, StreamOrder, StreamWords
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.record import LazyMap, Record
 from teachonce.store.read.stored_task import stored_task
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
+from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 
@@ -90,7 +90,7 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
             source.keep_on(cache, attributes["checksum"])
-            note(source.path, manifest, "disk cache", cache.folder, attributes["checksum"])
+            record_copy(source.path, manifest, "disk cache", cache.folder, attributes["checksum"])
         return FeatureStore(source, attributes, features, manifest)
 
 
@@ -163,10 +163,10 @@ class FeatureStore(Sequence[Record]):
         """The part at a place (not its number), opened; a few are kept open."""
         return self._index.part(place)
 
-    def keep(self, keeps: Callable[[str], bool] | None) -> None:
+    def cache_arrays(self, chosen: Callable[[str], bool] | None) -> None:
         """Choose the arrays of parts, by path, that stay in memory after their first use; None: no
         array, as when the store is opened."""
-        self._index.keep(Keeping(keeps) if keeps else None)
+        self._index.set_cache(CachePolicy(chosen) if chosen else None)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
         """The part of a sequence, and its position there."""
@@ -210,7 +210,7 @@ class FeatureStore(Sequence[Record]):
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
         for reader in map(self.part, range(len(self.manifest.parts))):
-            with self.watch.explaining():
+            with self.watch.reporting_changes():
                 for name in self.features.level.embedding.names:
                     reader.check(f"{EMBEDDING}/{name}")
             found.append(reader.vectors(0, reader.part.counts.sequences))
@@ -219,7 +219,7 @@ class FeatureStore(Sequence[Record]):
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
         """Texts as of `texts`, of pairs the first, then the second. StoreError for no pair."""
         for text in self.texts(blocks):
-            yield from divided(text, self.features.separator, self.path)
+            yield from split_pair(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
         """int64 [n, 2]: runs begin..end of sequences of a part, of about `block_tokens` tokens."""
@@ -237,7 +237,7 @@ class FeatureStore(Sequence[Record]):
         blocks: ArrayLike | None = None,
         features: Sequence[str] | None = None,
         check: bool = False,
-        **more: Unpack[StreamWords],
+        **more: Unpack[StreamArguments],
     ) -> Iterator[Batch]:
         """Yield every sequence of the blocks once, in batches with B * longest <= batch_tokens, or
         of `batch_texts` sequences.
@@ -326,7 +326,7 @@ class FeatureStore(Sequence[Record]):
         from teachonce.store.read.table_files import write_parquet
 
         table = self.table(columns, floats)
-        note(self.path, self.manifest, "table", path)
+        record_copy(self.path, self.manifest, "table", path)
         return write_parquet(table, Path(path), file_bytes, told)
 
     def to_datasets(
@@ -347,7 +347,7 @@ class FeatureStore(Sequence[Record]):
 
         if streaming:
             return streamed_dataset_of(partial(self.table, columns, floats))
-        noted = partial(note, self.path, self.manifest, "datasets")
+        noted = partial(record_copy, self.path, self.manifest, "datasets")
         return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, noted)
 
     def teacher_files(self) -> Mapping[str, bytes]:

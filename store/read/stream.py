@@ -16,14 +16,14 @@ from teachonce.store.format.codecs.codec import Codec, HiddenCodec
 from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.value_laws import broken_together
-from teachonce.store.read.changes import ChangeWatch
-from teachonce.store.read.order import StreamOrder
+from teachonce.store.format.value_laws import joint_violations
+from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.part_laws import line_of_token
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
+from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 
 AHEAD = 2**28  # bytes, unpacked, that are asked for before they are read over a network
@@ -191,7 +191,7 @@ class Streamer:
         sample = batch.logits if batch.logits and batch.logits.tier == "sample" else None
         draws = (sample.start, sample.ids, sample.counts) if sample else None
         lengths = np.diff(batch.start)
-        for name, law in broken_together(pool.features, here, batch.stored, lengths, draws):
+        for name, law in joint_violations(pool.features, here, batch.stored, lengths, draws):
             sequence = int(np.searchsorted(batch.start, law.row, "right")) - 1
             part, position = self._index.locate(int(batch.index[sequence]))
             row = int(part.token_start[position]) + law.row - int(batch.start[sequence])
@@ -275,7 +275,7 @@ class Streamer:
             if not flat or not 0 <= sequences.min() <= sequences.max() <= last:
                 raise StoreError(f"{self._index.path}: sequences must lie in 0..{last}")
             blocks = np.stack([sequences, sequences + 1], axis=1)
-            with self._watch.explaining():
+            with self._watch.reporting_changes():
                 pool = Pool(self._index, blocks, view, kinds)
                 pool.read(pool_buffers)
                 pool.check_values(self._calibration, self._lawful)

@@ -15,7 +15,7 @@ from pathlib import Path
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.zarr.tree import shard_path
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.read.derived import Derived, carry_over, list_of, noted
+from teachonce.store.read.derived_copies import DerivedCopy, carry_over, list_of, recorded_copies
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.show import printable
 from teachonce.support.console import counted
@@ -47,7 +47,7 @@ def remove_caches(store: FeatureStore) -> list[str]:
     folder of its kind, and its own name or content shows that it was made from this store.
     """
     removed, text = list[str](), store.manifest.text_key
-    for entry in noted(store.path, text):
+    for entry in recorded_copies(store.path, text):
         path = Path(entry.path)
         with contextlib.suppress(OSError, UserError):  # it is named, as it is still there
             if entry.kind == "datasets" and _is_ours(path, stat.S_ISREG) and _is_rows(path, store):
@@ -105,8 +105,8 @@ class CopiesLeft:
     looked at from here; the places at which nothing is found; the path of the list next to the
     store, and whether there was one."""
 
-    there: tuple[Derived, ...]
-    lost: tuple[Derived, ...]
+    there: tuple[DerivedCopy, ...]
+    lost: tuple[DerivedCopy, ...]
     names: str
     listed: bool = True
 
@@ -132,8 +132,8 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
     that it had then, `removed` the caches that `remove_caches` removed."""
     with contextlib.closing(open_store(path)) as store:
         now = store.manifest.text_key
-    there, lost = list[Derived](), list[Derived]()
-    entries, listed = noted(path, text), os.path.lexists(list_of(path))
+    there, lost = list[DerivedCopy](), list[DerivedCopy]()
+    entries, listed = recorded_copies(path, text), os.path.lexists(list_of(path))
     carry_over(path, now, entries)
     for entry in entries:
         if entry.text == now or entry.path in removed:
@@ -144,7 +144,7 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
     return CopiesLeft(tuple(there), tuple(lost), str(list_of(path)), listed)
 
 
-def _made_by_datasets(entries: list[Derived]) -> Iterator[Derived]:
+def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:
     """Files in which `datasets` caches what `map` and `filter` give, next to rows of a store."""
     folders = {os.path.dirname(each.path): each for each in entries if each.kind == "datasets"}
     for folder, entry in folders.items():

@@ -17,7 +17,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import Counts, dimension_names
 from teachonce.store.format.manifest import digest
-from teachonce.store.read.derived import note
+from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.part import DAMAGED, PartReader
 from teachonce.store.read.part_laws import check_values
 from teachonce.store.read.store import FeatureStore, open_store
@@ -108,7 +108,7 @@ def take_part(
     if keep is None and writer.adopts(store):
         writer.adopt_part(number, store, place)
         return
-    with store.watch.explaining():
+    with store.watch.reporting_changes():
         contents = contents_of(store.part(place), keep)
     writer.write_part(number, *contents)
 
@@ -179,7 +179,7 @@ def copy_part(
     if number in writer.published:
         _check_copied(writer, number, store, place, target, documents)
         return
-    with store.watch.explaining():
+    with store.watch.reporting_changes():
         counts, arrays = contents_of(store.part(place))
         if not _is_plain(writer, store, target):  # encoded again, NaN would be an ordinary number
             check_values(store.part(place), store.calibration)
@@ -242,7 +242,7 @@ def convert(
     features = store.features.in_codec(new)
     parts = store.manifest.parts
     numbers = store.manifest.numbers.tolist()
-    note(store.path, store.manifest, "store", target)
+    record_copy(store.path, store.manifest, "store", target)
     with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
         for place in progress(range(len(parts))):
             copy_part(writer, parts[place].number, store, place, store, 0)
@@ -274,7 +274,7 @@ def upload(
         if found := verify_store(store).problems:
             raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
         remote = _target(target.rstrip("/"), storage_options)
-        note(store.path, store.manifest, "address", target)
+        record_copy(store.path, store.manifest, "address", target)
         groups = range(len(store.manifest.parts) + 1)
         for _, files in zip(progress(groups), stored_files(store), strict=True):
             store.watch.check()  # before the root, which is last

@@ -24,7 +24,7 @@ from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import shard_path
 from teachonce.store.errors import MISSING, StoreError
 from teachonce.store.extras.word_counts import GROUP as WORDS
-from teachonce.store.format.identity import joined, runs_of
+from teachonce.store.format.identity import format_runs, parse_runs
 from teachonce.store.format.layout import VERSIONS
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copies import remove_caches
@@ -181,7 +181,7 @@ def _found(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
     if wanted.numbers:
         there = np.unique(np.concatenate([np.unique(some) for some in document_numbers(store)]))
         found.update(set(there.tolist()) & wanted.numbers.keys())
-        before = runs_of(_corpus(store.identity).get("forgotten"))
+        before = parse_runs(_corpus(store.identity).get("forgotten"))
         for number in sorted(wanted.numbers.keys() - found):
             if not any(first <= number <= last for first, last in before):
                 unknown.append(wanted.numbers[number])
@@ -225,8 +225,8 @@ def _identity(plan: _Plan) -> dict[str, Any]:
     """The identity of the store without the documents. It tells their numbers: a hash of a short
     text would tell the text."""
     corpus = _corpus(plan.store.identity)
-    runs = [*runs_of(corpus.get("forgotten")), *((n, n) for n in plan.numbers)]
-    return {**plan.store.identity, "corpus": {**corpus, "forgotten": joined(runs)}}
+    runs = [*parse_runs(corpus.get("forgotten")), *((n, n) for n in plan.numbers)]
+    return {**plan.store.identity, "corpus": {**corpus, "forgotten": format_runs(runs)}}
 
 
 def _carry_out(

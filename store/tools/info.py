@@ -15,7 +15,7 @@ from teachonce.store.containers.paths import local_staging_of
 from teachonce.store.containers.zarr import tree as zarr
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import EmbeddingSpec, Features, TaskSpec
-from teachonce.store.format.identity import corpora, number_of, runs_of, sources
+from teachonce.store.format.identity import corpora, corpus_sources, count_numbers, parse_runs
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.read.store import FeatureStore
 from teachonce.support.console import counted, readable
@@ -201,11 +201,11 @@ def _task(task: TaskSpec) -> str:
     more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
     later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
     pairs = " of pairs of texts" if task.separator else ""
-    if task.scores and not task.problem_type:
+    if task.is_score and not task.problem_type:
         return f"a score{pairs}"
-    if task.answers == "numbers":
+    if task.output_kind == "numbers":
         return f"regression{pairs}, {counted(len(task.labels), 'number')}: {shown}{more}"
-    if task.answers == "several labels":
+    if task.output_kind == "several labels":
         return f"any of {counted(len(task.labels), 'label')}{pairs}: {shown}{more}"
     return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
 
@@ -233,13 +233,13 @@ def _corpus(corpus: Any) -> Iterator[str]:
     told = corpus if isinstance(corpus, Mapping) else {}
     if isinstance(before := told.get("grown_from"), Mapping):
         yield f"grown from a store of content {_word(before.get('content'))}"
-    if runs := runs_of(told.get("forgotten")):
-        yield f"without {counted(number_of(runs), 'document')} that were forgotten"
+    if runs := parse_runs(told.get("forgotten")):
+        yield f"without {counted(count_numbers(runs), 'document')} that were forgotten"
 
 
 def _sources(corpus: Any) -> Iterator[str]:
     for each in corpora(corpus):
-        if not (found := sources(each)):
+        if not (found := corpus_sources(each)):
             yield _words(each)
         for source in found:
             rest = {key: value for key, value in source.items() if key not in ("name", "kind")}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.format.features import Features
-from teachonce.store.read.derived import note
+from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part, same_calibration
 from teachonce.support.differences import differences, first_few
@@ -179,7 +179,7 @@ def merge(
     documents = list(accumulate(map(_documents, stores[:-1]), initial=0))
     identity, numbers = _identity(stores), range(parts[-1])
     for store in stores:
-        note(store.path, store.manifest, "store", target)
+        record_copy(store.path, store.manifest, "store", target)
     with closing(begin_copy(target, first, first.features, identity, numbers)) as writer:
         for number in progress(numbers):
             which = bisect(parts, number) - 1

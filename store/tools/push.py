@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError
-from teachonce.store.read.derived import note
+from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.part import DAMAGED
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import stored_files
@@ -61,7 +61,7 @@ def push(
                 f"{target.id}: has another store {name} already; rename this one, remove that one,"
                 " or give another repository"
             )
-        note(store.path, store.manifest, "hub", f"{target.id} (a repository of datasets)")
+        record_copy(store.path, store.manifest, "hub", f"{target.id} (a repository of datasets)")
         if is_folder:
             _send_folder(store, target, name, message, say)
         sent: dict[str, Path | bytes] = {root: last}  # it makes the copy whole

@@ -20,7 +20,7 @@ from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
 from teachonce.store.containers.zarr.tree import GROUP
 from teachonce.store.errors import MISSING, StoreError, without_remedy
-from teachonce.store.format.identity import made_by
+from teachonce.store.format.identity import making_command
 from teachonce.store.format.layout import (
     VERSIONS,
     groups_above,
@@ -112,7 +112,7 @@ def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> U
     return UserError(
         f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; nothing that is left of it can"
         f" mend this: restore it from a copy, or remove it{both} and type the command that made it"
-        f" again ({made_by(identity)})"
+        f" again ({making_command(identity)})"
     )
 
 
@@ -144,7 +144,7 @@ def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -
 
 def _advice(opened: Opened, report: Report, left: int, whole: bool) -> str:
     """What became of the store, and what to do next, as a line; "" if it was sound and is."""
-    lines, what = [], made_by(opened.store.identity)
+    lines, what = [], making_command(opened.store.identity)
     if whole and report.found:
         lines.append("mended: all that was damaged is known from the rest of the store")
     elif not whole and report.found:

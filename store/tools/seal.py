@@ -8,8 +8,8 @@ from pathlib import Path
 
 from teachonce.store.containers.paths import local_staging_of
 from teachonce.store.errors import MISSING, StoreError
-from teachonce.store.format.identity import made_by
-from teachonce.store.read.manifests import absent_outside
+from teachonce.store.format.identity import making_command
+from teachonce.store.read.manifests import missing_outside
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.console import counted
@@ -61,7 +61,7 @@ def _check_complete(path: str | Path) -> None:
     """Raise UserError, which tells what to do, if anything of an unfinished store is lacking."""
     staging, counts = local_staging_of(path), PartQueue(path).ended()
     attributes = StoreWriter.unfinished(staging)
-    again = f"type the command that makes it again ({made_by(attributes['identity'])})"
+    again = f"type the command that makes it again ({making_command(attributes['identity'])})"
     if counts is None:
         raise UserError(f"{path}: not all of its parts are known yet; {again}, which finishes it")
     absent = sorted(set(range(counts["parts"])) - staging.published())
@@ -71,7 +71,7 @@ def _check_complete(path: str | Path) -> None:
             f" ({_listed(absent)}); wait for the processes that make them, or {again}"
         )
     with closing(staging.source()) as source:
-        if outside := absent_outside(source):
+        if outside := missing_outside(source):
             raise StoreError(f"{path}: lacks {', '.join(sorted(outside))}; {again} without --shard")
 
 

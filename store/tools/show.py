@@ -86,7 +86,7 @@ def _largest(ids: Array, shares: Array, count: int) -> Best:
 
 def _said(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
     """List the most likely labels by their logits [C], with probabilities."""
-    if task.answers == "several labels":
+    if task.output_kind == "several labels":
         shares = 1 / (1 + np.exp(-np.float64(logits)))
     else:
         raised = np.exp(logits - logits.max())
@@ -132,13 +132,13 @@ def sequence_facts(
     if store.features.embedding:
         facts["embedding_length"] = float(np.linalg.norm(record.embedding))
     task = store.task
-    if task and task.scores:
+    if task and task.is_score:
         facts["score"] = float(record.views[view].class_logits[0])
-    elif task and task.answers == "numbers":
+    elif task and task.output_kind == "numbers":
         outputs = zip(task.labels, record.views[view].class_logits.tolist(), strict=True)
         facts["says"] = [{"label": label, "number": number} for label, number in outputs]
     elif task and task.kind == "classification":
-        if task.answers == "one label":
+        if task.output_kind == "one label":
             facts["label"] = _gold(task, record.label)
         facts["says"] = _said(task, record.views[view].class_logits)
     return facts | {"tokens": _tokens(pieces or Pieces(store), record, record.views[view], best)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from teachonce.store.format.identity import corpora, sources
+from teachonce.store.format.identity import corpora, corpus_sources
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.info import describe, info_lines
 from teachonce.support.console import counted, readable
@@ -94,7 +94,7 @@ def _size(sequences: int) -> str:
 def hub_datasets(corpus: Any) -> Iterator[str]:
     """Yield the names of the hub's datasets that a corpus was read from."""
     for each in corpora(corpus):
-        for source in sources(each):
+        for source in corpus_sources(each):
             if source.get("kind") == "hf" and source.get("revision"):
                 yield str(source["name"])
 

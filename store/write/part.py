@@ -15,9 +15,9 @@ from teachonce.store.format.sequences import Sequences, encode_masks, encode_seq
 from teachonce.store.format.value_laws import (
     LOG_SLACK,
     MASS_SLACK,
-    Broken,
-    broken_mass,
-    repeated,
+    Violation,
+    mass_violation,
+    repeated_id,
 )
 from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
@@ -101,7 +101,7 @@ class PartWriter:
                 f"{name} {what}; {remedy}"
             )
 
-    def _lawful(self, name: str, rows: Array, law: Broken | None) -> None:
+    def _lawful(self, name: str, rows: Array, law: Violation | None) -> None:
         """Raise StoreError if a law is broken at the row `law.row` of `rows`."""
         if law is not None:
             self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
@@ -197,8 +197,10 @@ class PartWriter:
             self._check(f"{path}/{key}", numbers, bad, "is not a log-probability (<= 0)")
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
         given = np.asarray(logprobs, np.float32)
-        self._lawful(f"{path}/ids", numbers, repeated(best, given))
-        self._lawful(f"{path}/logprobs", numbers, broken_mass(given, np.asarray(rest, np.float32)))
+        self._lawful(f"{path}/ids", numbers, repeated_id(best, given))
+        self._lawful(
+            f"{path}/logprobs", numbers, mass_violation(given, np.asarray(rest, np.float32))
+        )
 
     def put_samples(
         self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike

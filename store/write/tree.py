@@ -26,7 +26,7 @@ from teachonce.store.format.manifest import (
     seal_checksum,
 )
 from teachonce.store.read.manifests import (
-    absent_outside,
+    missing_outside,
     part_numbers,
     published_parts,
     read_outside,
@@ -149,7 +149,7 @@ def complete(
     values than before.
     """
     with closing(staging.source()) as source:
-        lacking, read = absent_outside(source), read_outside(source)
+        lacking, read = missing_outside(source), read_outside(source)
         entries = read_entries(attributes["arrays"], source.path)
         for name in entries.keys() - lacking:
             read(name)

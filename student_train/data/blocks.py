@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from teachonce.store import Features, FeatureStore
-from teachonce.store.format.features import Answers
+from teachonce.store.format.features import OutputKind
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -129,9 +129,9 @@ def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
     return any(known[begin:end].any() for begin, end in blocks.tolist())
 
 
-def answers_of(store: FeatureStore) -> Answers | None:
+def output_kind_of(store: FeatureStore) -> OutputKind | None:
     """Return what the outputs of a store's task are; None without a task."""
-    return store.task.answers if store.task else None
+    return store.task.output_kind if store.task else None
 
 
 def _of_part(store: FeatureStore, place: int) -> Array:

@@ -93,7 +93,7 @@ def source_of(store: FeatureStore, cache: str, device: torch.device) -> Streamed
     if isinstance(store, FeatureStore):  # other sources of batches keep nothing
         # Also to keep nothing: an earlier training may have kept arrays.
         keeps = (lambda path: _group(path) not in apart) if stays_in_memory(cache) else None
-        store.keep(keeps)
+        store.cache_arrays(keeps)
     return Resident(store, device) if cache == "device" else Streamed()
 
 

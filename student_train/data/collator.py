@@ -265,7 +265,7 @@ class Collator:
         """Take targets of each text, or of the tokens that begin a word: its first piece stands for
         a word. Where the teacher has a label for later pieces, take targets of all tokens."""
         if batch.labels is not None:
-            answers = self.task.answers if self.task else "one label"
+            answers = self.task.output_kind if self.task else "one label"
             return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), answers)
         assert batch.tags is not None and self.task is not None
         runs = alignment.teacher[:, 0]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from teachonce.align import VocabularyMap
 from teachonce.store import Logits
-from teachonce.store.format.features import Answers
+from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.support.arrays import Array, ranges
 
@@ -26,7 +26,7 @@ class TaskTargets:
     tokens: Tensor | None  # int64 [G]: flat student tokens; None: one target a text
     logits: Tensor | None  # float32 [G,C] of the teacher
     gold: Tensor  # int64 [G], -1 where there is none
-    answers: Answers = "one label"
+    answers: OutputKind = "one label"
 
 
 def fold(

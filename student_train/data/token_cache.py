@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.store.read import derived
+from teachonce.store.read import derived_copies
 from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
@@ -43,7 +43,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     try:
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
         if isinstance(store, FeatureStore):
-            derived.note(store.path, store.manifest, "tokens", folder)
+            derived_copies.record_copy(store.path, store.manifest, "tokens", folder)
         if not _whole(folder) or not _fits(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)

@@ -18,7 +18,7 @@ from teachonce.support.plugins import load_outside
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
     from torch import Tensor
 
-    from teachonce.store.format.features import Answers
+    from teachonce.store.format.features import OutputKind
 
 Teacher = Literal[
     "nothing",  # the text alone
@@ -86,7 +86,7 @@ class Loss:
     unit: str
     projection: Literal["none", "always", "widths differ"] = "none"
     tempered: bool = False
-    answers: Answers | None = None
+    answers: OutputKind | None = None
 
     @property
     def feature(self) -> str | None:
@@ -169,8 +169,8 @@ HALVES = "half squared distances"
 DEVIATIONS = "squared deviations of a channel"
 A_LABEL = "nats a label"
 ODDS = "squared log-odds"
-ONE: Answers = "one label"
-SEVERAL: Answers = "several labels"
+ONE: OutputKind = "one label"
+SEVERAL: OutputKind = "several labels"
 
 LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
@@ -245,7 +245,7 @@ def named(names: Iterable[str]) -> list[Loss]:
     return [loss for loss in (*LOSSES, *outside) if loss.name in wanted]
 
 
-def losses_for(answers: Answers | None, names: Iterable[str] | None = None) -> list[Loss]:
+def losses_for(answers: OutputKind | None, names: Iterable[str] | None = None) -> list[Loss]:
     """List the losses of a student of a task with such `answers`, or for None of a vocabulary, in
     their order: of `names`, or all. Names that such a student cannot learn by are left out."""
     other = "vocabulary" if answers else "task"

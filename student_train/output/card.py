@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from teachonce.store import FeatureStore, TaskSpec
-from teachonce.store.format.features import PROBLEM_TYPES, Answers
+from teachonce.store.format.features import PROBLEM_TYPES, OutputKind
 from teachonce.store.tools.store_card import hub_datasets
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.model.any_student import head_of
@@ -219,18 +219,18 @@ print(predict({text}))
 {note}"""
 
 
-def answers_of_student(student: PreTrainedModel) -> Answers | None:
+def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
     """Return what the outputs of a student's task are, as its config says; None without a task."""
     if (kind := head_of(student)) == "mlm":
         return None
     said = student.config.problem_type
     problem_type = said if kind == "classification" and said in PROBLEM_TYPES else None
     labels = tuple(map(str, range(len(student.config.id2label or ()))))
-    return TaskSpec(kind, labels, problem_type=problem_type).answers
+    return TaskSpec(kind, labels, problem_type=problem_type).output_kind
 
 
 def _head(student: PreTrainedModel) -> Head:
-    answers, head = answers_of_student(student), HEADS[head_of(student)]
+    answers, head = output_kind_of_student(student), HEADS[head_of(student)]
     if student.config.num_labels == 1 and student.config.problem_type is None:
         return head  # of pairs a score
     return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(answers), head)
@@ -259,7 +259,7 @@ def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
     """Write a line on what the answers of a task's student have learnt by; nothing without one."""
-    if (answers := answers_of_student(student)) is None:
+    if (answers := output_kind_of_student(student)) is None:
         return ""
     learnt = {
         side: [
@@ -285,7 +285,7 @@ def _list(names: list[str]) -> str:
 
 def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield the figures whose names do not tell their unit, and how a card tells it."""
-    for loss in losses_for(answers_of_student(student)):
+    for loss in losses_for(output_kind_of_student(student)):
         yield f"valid_{loss.name}", f"is in {loss.unit}"
         if loss.of_masked:
             told = "divides that by the characters that the masked tokens cover"

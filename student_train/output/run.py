@@ -17,9 +17,9 @@ from transformers.utils import logging as transformers_logging
 from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
-from teachonce.store.read.derived import note
+from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.laws import check_tokens
-from teachonce.student_train.data.blocks import answers_of
+from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.any_student import has_attention
@@ -146,7 +146,7 @@ def train_student(
                 say("losses    none of them learns from the vectors of texts in the store")
             if ranks.lead:
                 for each in stores:
-                    note(each.path, each.manifest, "student", out)
+                    record_copy(each.path, each.manifest, "student", out)
                 out.mkdir(exist_ok=True)
                 files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
             others = [make_collator(plan, each, collator.student_tokenizer) for each in stores[1:]]
@@ -292,7 +292,7 @@ def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Colla
     return Collator(
         tokenizer,
         store.teacher_file("tokenizer.json").decode(),
-        plan.options.batch_plan(plan.options.terms(answers_of(store))),
+        plan.options.batch_plan(plan.options.terms(output_kind_of(store))),
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
         store=store,

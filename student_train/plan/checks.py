@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store import FeatureStore, TaskSpec
-from teachonce.student_train.data.blocks import answers_of, has_gold, view_of
+from teachonce.student_train.data.blocks import has_gold, output_kind_of, view_of
 from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for, named
 from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
 from teachonce.student_train.model.named_start import check_named, check_word_vectors
@@ -204,7 +204,7 @@ def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     options = stage.options
     task, name = store.task, store.path
-    able = {loss.name for loss in losses_for(answers_of(store))}
+    able = {loss.name for loss in losses_for(output_kind_of(store))}
     wrong = sorted(options.loss.keys() - able)
     if wrong and task and any(loss.head == "task" for loss in named(wrong[:1])):
         _refuse_answers(wrong[0], task, name)
@@ -239,11 +239,11 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 
 def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
     """Refuse a loss of a task whose formula is for other outputs."""
-    able = [each.name for each in losses_for(task.answers) if each.head == "task"]
+    able = [each.name for each in losses_for(task.output_kind) if each.head == "task"]
     what = f"gives {counted(len(task.labels), 'number')} (regression)"
-    if task.scores:
+    if task.is_score:
         what = "gives one score and tells no classes apart"
-    if task.answers == "several labels":
+    if task.output_kind == "several labels":
         what = "gives a text several labels at once, of which no gold ones are stored"
     raise UserError(
         f"--loss {loss}: the teacher of {name} {what}; use {', '.join(able)} or losses of hidden"

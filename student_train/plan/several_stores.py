@@ -45,7 +45,7 @@ def check_labels(first: FeatureStore, other: FeatureStore) -> None:
 
 
 def _problem(task: TaskSpec) -> str:
-    return task.problem_type or ("none" if task.scores else "single_label_classification")
+    return task.problem_type or ("none" if task.is_score else "single_label_classification")
 
 
 def _read(task: TaskSpec) -> str:

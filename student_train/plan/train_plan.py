@@ -14,7 +14,7 @@ from typing import Any
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_word import is_disk_cache
-from teachonce.student_train.data.blocks import answers_of, chosen_blocks, split_blocks
+from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
@@ -94,7 +94,7 @@ class TrainPlan:
     @cached_property
     def terms(self) -> tuple[Term, ...]:
         """Return the losses of all stages, each once, in the order of the registry."""
-        return self.options.every_term(answers_of(self.store))
+        return self.options.every_term(output_kind_of(self.store))
 
     def resolved(self) -> TrainPlan:
         """Decide what depends on the machine; see `TrainOptions.resolved`."""
@@ -110,7 +110,7 @@ def plan_of(
     """Plan a training, unchecked, of a student with so many `layers`, by default those of
     `--student`."""
     shape = parse_student(options.student)
-    answers = answers_of(store)
+    answers = output_kind_of(store)
     stages = stages_of(options, shape.layers if layers is None else layers)
     return TrainPlan(
         options,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.containers.cache_word import is_disk_cache
-from teachonce.store.format.features import Answers
+from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
@@ -139,7 +139,7 @@ class TrainOptions(OptionFields):
             lacking = "for the unlabelled text" if gold else "of gold labels, such as ce=1"
             raise UserError(f"--data balanced: --loss has none {lacking}; add one")
 
-    def terms(self, answers: Answers | None) -> tuple[Term, ...]:
+    def terms(self, answers: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of a student of a task with such `answers`, or for None of a
         vocabulary, in the order of the registry. Names that such a student has no loss of are left
         out."""
@@ -162,13 +162,13 @@ class TrainOptions(OptionFields):
             )
         return tuple(found)
 
-    def every_term(self, answers: Answers | None) -> tuple[Term, ...]:
+    def every_term(self, answers: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of all stages, each once, in the order of the registry."""
         stages = [self.in_stage(stage).terms(answers) for stage in self.stages or ({},)]
         found = {term.loss: term for terms in stages for term in terms}
         return tuple(found[loss] for loss in registry.losses_for(answers, self.losses()))
 
-    def batches(self, answers: Answers | None) -> tuple[BatchPlan, ...]:
+    def batches(self, answers: OutputKind | None) -> tuple[BatchPlan, ...]:
         """Plan the batches that a step takes of a store: one; of a balanced stage one of labelled
         and one of other text, each with its losses."""
         plan = self.batch_plan(self.terms(answers))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import Features, FeatureStore
 from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
-from teachonce.student_train.data.blocks import answers_of
+from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.losses.registry import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
@@ -127,7 +127,7 @@ class Distiller(nn.Module):
 
         Raises UserError for a model that can be no student.
         """
-        answers = None if head_of(student) == "mlm" else answers_of(store)
+        answers = None if head_of(student) == "mlm" else output_kind_of(store)
         return cls(
             student,
             options.terms(answers),

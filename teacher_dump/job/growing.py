@@ -19,7 +19,7 @@ import numpy as np
 
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.store.read.derived import note
+from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.copy import take_part
 from teachonce.store.tools.documents import document_numbers, stored_digests
 from teachonce.store.tools.merge import fact_differences, facts, free, is_merged
@@ -59,7 +59,7 @@ class Growth:
             yield None
             return
         with closing(open_store(options.grow_from)) as store:
-            note(store.path, store.manifest, "store", options.out)
+            record_copy(store.path, store.manifest, "store", options.out)
             yield Growth(store, options.gone)
 
     def identity(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def write_part(
                 masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)[0]
                 for w, span, key in zip(windows, spans, keys, strict=True)
             ]
-        if not (features.of_tokens or features.task or (features.embedding and not view)):
+        if not (features.has_token_features or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
         read = _reader(teacher.decoder, features, keys, lengths)

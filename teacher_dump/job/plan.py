@@ -20,7 +20,7 @@ from teachonce.checkpoints.declared import (
 from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_teacher
 from teachonce.store import Features, LogitsSpec
 from teachonce.store.extras.mixed_vocab import MixedVocab
-from teachonce.store.format.features import SEVERAL_LABELS, Answers
+from teachonce.store.format.features import SEVERAL_LABELS, OutputKind
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -125,7 +125,7 @@ class DumpPlan:
         logits = options.logits or DEFAULT_LOGITS
         if task := features.task:
             logits = f"of {counted(len(task.labels), 'label')} ({task.kind})"
-            logits = "a score of each pair" if task.scores and task.separator else logits
+            logits = "a score of each pair" if task.is_score and task.separator else logits
             if task.problem_type:
                 logits = f"of {counted(len(task.labels), 'output')} ({task.problem_type})"
         elif logits != "none" and not features.logits:
@@ -221,7 +221,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     return model, open_corpus(options)
 
 
-def check_gold(options: DumpOptions, answers: Answers) -> None:
+def check_gold(options: DumpOptions, answers: OutputKind) -> None:
     """Raise UserError for gold labels that a store cannot hold: it has one label of a text."""
     if options.label_column is None or answers == "one label":
         return
@@ -353,7 +353,7 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
             " nothing to dump"
         )
     if task:
-        check_gold(options, task.answers)
+        check_gold(options, task.output_kind)
     if task and pair_of(options.text_column):
         task = replace(task, separator=SEPARATOR)
     return Features(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import Features, FeatureStore
-from teachonce.store.format.pairs import SEPARATOR, divided, has_pair_form
+from teachonce.store.format.pairs import SEPARATOR, has_pair_form, split_pair
 from teachonce.store.tools.documents import document_digests, sequence_digest
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
@@ -48,7 +48,7 @@ def windows_of(
         return iter_truncated(documents, tokenizer, length, prompt, counters)
     if features.separator is None:
         return iter_windows(documents, tokenizer, length, stride, counters)
-    if task and task.scores:
+    if task and task.is_score:
         documents = whole_pairs(documents, features.separator, "a score is of both")
     return iter_pairs(documents, tokenizer, length, features.separator, counters)
 
@@ -121,7 +121,7 @@ def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iter
     are needed."""
     for document in documents:
         for text, side in zip(
-            divided(document.text, separator, document.source), ("first", "second"), strict=True
+            split_pair(document.text, separator, document.source), ("first", "second"), strict=True
         ):
             if not text or text.isspace():
                 raise UserError(
@@ -145,7 +145,7 @@ class _Fitting:
     def windows(self, documents: list[Document], counters: Counter[str]) -> Iterator[Window]:
         texts = [storable(document.text, counters) for document in documents]
         pairs = [
-            divided(t, self._separator, d.source) for t, d in zip(texts, documents, strict=True)
+            split_pair(t, self._separator, d.source) for t, d in zip(texts, documents, strict=True)
         ]
         short = [i for i, pair in enumerate(pairs) if max(map(len, pair)) <= SEGMENT]
         encodings = dict(zip(short, self._encode([pairs[i] for i in short]), strict=True))
@@ -204,7 +204,7 @@ def iter_parallel(
 
 def _sides(documents: list[Document], side: int) -> Iterator[Document]:
     for document in documents:
-        yield replace(document, text=divided(document.text, SEPARATOR, document.source)[side])
+        yield replace(document, text=split_pair(document.text, SEPARATOR, document.source)[side])
 
 
 def window_digests(windows: Iterable[Window], gold: bool = True) -> Iterator[tuple[int, bytes]]:

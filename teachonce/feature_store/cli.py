@@ -309,13 +309,13 @@ def page(
     check_page(out, "feature-store page")
     from teachonce.feature_store.page.report import write_look
     from teachonce.feature_store.student import Student
-    from teachonce.store.read.derived import note
+    from teachonce.store.read.derived_copies import record_copy
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.show import check_number
 
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
-    note(store.path, store.manifest, "page", out)
+    record_copy(store.path, store.manifest, "page", out)
     write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
     yield Output({"page": str(out), "sequences": numbers}, [f"page in {out}"])
 

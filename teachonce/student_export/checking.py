@@ -83,7 +83,7 @@ def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -
     kind = student.kind
     if student.task is not None and student.task.kind == "classification":
         kind = {"several labels": "several labels", "numbers": "score"}.get(
-            student.task.answers, kind
+            student.task.output_kind, kind
         )
 
     def share(run: Runner) -> float:
@@ -121,7 +121,7 @@ def _correlation(expected: Array, found: Array) -> float:
 
 
 def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
-    if student.task and student.task.answers != "one label" and len(student.task.labels) > 1:
+    if student.task and student.task.output_kind != "one label" and len(student.task.labels) > 1:
         raise UserError(
             f"--check {path}: no task scores a student of problem_type"
             f" {student.task.problem_type}; give a .txt of lines"

@@ -103,7 +103,7 @@ def test_a_folder_is_read_as_it_is(
     ends = ("mean, length 1", "dense", "layer norm and dropout", "states first")
     assert spec.normalised == (name in ends)
     assert [record.text for record in store] == [spec.prompt + text for text in ENGLISH[:12]]
-    assert not store.features.of_tokens and len(store) == 12
+    assert not store.features.has_token_features and len(store) == 12
     assert json.loads(store.teacher_file("config_sentence_transformers.json"))["prompts"] == PROMPTS
 
 

@@ -72,7 +72,7 @@ def test_beside_states_in_several_views_and_stopped(teacher: Path, tmp_path: Pat
     )  # fmt: skip
     one, other = open_store(both), open_store(alone)
     assert one.features.hidden == ("layer4",) and one.features.attention == ("mean",)
-    assert len(other.manifest.parts) > 2 and not other.features.of_tokens
+    assert len(other.manifest.parts) > 2 and not other.features.has_token_features
     assert np.allclose(one.embeddings(), other.embeddings(), atol=1e-5)
     record = one[0]
     state = record.views[0].hidden["layer4"].mean(axis=0)

@@ -166,7 +166,7 @@ def test_the_activation_of_a_cross_encoder_tells_several_labels(
     model = teacher(sentence_transformers=about)
     ok(teacher_dump, *dump(model, corpus, tmp_path / "a.zarr", "--hidden", "none"))
     fs = open_store(tmp_path / "a.zarr")
-    assert fs.task and fs.task.answers == "several labels"
+    assert fs.task and fs.task.output_kind == "several labels"
     words: Words = (*TRAINED, "--steps", "1", "--out", tmp_path / "s")
     ok(student_train, "--store", tmp_path / "a.zarr", *words)
     config = json.loads((tmp_path / "s" / "config.json").read_text())
@@ -179,4 +179,4 @@ def test_stores_of_before_have_the_problem_type_in_the_config(tmp_path: Path) ->
     make_store(tmp_path / "a.zarr", features_of(tier="classification"), files=files)
     fs: FeatureStore = open_store(tmp_path / "a.zarr")
     assert fs.features.task and fs.features.task.problem_type is None
-    assert fs.task and fs.task.answers == "several labels"
+    assert fs.task and fs.task.output_kind == "several labels"

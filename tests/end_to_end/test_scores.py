@@ -60,7 +60,7 @@ def predicted(folder: Path, pairs: list[tuple[str, str]]) -> Any:
 
 def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
     fs = open_store(store)
-    assert fs.features.task and fs.features.task.scores and not fs.features.attention
+    assert fs.features.task and fs.features.task.is_score and not fs.features.attention
     records = [fs[i] for i in range(40)]
     kept = np.array([record.views[0].class_logits[0] for record in records])
     pairs = [(record.texts[0], record.texts[1]) for record in records]

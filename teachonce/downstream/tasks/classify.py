@@ -99,8 +99,8 @@ class Classify(LabelTask):
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
         """Raises UserError also where some examples are texts and others pairs, and for a model
         whose outputs are not those of one label of all."""
-        if spec.answers != "one label":
-            given = {"numbers": "numbers (regression)"}.get(spec.answers, spec.answers)
+        if spec.output_kind != "one label":
+            given = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
             raise UserError(
                 f"--model: its head gives a text {given} (problem_type {spec.problem_type} in its"
                 " config.json), and --task classify scores one label a text; give a model of one"

@@ -18,7 +18,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
 )
 from teachonce.feature_store.captures.distillkit import SETTINGS
 from teachonce.store import FeatureStore, open_store
-from teachonce.store.read import derived
+from teachonce.store.read import derived_copies
 from teachonce.store.read.table_files import rows_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -56,7 +56,9 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
             store.to_parquet(target, columns=columns, floats=floats)
             note = ""
         else:
-            derived.note(store.path, store.manifest, "table", target)  # as `to_parquet` does
+            derived_copies.record_copy(
+                store.path, store.manifest, "table", target
+            )  # as `to_parquet` does
             writers: dict[str, Callable[[FeatureStore, Path], str]] = {
                 "datasets": lambda store, new: _datasets(store, new, columns, floats),
                 "sentence-transformers": _labelled,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from teachonce.store.format.value_laws import MASS_SLACK, repeated
+from teachonce.store.format.value_laws import MASS_SLACK, repeated_id
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
@@ -116,7 +116,7 @@ def best_first(
             " are no log-probabilities of one token (raw logits, of which nobody knows the sum over"
             " the vocabulary, or other settings of compression)"
         )
-    if found := repeated(best, values):
+    if found := repeated_id(best, values):
         raise UserError(f"{where}, token {found.row}: an id is kept twice: {DAMAGED}")
     outside = ((ids < 0) | (ids >= vocabulary)) & ~np.isneginf(logprobs)
     if outside.any():

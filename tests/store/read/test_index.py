@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import teachonce.store.format.index
 import teachonce.store.write.tree
 from teachonce.store import Features, FeatureStore, StoreError, open_store
-from teachonce.store.format.index import KEPT_PAGES, IndexedParts, write_index
+from teachonce.store.format.index import CACHED_PAGES, IndexedParts, write_index
 from teachonce.store.format.layout import Counts, PartShapes
 from teachonce.store.format.manifest import Entry, Manifest, Part, digest, length_dtype
 from teachonce.store.tools.copy import convert
@@ -201,7 +201,7 @@ def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPa
     assert parts[41].number == 41 and parts[40].number == 40
     pages = [f"index/20/{key}" for key in ("counts", "sha256", "zarr_json")]
     assert reading.names == ["index/first", *pages]
-    assert len(list(parts)) == 100 and len(parts._pages) == KEPT_PAGES
+    assert len(list(parts)) == 100 and len(parts._pages) == CACHED_PAGES
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

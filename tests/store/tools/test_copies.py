@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from teachonce.store import StoreError, open_store
-from teachonce.store.read import changes, derived
-from teachonce.store.read.derived import list_of, note
+from teachonce.store.read import change_watch, derived_copies
+from teachonce.store.read.derived_copies import list_of, record_copy
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
@@ -39,10 +39,10 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(autouse=True)
 def every_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(changes, "SECONDS", 0.0)
-    monkeypatch.setattr(changes, "SECONDS_REMOTE", 0.0)
+    monkeypatch.setattr(change_watch, "SECONDS", 0.0)
+    monkeypatch.setattr(change_watch, "SECONDS_REMOTE", 0.0)
     monkeypatch.setenv("TEACHONCE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(derived, "_said", set())
+    monkeypatch.setattr(derived_copies, "_said", set())
 
 
 def gone_text(path: Path) -> str:
@@ -127,7 +127,7 @@ def test_a_strangers_list_removes_nothing_else(path: Path, tmp_path: Path) -> No
     (tmp_path / f"{'2' * 32}.arrow").symlink_to(theirs)
     for victim in (*tmp_path.glob("*.arrow"), *victims, tmp_path, tokens, Path("/etc/passwd")):
         for kind in ("datasets", "tokens", "disk cache", "page", "\x1b[2J"):
-            note(str(path), manifest, kind, victim)
+            record_copy(str(path), manifest, kind, victim)
     with list_of(path).open("a") as file:
         file.write('[]\n{"kind": 1}\nnothing\n{"kind": "page", "path": "\\u0000", "text": ""}\n')
     before = sorted(tmp_path.rglob("*"))
@@ -212,7 +212,7 @@ def _reading(how: str, path: Path) -> Iterator[Any]:
     elif how == "fields":
         yield from (record.text for record in [*store])
     elif how == "kept":
-        store.keep(lambda name: True)
+        store.cache_arrays(lambda name: True)
         for _ in range(9):
             yield from store.stream(batch_tokens=64)
     else:

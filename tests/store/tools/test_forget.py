@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from teachonce.store import StoreError, UserError, open_store
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.store.format.identity import joined, number_of, runs_of
+from teachonce.store.format.identity import count_numbers, format_runs, parse_runs
 from teachonce.store.format.layout import part_arrays
 from teachonce.store.tools.copy import selected, take_part
 from teachonce.store.tools.documents import document_texts
@@ -112,7 +112,7 @@ def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
         forgetting.run(path, 20)
         with open_store(path) as store:
             assert store.identity["corpus"]["forgotten"] == "10,20"
-        assert number_of(runs_of("10,20")) == 2
+        assert count_numbers(parse_runs("10,20")) == 2
 
 
 @given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(EVERY))
@@ -164,9 +164,9 @@ def _arrays(features: Any, seed: int, known: dict[Any, dict[str, Any]] = {}) -> 
 
 
 def test_runs() -> None:
-    assert joined([(5, 5), (1, 3), (4, 4), (9, 12), (10, 11)]) == "1-5,9-12"
-    assert runs_of("1-5,9-12") == [(1, 5), (9, 12)] and runs_of("") == runs_of(None) == []
-    assert runs_of("x,1-y,7") == [(7, 7)]
+    assert format_runs([(5, 5), (1, 3), (4, 4), (9, 12), (10, 11)]) == "1-5,9-12"
+    assert parse_runs("1-5,9-12") == [(1, 5), (9, 12)] and parse_runs("") == parse_runs(None) == []
+    assert parse_runs("x,1-y,7") == [(7, 7)]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from teachonce.store.format.codecs.built_in import (
 )
 from teachonce.store.format.codecs.codec import Codec
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.read.cached_arrays import KeptSlices
+from teachonce.store.read.cached_arrays import CachedSlices
 from teachonce.store.tools.copy import convert
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import cache
@@ -97,7 +97,7 @@ def test_every_cache_gives_the_same_losses(
             assert tables and not any(table() is not None for table in tables)
         finally:
             gc.enable()
-        kept = isinstance(source.part(0).array("text/utf8"), KeptSlices)
+        kept = isinstance(source.part(0).array("text/utf8"), CachedSlices)
         assert kept == (kind != "none")
     assert all(each == found[0] for each in found)
 

@@ -35,10 +35,10 @@ def test_a_name_means_one_loss_of_a_student() -> None:
 
 
 def test_a_whole_text_is_compared_through_a_gelu_as_tokens_are() -> None:
-    (loss,), (of_tokens,) = (
+    (loss,), (has_token_features,) = (
         losses_for("one label", [name]) for name in ("sentence-gelu", "hidden-gelu")
     )
-    assert loss.measure is of_tokens.measure and loss.projection == "always"
+    assert loss.measure is has_token_features.measure and loss.projection == "always"
     assert (loss.teacher, loss.student, loss.feature) == ("sentence", "sentence", "hidden")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teachonce.store.read import order
+from teachonce.store.read import stream_order
 from teachonce.store.read.part_index import block_starts
 from teachonce.support.arrays import Array, permutation, starts
 
@@ -20,13 +20,13 @@ def test_batches_hold_each_sequence_once_within_the_budget(
     sizes: Array, budget: int, seed: int, epoch: int
 ) -> None:
     for batches in (
-        order.shuffled_batches(sizes, budget, seed, epoch, 0),
-        order.plain_batches(sizes, budget),
+        stream_order.shuffled_batches(sizes, budget, seed, epoch, 0),
+        stream_order.plain_batches(sizes, budget),
     ):
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(sizes)))
         for batch in batches:
             assert len(batch) == 1 or sizes[batch].max() * len(batch) <= budget
-    plain = order.plain_batches(sizes, budget)
+    plain = stream_order.plain_batches(sizes, budget)
     assert np.concatenate(plain).tolist() == list(range(len(sizes)))
 
 
@@ -34,8 +34,8 @@ def test_batches_hold_each_sequence_once_within_the_budget(
 @given(lengths, st.integers(1, 30), st.integers(0, 5))
 def test_batches_counted_in_texts_are_full_but_for_one(sizes: Array, texts: int, seed: int) -> None:
     for batches in (
-        order.shuffled_batches(sizes, 1, seed, 0, 0, texts),
-        order.plain_batches(sizes, 1, texts),
+        stream_order.shuffled_batches(sizes, 1, seed, 0, 0, texts),
+        stream_order.plain_batches(sizes, 1, texts),
     ):
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(sizes)))
         counts = sorted(map(len, batches), reverse=True)
@@ -63,28 +63,30 @@ def test_blocks_are_runs_of_about_their_size(sizes: Array, tokens: int, firsts: 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=100), st.integers(0, 5))
 def test_block_order_is_a_permutation_of_few_parts_at_a_time(parts: list[int], seed: int) -> None:
     numbers = np.array(sorted(parts))
-    ordered = order.order_blocks(numbers, seed, 0)
+    ordered = stream_order.order_blocks(numbers, seed, 0)
     assert sorted(ordered.tolist()) == list(range(len(parts)))
     groups = numbers[ordered]
     first = {part: int(np.flatnonzero(groups == part)[0]) for part in set(parts)}
     last = {part: int(np.flatnonzero(groups == part)[-1]) for part in set(parts)}
     for place in range(len(groups)):
         open_parts = sum(first[p] <= place <= last[p] for p in first)
-        assert open_parts <= order.PARTS_TOGETHER
+        assert open_parts <= stream_order.PARTS_TOGETHER
 
 
 def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
     parts = np.repeat(np.arange(10), 6)
-    orders = {(s, e): order.order_blocks(parts, s, e).tolist() for s in (0, 1) for e in (0, 1)}
+    orders = {
+        (s, e): stream_order.order_blocks(parts, s, e).tolist() for s in (0, 1) for e in (0, 1)
+    }
     assert len({str(value) for value in orders.values()}) == 4
-    assert orders[1, 1] == order.order_blocks(parts, 1, 1).tolist()
+    assert orders[1, 1] == stream_order.order_blocks(parts, 1, 1).tolist()
 
 
 def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
     """If this fails, runs that were stopped cannot be continued: do not change the numbers."""
     assert permutation(8, 1, 2).tolist() == PERMUTATION
     parts = np.repeat(np.arange(3), 3)
-    assert order.order_blocks(parts, 7, 0).tolist() == BLOCKS
+    assert stream_order.order_blocks(parts, 7, 0).tolist() == BLOCKS
 
 
 PERMUTATION = [5, 6, 3, 2, 1, 0, 4, 7]

@@ -27,7 +27,7 @@ MAX_BYTES = 2**23  # of a list, which is untrusted input
 _said = set[str]()  # paths of stores whose lists could not be written, which was logged
 
 
-class Derived(NamedTuple):
+class DerivedCopy(NamedTuple):
     """One line: what was made of the text with this key (see `Manifest.text_key`), where, when, and
     for a disk cache the checksum by which it names the store."""
 
@@ -48,13 +48,17 @@ def _own_list(text: str) -> Path:
     return cache_folder() / "derived" / f"{text}.jsonl"
 
 
-def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum: str = "") -> None:
+def record_copy(
+    path: str, manifest: Manifest, kind: str, target: str | Path, checksum: str = ""
+) -> None:
     """Add a line to the list of the store at `path`, unless it is there; call it before anything is
     written to `target`. A list that cannot be written is no error: that is logged, once."""
     text, place = manifest.text_key, str(target)
     local = "://" not in place and kind != "hub"
     place = os.path.abspath(place) if local else redacted(place)
-    entry = Derived(kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum)
+    entry = DerivedCopy(
+        kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum
+    )
     if "://" in path:
         _add_own(entry, path)
         return
@@ -72,7 +76,7 @@ def note(path: str, manifest: Manifest, kind: str, target: str | Path, checksum:
             )  # fmt: skip
 
 
-def _add_own(entry: Derived, path: str) -> None:
+def _add_own(entry: DerivedCopy, path: str) -> None:
     try:
         _add(_own_list(entry.text), entry)
     except OSError as error:
@@ -84,7 +88,7 @@ def _add_own(entry: Derived, path: str) -> None:
             )  # fmt: skip
 
 
-def _add(file: Path, entry: Derived) -> None:
+def _add(file: Path, entry: DerivedCopy) -> None:
     """Append a line in one write, so that processes do not mix theirs. Raises OSError."""
     if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
         return
@@ -99,7 +103,7 @@ def _add(file: Path, entry: Derived) -> None:
         os.close(opened)
 
 
-def _lines(file: Path) -> Iterator[Derived]:
+def _lines(file: Path) -> Iterator[DerivedCopy]:
     """Yield the lines of a list; skip other lines, as a kill may have cut one."""
     for line in _read(file).decode("utf-8", "replace").splitlines():
         entry = _entry(line)
@@ -117,18 +121,18 @@ def _read(file: Path) -> bytes:
         return data.read(MAX_BYTES + 2**16)
 
 
-def _entry(line: str) -> Derived | None:
+def _entry(line: str) -> DerivedCopy | None:
     try:
         found: Any = json.loads(line)
-        entry = Derived(**found)
+        entry = DerivedCopy(**found)
     except (ValueError, TypeError, RecursionError):
         return None
     return entry if all(isinstance(each, str) and "\0" not in each for each in entry) else None
 
 
-def noted(path: str | Path, text: str) -> list[Derived]:
+def recorded_copies(path: str | Path, text: str) -> list[DerivedCopy]:
     """Everything on the lists of a local store, of which `text` is the text key: each once."""
-    found = dict[tuple[str, str, str], Derived]()
+    found = dict[tuple[str, str, str], DerivedCopy]()
     lists = [list_of(path)]
     with suppress(FileNotFoundError):  # a user without a home
         lists.append(_own_list(text))
@@ -138,7 +142,7 @@ def noted(path: str | Path, text: str) -> list[Derived]:
     return list(found.values())
 
 
-def carry_over(path: str | Path, text: str, entries: Collection[Derived]) -> None:
+def carry_over(path: str | Path, text: str, entries: Collection[DerivedCopy]) -> None:
     """Write entries to both lists of a store whose text key is now `text`: a later `forget` finds
     them, too. Lists that cannot be written stay as they are."""
     with suppress(OSError):

@@ -62,7 +62,7 @@ class ChangeWatch:
             pass
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
+    def reporting_changes(self) -> Iterator[None]:
         """If the block raises StoreError, raise that of `check` instead, if it has one: an array
         that was replaced looks like damage. Also look after the block."""
         try:

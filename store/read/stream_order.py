@@ -17,7 +17,7 @@ PARTS_TOGETHER = 8
 BATCHES_OF_POOL = 8  # batches, where these are counted in texts
 
 
-class StreamWords(TypedDict, total=False):
+class StreamArguments(TypedDict, total=False):
     """Arguments of `FeatureStore.stream` that are given by name, and have defaults there."""
 
     view: int
@@ -96,7 +96,7 @@ class StreamOrder:
 def order_blocks(parts: Array, seed: int, epoch: int) -> Array:
     """Order of blocks [n] given each block's part: a few random parts at a time, then mixed.
 
-    Keeping `PARTS_TOGETHER` parts together lets a reader hold few parts open.
+    CachePolicy `PARTS_TOGETHER` parts together lets a reader hold few parts open.
     """
     numbers, place = np.unique(parts, return_inverse=True)
     rank = np.empty(len(numbers), np.int64)

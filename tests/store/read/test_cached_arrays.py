@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from teachonce.store.containers.zarr.shards import ShardSlices
-from teachonce.store.read.cached_arrays import Keeping, KeptSlices, Room
+from teachonce.store.read.cached_arrays import CachedSlices, CachePolicy, RowCache
 from teachonce.support.arrays import Array
 from tests.store.containers.shard_files import both, random_values, write
 
 LENGTH = 101_001  # of rows of one byte, as maps have them
 
 
-def kept_of(slices: ShardSlices) -> KeptSlices:
-    keeping = Keeping(lambda name: name == "a")
-    assert keeping.of(slices, "b") is slices
-    found = keeping.of(slices, "a")
-    assert isinstance(found, KeptSlices)
+def kept_of(slices: ShardSlices) -> CachedSlices:
+    cache_policy = CachePolicy(lambda name: name == "a")
+    assert cache_policy.of(slices, "b") is slices
+    found = cache_policy.of(slices, "a")
+    assert isinstance(found, CachedSlices)
     return found
 
 
@@ -70,7 +70,7 @@ def test_threads_get_the_rows_and_read_none_twice(
 def test_the_room_that_it_takes(slices: ShardSlices) -> None:
     tracemalloc.start()
     try:
-        kept = KeptSlices(slices, Room(slices.shape, slices.dtype))
+        kept = CachedSlices(slices, RowCache(slices.shape, slices.dtype))
         kept.read(0, LENGTH)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
