@@ -26,8 +26,8 @@ from benchmarks.common.small_store import on_small_store, random_teacher
 from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
 from teachonce.store import open_store
+from teachonce.student_train.settings.option_values import CACHES
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.words import CACHES
 from teachonce.support.console import check_device, command_errors
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher import heads

@@ -1,5 +1,5 @@
-"""The way from a command's arguments to TrainOptions. A recipe's options fill what was not given,
-and the store's teacher and features decide what is left."""
+"""Turns the arguments of a command into TrainOptions. Values from the command line come first, then
+the recipe's, then defaults that depend on the store's teacher and features."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import Stores
+from teachonce.student_train.settings.option_values import AS_TEACHER
 from teachonce.student_train.settings.options import TrainOptions, ruled_out
 from teachonce.student_train.settings.recipe import find_recipe
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
@@ -22,26 +23,25 @@ from teachonce.student_train.settings.terms import (
     VECTOR_LOSS,
     VECTOR_TEXTS,
 )
-from teachonce.student_train.settings.words import AS_TEACHER
 from teachonce.support.errors import UserError
 from teachonce.support.options import read_words
 
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
-MIXED_VOCAB = "mixed-vocab"  # start and vocabulary that teacher-dump mixed-vocab makes
+MIXED_VOCAB = "mixed-vocab"  # weights and vocabulary written by teacher-dump mixed-vocab
 
 
 def stores_of(arguments: Mapping[str, Any]) -> Stores:
-    """Return the stores that a command line gave, to be opened once."""
+    """Return the stores of a command line. They are opened on first use, once."""
     partial = arguments.get("allow_partial") or False
     return Stores(arguments["store"], partial, arguments.get("cache") or "")
 
 
 def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> TrainOptions:
-    """Make TrainOptions of what a command line gave, by the names of the options.
+    """Make TrainOptions from the arguments of a command line, by option name.
 
-    What was given wins over a recipe, in all stages of the recipe. Without `loss` the options get
-    the losses that the stores can serve. Raises UserError for what cannot work whatever the store
-    holds. This takes no torch.
+    An argument overrides the recipe, in all stages of the recipe. Without `loss` the losses follow
+    from the features of the stores. Raises UserError for values that no store could satisfy.
+    Imports no torch.
     """
     if stores is None:
         with closing(stores_of(arguments)) as stores:
@@ -56,7 +56,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
-        given["student"] = _as_wide_as_teacher(given["student"], stores.opened[0])
+        given["student"] = _student_like_teacher(given["student"], stores.opened[0])
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
     if "loss" not in given:
@@ -67,9 +67,11 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
 
 
 def check_early(options: TrainOptions) -> None:
-    """Raise UserError for what the stores on this machine show to be wrong; this takes no torch."""
+    """Compare options with the stores on this machine. Raises UserError for a mismatch; imports no
+    torch."""
     paths = (options.store, *options.others)
-    if any("://" in path for path in paths):  # checked once, when the training starts
+    # Opening a remote store takes requests; it is checked once, when the training starts.
+    if any("://" in path for path in paths):
         return
     with closing(Stores(paths, options.allow_partial)) as stores:
         checked_plan(options, *stores.opened)
@@ -86,27 +88,29 @@ def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
     return {**plain, "stages": tuple(stages), "needs": needs, **given}
 
 
-def _as_wide_as_teacher(student: str, store: FeatureStore) -> str:
+def _student_like_teacher(student: str, store: FeatureStore) -> str:
+    """Turn `teacher:L` into a shape with the teacher's hidden size and heads, and L layers."""
     config = store.teacher_settings("config.json")
     heads = next((config[name] for name in HEADS if name in config), 0)
     if not isinstance(heads, int) or heads < 1:
         raise UserError(
             f"--student {student}: the teacher of {store.path} has no attention heads; give HxLxA"
         )
-    # a student of its kind, whose layers can be cut out of it
+    # The same kind as the teacher, so that --init can copy the teacher's layers.
     own = str(config.get("model_type"))
     kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
     return f"{kind}{store.features.width}x{student.removeprefix(AS_TEACHER)}x{heads}"
 
 
 def of_vectors(given: Mapping[str, Any]) -> bool:
-    """Tell whether losses of vectors were given, or may become the default."""
+    """Return whether the losses, given or by default, may include one of text vectors."""
     return any(loss.of_text for loss in named(given.get("loss", VECTOR_LOSS)))
 
 
 def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
-    """Set a batch of texts, each of which is compared with all others, for losses of vectors where
-    no size was given."""
+    """Set `batch_texts` for losses of text vectors if no batch size was given."""
+    # These losses compare each text with every other one in the batch: the number of texts matters,
+    # not the number of tokens.
     sized = {"batch_texts", "batch_tokens"} & given.keys()
     if of_vectors(given) and store.features.embedding and not sized:
         given["batch_texts"] = VECTOR_TEXTS
@@ -122,8 +126,10 @@ def _is_static(given: Mapping[str, Any]) -> bool:
 
 
 def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
-    """Return the losses that a store can serve best, with their weights. `states` tells whether the
-    student can learn hidden states beside vectors of texts."""
+    """Return the default losses for a store, with their weights.
+
+    `states`: whether the student can be trained on hidden states in addition to text vectors.
+    """
     features = store.features
     task = store.task
     if task and (task.is_score or task.output_kind == "numbers"):

@@ -1,4 +1,4 @@
-"""The batches of a store for a training loop of one's own: those that `student-train` makes."""
+"""The batches of `student-train`, as an IterableDataset for your own training loop."""
 
 from __future__ import annotations
 
@@ -38,24 +38,26 @@ SETTINGS = (
 
 
 class StudentBatches(IterableDataset[StudentBatch]):
-    """The batches of one epoch of a store, in a student's tokens, masked and aligned as by
-    `student-train`: iterate over it, or give it to a DataLoader with `batch_size=None`.
+    """Iterate over the batches of one epoch of a store: tokenized for a student, masked and aligned
+    as by `student-train`. With a DataLoader, pass `batch_size=None`.
 
-    `store` is a FeatureStore, or the path or URL of one. `vocab` is what `--vocab` takes, such as
-    `5k` or a folder, or a fast tokenizer of transformers, which is copied. `settings` are those
-    options of `student-train` that batches and losses depend on, by their names in `TrainOptions`:
-    `loss`, `align`, `batch_tokens`, `seed`, `view`, `mask_prob`, `held_out` and so on, with the
-    defaults of the command. `student` is needed of a BiLSTM, and of a ModernBERT that reads pairs.
+    store: a FeatureStore, or its path or URL.
+    vocab: a value of `--vocab`, such as `5k` or a folder, or a fast tokenizer of transformers,
+        which is copied.
+    device: the device of the batches. Workers of a DataLoader leave them on the CPU; call
+        `batch.to(device)`, which does nothing if the batch is there already.
+    rank, world_size: this process and the number of processes, by default from torchrun or
+        torch.distributed. Every process yields the same number of batches; the remainder is
+        dropped.
+    settings: the options of `student-train` that batches and losses depend on, by their names in
+        `TrainOptions`: `loss`, `align`, `batch_tokens`, `seed`, `view`, `mask_prob`, `held_out`
+        and so on, with the defaults of the command. Set `student` for a BiLSTM, and for a
+        ModernBERT with text pairs.
 
-    Batches lie on `device`. Workers of a DataLoader leave them on the CPU: `batch.to(device)` moves
-    a batch, and leaves one that is there as it is. `rank` of `world_size` processes share out the
-    batches, by default as torchrun or torch.distributed tells: all have equally many, and those
-    over are left out.
-
-    The order, and the masks of view 0, are a pure function of (seed, epoch), whatever the workers.
-    `set_epoch` chooses the epoch; without it each pass is epoch 0. `len` is the number of batches
-    of the epoch in this process. `store`, `tokenizer`, `options` and `collator` are there to use.
-    Raises UserError for settings that the store cannot serve, or that are none.
+    The order, and the masks of view 0, are a pure function of (seed, epoch), whatever the number of
+    workers. `set_epoch` chooses the epoch; without it each pass is epoch 0. `len()` is the number
+    of batches per epoch in this process. Public attributes: `store`, `tokenizer`, `options`,
+    `collator`. Raises UserError for an unknown setting, and for one that the store cannot serve.
     """
 
     def __init__(
@@ -87,12 +89,12 @@ class StudentBatches(IterableDataset[StudentBatch]):
 
     @property
     def epoch(self) -> int:
-        """Tell the epoch that a pass gives."""
+        """Return the epoch of the next pass."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, from 0: its order, masks, and masked view. Raises
-        ValueError for a number below 0."""
+        """Choose the epoch of the next pass, from 0. It decides the order, the masks and the masked
+        view. Raises ValueError for a number below 0."""
         if epoch < 0:
             raise ValueError(f"epoch: expected at least 0, got {epoch}")
         self._epoch.fill_(epoch)
@@ -105,7 +107,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         if worker is None:
             batches = self._batches(self._epochs, 0, 1)
             return prefetched((batch.to(self.device) for batch in batches), READY)
-        # Opened anew: what a forked process has of its parent's threads and files is of no use.
+        # A forked worker cannot use the threads and file handles of its parent: open them again.
         store = copy.copy(self.store)
         epochs = self._epochs_of(store)
         batches = self._batches(epochs, worker.id, worker.num_workers)
@@ -124,26 +126,25 @@ class StudentBatches(IterableDataset[StudentBatch]):
         )
 
     def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
-        """Yield the batches of a worker: one of `workers` of those of this process."""
+        """Yield the share of this process's batches that falls to one of its `workers`."""
         first, every = self.rank + worker * self.world_size, workers * self.world_size
         share = -(-(len(self) - worker) // workers)
         return islice(epochs.batches(self.epoch, first, every), max(0, share))
 
     def distiller(self, student: Any) -> Distiller:
-        """Make what computes the losses of a student: a module that holds it, and the projections
-        to the teacher's width, on the device. See `Distiller.of`."""
+        """Make the module that computes the losses, on the device. It holds the student and the
+        projections to the teacher's hidden size. See `Distiller.of`."""
         return Distiller.of(student, self.options, self.store).to(self.device)
 
     def held_out(self) -> Iterator[StudentBatch]:
-        """Yield the batches of the share `held_out` of the store, which no epoch has, in its order,
-        under masks that never change."""
+        """Yield the held-out batches, which no epoch contains, in store order with fixed masks."""
         if len(self._held_out):
             for batch in held_out(self.store, self.collator, self._held_out, self._plan):
                 yield batch.to(self.device)
 
     def validate(self, distiller: Distiller) -> dict[str, float]:
-        """Measure a student on the batches that are held out: figures by name, as `student-train`
-        tells them, such as `valid_loss`."""
+        """Evaluate a student on the held-out batches. Returns the figures that `student-train`
+        reports, such as `valid_loss`, by name."""
         return evaluate(distiller, self.store, self.collator, self._held_out, self._plan)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`student-train`: one student from a store, no teacher in memory."""
+"""`student-train`: trains one student from a store, without the teacher in memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ from teachonce.support.signals import stoppable
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 
-Stopped by Ctrl-C or SIGTERM it saves itself; the same command with --resume goes on along the same
-loss curve.
+On Ctrl-C or SIGTERM the training saves a checkpoint. The same command with --resume continues it,
+with the same result as without the stop.
 """
-
+EXAMPLES = """\b
+Examples:
+  student-train --store store.zarr --vocab 5k
+  student-train --store store.zarr --vocab teacher --student teacher:3 --epochs 1
+"""
 
 GROUPS = {
     "The ten that matter most": (
         *("store", "vocab", "student", "loss", "align", "init", "epochs", "lr", "recipe", "out"),
     ),
-    "What is learnt": (
+    "Targets and data": (
         *("temperature", "targets", "outputs", "combine", "view", "data", "min_length"),
         *(
             "mask_prob",
@@ -54,13 +58,13 @@ GROUPS = {
     "Output": ("log", "checkpoint_every", "resume", "push_to_hub", "private", "as_json"),
 }
 """Headings of --help, and the options under each."""
-SHOWN = {
+DESCRIBED = {
     *("store", "others", "student", "vocab", "init", "loss", "align", "pool", "projection"),
     *("epochs", "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr"),
     *("schedule", "seed", "stages", "precision"),
 }
-"""Options that have a place in the description of a training; others follow where they are
-chosen."""
+"""Options with a place of their own in `describe`; others are appended if they are not at their
+default."""
 
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
@@ -73,15 +77,18 @@ def _list_recipes(context: click.Context, parameter: click.Parameter, value: str
 
 
 def _recipes() -> list[str]:
-    """Return the words of --recipe."""
+    """Return the values of --recipe, for shell completion."""
     from teachonce.student_train.settings.recipe import all_recipes
 
     return ["list", *all_recipes()]
 
 
 def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
-    """Make the options of a student, and `--recipe`. Those in `varied`, and then the recipe, may be
-    given several times, each time with another setting."""
+    """Make the options of a training, and `--recipe`.
+
+    An option in `varied` may be repeated, once for each setting of a sweep. If `varied` is not
+    empty, `--recipe` may be repeated as well.
+    """
     store, *others = (
         click_option(
             TrainOptions,
@@ -97,8 +104,8 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
         type=Text(_recipes, paths=True),
         callback=_list_recipes,
         is_eager=True,
-        help="Settings and stages by name, of the sources or FILE.toml[:NAME]; options given beside"
-        " it win. list: tell all of them.",
+        help="Take settings and stages from a built-in recipe or FILE.toml[:NAME]; options on the"
+        " command line override them. list: print all recipes.",
     )
     return [store, recipe, *others]
 
@@ -107,18 +114,19 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     cls=GroupedCommandWithSubcommands,
     groups=GROUPS,
     help=HELP,
+    epilog=EXAMPLES,
     context_settings=CONTEXT,
     invoke_without_command=True,
     subcommand_metavar="[COMMAND ...]",
     params=parameters(),
 )
-@click.option("--resume", is_flag=True, help="Go on with a stopped training.")
+@click.option("--resume", is_flag=True, help="Continue a stopped training.")
 @click.option(
     "--push-to-hub",
     metavar="USER/NAME",
-    help="Send the finished student to this repository of the hub; its README.md is the card.",
+    help="Upload the finished student to this Hugging Face repository; README.md is its card.",
 )
-@click.option("--private", is_flag=True, help="Make a new repository of --push-to-hub private.")
+@click.option("--private", is_flag=True, help="Create the repository of --push-to-hub as private.")
 @click.pass_context
 @command_errors
 def main(
@@ -131,29 +139,31 @@ def main(
 ) -> None:
     if context.invoked_subcommand is not None:
         if arguments["store"]:
-            raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
+            raise click.UsageError(f"give the options after the word {context.invoked_subcommand}")
         return
-    # torch loads only for work
+    # Imported here: --help and completion must not wait for torch.
     from teachonce.student_train.arguments import checked_from, stores_of
     from teachonce.student_train.output.report import check_way
     from teachonce.student_train.plan.checks import checked_plan
 
     if private and push_to_hub is None:
-        raise UserError("--private: is of a repository on the hub; give --push-to-hub, too")
+        raise UserError("--private: applies to a repository on the hub; give --push-to-hub as well")
     default = click.core.ParameterSource.DEFAULT
     given = {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     with closing(stores_of(given)) as stores:
         options = checked_from(given, stores)
-        options.out_folder()  # a store behind a URL needs --out, before it is opened
+        options.out_folder()  # refuses a remote store without --out before the store is opened
         plan = checked_plan(options, *stores.opened)
         if is_main_process() and options.out is not None:
             check_way(options.out, resume)
         plan = plan.resolved()
         options = plan.options
         target = None
-        if is_main_process() and push_to_hub is not None:  # before hours of work
+        if (
+            is_main_process() and push_to_hub is not None
+        ):  # a missing permission shows before hours of work
             target = open_repository(push_to_hub, "model", private)
-        with stoppable(lambda: kept(options.out_folder())):
+        with stoppable(lambda: how_to_resume(options.out_folder())):
             if is_main_process():
                 click.echo(describe(options))
             from teachonce.student_train.output.run import check_tokenizers, run_plan
@@ -162,9 +172,9 @@ def main(
                 check_tokenizers(store)
             report = run_plan(plan, resume=resume, say=click.echo)
     if is_main_process():
-        _tell(report, options)
+        _print_result(report, options)
     if target is not None:
-        _send(options.out_folder(), target)
+        _upload(options.out_folder(), target)
 
 
 @main.command()
@@ -173,18 +183,18 @@ def main(
 @push_options
 @command_errors
 def push(folder: Path, repository: str, **how: Any) -> None:
-    """Send the finished student in FOLDER to a repository of the hub.
+    """Upload the finished student in FOLDER to a repository of the Hugging Face hub.
 
-    Its README.md is the model card: add language, licence and what you know of it there first. An
-    export of student-export is sent in the same way.
+    README.md in FOLDER is the model card: add language, licence and intended use there first. The
+    command uploads a folder of student-export in the same way.
     """
     from teachonce.student_train.output.pushing import push as send_folder
 
     click.echo(f"pushed    {send_folder(folder, repository, **how)}")
 
 
-def _send(out: Path, target: Repository) -> None:
-    """Send a student that was trained just now."""
+def _upload(out: Path, target: Repository) -> None:
+    """Upload a student after its training; an error names the command that uploads it later."""
     from teachonce.student_train.output.pushing import send
 
     try:
@@ -195,7 +205,7 @@ def _send(out: Path, target: Repository) -> None:
         ) from error
 
 
-def _tell(report: Mapping[str, Any], options: TrainOptions) -> None:
+def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
     result = report["result"]
     for name in (
         "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",
@@ -203,26 +213,26 @@ def _tell(report: Mapping[str, Any], options: TrainOptions) -> None:
         "valid_accuracy", "valid_agreement", "valid_spearman",
     ):  # fmt: skip
         if name in result:
-            click.echo(f"{name:24} {told(result[name])}")
+            click.echo(f"{name:24} {format_number(result[name])}")
     click.echo(f"student in {options.out_folder()}")
 
 
-def _told_stage(stage: Mapping[str, Any]) -> str:
+def _describe_stage(stage: Mapping[str, Any]) -> str:
     words = {**stage, "loss": " + ".join(f"{w:g} {n}" for n, w in stage.get("loss", {}).items())}
     words["freeze"] = ",".join(stage.get("freeze", ()))
     return "; ".join(f"{name} {value}" for name, value in words.items() if value not in ("", False))
 
 
 def describe(options: TrainOptions) -> str:
-    """Describe the settings of a training, which are resolved, as they are printed at its start."""
+    """Return the lines that a training prints at its start. `options` must be resolved."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
-    others = {name: value for name, value in options.chosen().items() if name not in SHOWN}
+    others = {name: value for name, value in options.chosen().items() if name not in DESCRIBED}
     more = "".join(f", {name} {value}" for name, value in others.items())
     ((unit, size),) = options.batching.items()
     each = ""
     if options.stages:
-        loss, each = "of each stage", " in each stage, and for each part that it unfreezes"
+        loss, each = "by stage", " in each stage, and for each part that it unfreezes"
     rows = {
         "store": ", ".join((options.store, *options.others)),
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
@@ -235,7 +245,7 @@ def describe(options: TrainOptions) -> str:
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
             f" seed {options.seed}{more}"
         ),
-        **{f"stage {n}": _told_stage(stage) for n, stage in enumerate(options.stages, 1)},
+        **{f"stage {n}": _describe_stage(stage) for n, stage in enumerate(options.stages, 1)},
         "device": f"{options.device}, {options.precision}"
         + (f", cache {options.cache}" if options.cache != "none" else ""),
         "out": str(options.out_folder()),
@@ -243,16 +253,17 @@ def describe(options: TrainOptions) -> str:
     return "\n".join(f"{name:9} {value}" for name, value in rows.items())
 
 
-def kept(out: Path) -> str:
-    """Tell in a line what a stopped training has written, and how to go on."""
+def how_to_resume(out: Path) -> str:
+    """Return a line that names the last checkpoint of a stopped training, and how to continue."""
     from teachonce.training.checkpoint import newest_checkpoint
 
-    words = " and --resume" if (out / "training.json").exists() else ""
-    return f"{out}: {newest_checkpoint(out / 'checkpoints')}; go on with the same command{words}"
+    # Before its first checkpoint a training has no training.json, and --resume would be refused.
+    flag = " and --resume" if (out / "training.json").exists() else ""
+    return f"{out}: {newest_checkpoint(out / 'checkpoints')}; continue with the same command{flag}"
 
 
-def told(number: float) -> str:
-    """Write a number: counts whole, measures with five digits."""
+def format_number(number: float) -> str:
+    """Format a count with all digits, a measure with five significant digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
 
 

@@ -17,7 +17,7 @@ from teachonce.store import Batch, FeatureStore
 from teachonce.store.format.codecs.codec import Elementwise
 from teachonce.store.format.layout import ArraySpec, part_arrays
 from teachonce.student_train.data.batch import Streamed, TeacherStates, maps_path
-from teachonce.student_train.settings.words import stays_in_memory
+from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.support.arrays import Array, starts
 from teachonce.support.errors import UserError
 

@@ -23,7 +23,7 @@ from teachonce.student_train.model.teacher_layers import (
     layer_groups,
     take_transform,
 )
-from teachonce.student_train.settings.words import check_start
+from teachonce.student_train.settings.option_values import check_start
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 

@@ -15,7 +15,7 @@ from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
 from teachonce.student_train.model.pruning import pruned_tokenizer
-from teachonce.student_train.settings.words import check_vocabulary
+from teachonce.student_train.settings.option_values import check_vocabulary
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line

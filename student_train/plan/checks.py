@@ -15,10 +15,10 @@ from teachonce.student_train.plan.several_stores import check_joined, check_labe
 from teachonce.student_train.plan.train_plan import Source, Stage, TrainPlan, plan_of
 from teachonce.student_train.plan.vector_space import check_space
 from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.student_train.settings.terms import parse_alignments
-from teachonce.student_train.settings.words import stays_in_memory
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError

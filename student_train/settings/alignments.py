@@ -1,5 +1,6 @@
-"""The alignments that `--align` chooses from: one entry for each. `align.Tokenizations` makes them;
-it is not imported here, as `--help` must not wait for NumPy."""
+"""The alignments of `--align`: one entry for each. `align.Tokenizations` computes them."""
+
+# `align` is not imported here: `--help` must not wait for NumPy.
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from typing import Literal
 class Strategy:
     """Describes one alignment.
 
-    about: what a run is, as `--help` says it.
+    about: what a run is, for `--help`.
     second_input: the student reads a second input, made of the teacher's tokens.
-    predicted: the student piece that a teacher's piece becomes as a target of logits. It is the
-        same piece, which not every piece has, or the first piece of its split, which the first
-        token of a run predicts.
-    pool: how a run's outputs become one where `--pool` does not say.
-    pools_logits: the outputs that become one are logits, not the states under them.
+    predicted: the student piece that stands for a teacher piece in a target of logits. `same`: the
+        identical piece; teacher pieces without one have no target. `first`: the first student
+        piece of its split, which the first token of a run predicts.
+    pool: how the outputs of a run are pooled if `--pool` is not given.
+    pools_logits: pool logits, instead of the hidden states under them.
     """
 
     about: str
@@ -43,11 +44,11 @@ ALIGNMENTS = {
 
 
 def help_text() -> str:
-    """List what each alignment pairs, for `--help`."""
+    """Describe every alignment, for `--help`."""
     return "; ".join(f"{name}: {strategy.about}" for name, strategy in ALIGNMENTS.items())
 
 
 def pool_help() -> str:
-    """Tell the default of `--pool` for each alignment, for `--help`."""
+    """Describe the default of `--pool`, for `--help`."""
     summed = [name for name, strategy in ALIGNMENTS.items() if strategy.pool == "sum"]
     return f"sum for {', '.join(summed)}, else mean"

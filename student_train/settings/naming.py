@@ -1,4 +1,4 @@
-"""The name of a student's folder, and where it stands."""
+"""The name and location of a student's folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from teachonce.support.errors import UserError
 
 
 def folder_name(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
-    """Join the main settings of a training, as it describes itself, with a short hash of those that
-    were `chosen`.
+    """Join the main settings of a training with a short hash of `chosen`.
 
-    Of a store only its name counts: spelled otherwise, or moved, it is the same store.
+    settings: the result of `TrainOptions.describing`.
+    chosen: the settings that are not at their default.
     """
+    # Only the last path component of a store enters the hash: a store that was moved, or is spelled
+    # as a relative path, gives the same folder.
     loss = "+".join(f"{name}{weight:g}" for name, weight in settings["loss"].items())
     kind, colon, named = settings["init"].partition(":")
     start = f"{kind}{colon}{Path(named).name}"
@@ -38,9 +40,9 @@ def folder_name(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
     return "-".join(main).replace(",", ".").replace(":", "")
 
 
-def beside(store: str, what: str) -> Path:
-    """Return the folder STORE-WHAT beside a store; raise UserError if the store is not on this
-    machine."""
+def path_next_to(store: str, suffix: str) -> Path:
+    """Return the path STORE-SUFFIX in the folder of a store. Raises UserError for a remote
+    store."""
     if "://" in store:
-        raise UserError(f"{store} is not on this machine: give --out, too")
-    return Path(store).parent / f"{Path(store).stem}-{what}"
+        raise UserError(f"{store} is not on this machine: give --out as well")
+    return Path(store).parent / f"{Path(store).stem}-{suffix}"

@@ -10,16 +10,7 @@ from typing import Any, Literal
 from teachonce.store.containers.cache_word import PREFIX
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings import alignments
-from teachonce.student_train.settings.terms import (
-    DEFAULT_LOSS,
-    SCORE_LOSS,
-    STATES_LOSS,
-    VECTOR_LOSS,
-    check_alignments,
-    check_losses,
-    parse_losses,
-)
-from teachonce.student_train.settings.words import (
+from teachonce.student_train.settings.option_values import (
     CACHES,
     PARTS,
     STARTS,
@@ -35,6 +26,15 @@ from teachonce.student_train.settings.words import (
     parse_parts,
     parse_widths,
 )
+from teachonce.student_train.settings.terms import (
+    DEFAULT_LOSS,
+    SCORE_LOSS,
+    STATES_LOSS,
+    VECTOR_LOSS,
+    check_alignments,
+    check_losses,
+    parse_losses,
+)
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
 from teachonce.training.optimizer import OPTIMIZERS
@@ -44,45 +44,46 @@ from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
 
 SEEDS = 2**32
 
+# Scopes: where an option is valid, or what it decides.
 STAGE = "stage"  # may differ from one stage to the next
-LENGTH = "length"  # says how long a stage is; one that is given removes the other
-BATCH = "batch"  # says how large a batch is; one that is given removes the other
-COMMAND = "command"  # has no place in a recipe
+LENGTH = "length"  # the length of a stage; setting one of them removes the others
+BATCH = "batch"  # the size of a batch; setting one of them removes the others
+COMMAND = "command"  # only on the command line, not in a recipe
 ONCE = "once"  # has one value in a sweep
-MACHINE = "machine"  # does not shape the student
-NETWORK = "network"  # goes to the config of the student's kind, under its own name
-BILSTM = "bilstm"  # only that kind of student has it
-START = "start"  # only the making of a student can refuse it
+MACHINE = "machine"  # does not change the trained weights, so it is not part of the folder's name
+NETWORK = "network"  # a field of the student's config, under the same name
+BILSTM = "bilstm"  # only for BiLSTM students
+START = "start"  # can be refused only while the student is made
 
 
-def _told(loss: Mapping[str, float]) -> str:
+def _format_losses(loss: Mapping[str, float]) -> str:
     return " ".join(f"{name}={weight:g}" for name, weight in loss.items())
 
 
 @dataclass(frozen=True)
 class OptionFields:
-    """Declares the options of a training; `TrainOptions` checks them and says what follows."""
+    """Declares the options of a training. The subclass `TrainOptions` checks and resolves them."""
 
     store: str = option(
-        help="A sealed store: .zarr, .h5 or an object-store URL. Repeated: the student learns from"
-        " all of them, each aligned through its own tokens.",
+        help="A sealed store: .zarr, .h5 or an object-store URL. Repeat it to train on several"
+        " stores, each aligned through its own tokens.",
         required=True,
         scope={COMMAND, ONCE},
     )
     others: tuple[str, ...] = ()
     combine: str = option(
         "losses",
-        "What several stores teach: losses: the mean of their losses; outputs: as one teacher, the"
-        " geometric mean of their distributions and the mean of their states (stores of the same"
-        " text and vocabulary).",
+        "How several stores are combined. losses: train on the mean of their losses. outputs:"
+        " treat them as one teacher, with the geometric mean of their distributions and the mean"
+        " of their states (stores of the same text and vocabulary).",
         choices=("losses", "outputs"),
     )
     vocab: str = option(
         "5k",
-        "5k | 10k | 20k | 30k | N (WordPiece of the store's text) | a tokenizer folder | teacher |"
-        " pruned:N (the teacher's most frequent pieces; WordPiece, Unigram or BPE) | words,"
-        " words:N (lower-cased words between blanks, all or the most frequent) |"
-        " mixed-vocab (the store's).",
+        "Vocabulary of the student: 5k, 10k, 20k, 30k or N (a WordPiece trained on the store's"
+        " text), a tokenizer folder, teacher, pruned:N (the teacher's N most frequent pieces;"
+        " WordPiece, Unigram or BPE), words or words:N (lower-cased words between blanks, all or"
+        " the N most frequent), or mixed-vocab (saved in the store).",
         scope={START},
         words=VOCABULARIES,
         paths=True,
@@ -91,156 +92,164 @@ class OptionFields:
     out: Path | None = option(
         None,
         "Folder of the student.",
-        default_text="beside the store, named after the settings",
+        default_text="next to the store, named after the settings",
         scope={COMMAND, ONCE, MACHINE},
     )
     student: str = option(
         "tiny",
-        "tiny (264x3x12x792) or HxLxA[xF]: width x layers x heads of a BERT, and units of its"
-        " feed-forward parts, 4 H by default; of a ModernBERT after modernbert:, 2 H by default;"
-        " teacher:L: as wide as the teacher, and a ModernBERT if that is one;"
-        " a BiLSTM is bilstm:E,H: width of the embeddings and of its LSTM in each direction;"
-        " static:D: vectors of word pieces, D wide, without layers, for vectors of texts alone.",
+        "Shape of the student. HxLxA[xF]: a BERT by hidden size x layers x heads, and its"
+        " feed-forward size (4 H if left out); tiny is 264x3x12x792. modernbert:HxLxA[xF]: a"
+        " ModernBERT (F is 2 H if left out). teacher:L: the teacher's hidden size and heads with L"
+        " layers, a ModernBERT if the teacher is one. bilstm:E,H: embedding size, and LSTM size in"
+        " each direction. static:D: embeddings of D numbers without layers, for text vectors only.",
         scope={START},
         words=STUDENTS,
         check=check_student,
     )
     align: str = option(
         "span",
-        f"Runs of tokens that are compared, teacher's and student's; {alignments.help_text()}."
-        " Of single losses: kl=match,hidden=reduce.",
+        f"How teacher and student tokens are paired; {alignments.help_text()}."
+        " By loss: kl=match,hidden=reduce.",
         words=tuple(alignments.ALIGNMENTS),
         check=check_alignments,
     )
     pool: str | None = option(
         None,
-        "How a run's outputs become one.",
+        "How the outputs of a run of tokens are pooled into one.",
         choices=("sum", "mean"),
         default_text=alignments.pool_help(),
     )
     loss: Mapping[str, float] = option(
         factory=lambda: dict(DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
-        default_text=f"{_told(DEFAULT_LOSS)};"
-        " kl=1 for hidden where the store has no hidden states; of a task kl=1, and ce=1 where"
-        f" there are gold labels; of vectors of texts {_told(VECTOR_LOSS)}, and"
-        f" {_told(STATES_LOSS)} where the store has hidden states as well; of scores"
-        f" {_told(SCORE_LOSS)}",
+        default_text=f"{_format_losses(DEFAULT_LOSS)};"
+        " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, and ce=1 if"
+        f" there are gold labels; for text vectors {_format_losses(VECTOR_LOSS)}, and"
+        f" {_format_losses(STATES_LOSS)} if the store has hidden states; for scores"
+        f" {_format_losses(SCORE_LOSS)}",
         repeated=True,
         words=tuple(loss.name for loss in registry.LOSSES),
         read=parse_losses,
         check=check_losses,
         scope={STAGE},
     )
-    temperature: float = option(2.0, "Of kl and kl-shared.", within=POSITIVE, scope={STAGE})
+    temperature: float = option(
+        2.0, "Softmax temperature of kl and kl-shared.", within=POSITIVE, scope={STAGE}
+    )
     targets: str = option(
         "all",
-        "Tokens whose teacher logits are learnt: all, or those masked for the student, or the"
-        " others.",
+        "Tokens whose teacher logits are targets: all, only masked student tokens, or only"
+        " unmasked ones.",
         choices=("all", "masked", "unmasked"),
         scope={STAGE},
     )
     projection: str = option(
         "trainable",
-        "From the student's width to the teacher's; student: a part of a BiLSTM, through a GELU,"
-        " and its heads stand on it.",
+        "Linear map from the student's hidden size to the teacher's: trainable (dropped after"
+        " training), frozen (random), or student (BiLSTM only: kept in the model, followed by a"
+        " GELU; the heads use its output).",
         choices=("trainable", "frozen", "student"),
     )
     outputs: str = option(
         "shared",
-        "Of a task's student: separate: logit and log-odds teach an output of their own beside the"
-        " classes', where ce, kl or hard teach these. It serves training alone.",
+        "Output layers of a task's student. separate: logit and log-odds train an extra output"
+        " layer that is discarded after training; ce, kl and hard train the classifier.",
         choices=("shared", "separate"),
     )
     matryoshka: tuple[int, ...] = option(
         (),
-        "Widths, a comma list: the first so many numbers of a text's vector are a vector, too"
-        " (Kusupati et al. 2022); similarity and similarity-kl teach them.",
+        "Comma list of sizes such as 256,128: similarity and similarity-kl are also computed on"
+        " the first 256 and 128 numbers of a text vector, so that it can be truncated (Kusupati et"
+        " al. 2022).",
         read=parse_widths,
         check=check_widths,
     )
     init: str = option(
         "auto",
-        "svd | svd:STORE (of the teacher that another store keeps) | teacher | layers:I,J,...[@DIR]"
-        " (of the model in a folder) | mixed-vocab | random | auto: layers, spread evenly (teacher"
-        " for a task or vectors of texts), where they can be cut, else svd.",
+        "Initial weights. svd: the teacher's embeddings, reduced to the student's size;"
+        " svd:STORE: from another store's teacher. teacher: the teacher's embeddings and first"
+        " layers. layers:I,J,...[@DIR]: chosen layers, of the model in DIR if given. mixed-vocab."
+        " random. auto: evenly spaced layers (teacher for a task or text vectors) if the shapes"
+        " fit, else svd.",
         scope={START},
         words=STARTS,
         check=check_start,
     )
     dropout: float = option(
         0.0,  # a small student underfits: dropout would only slow it down
-        "Share of hidden states and attention that are dropped in training; of a BiLSTM, of"
-        " embeddings, layers, and the state between two tokens.",
+        "Dropout of hidden states and attention; for a BiLSTM, of embeddings, layers and the"
+        " recurrent state.",
         within=SHARE,
         scope={NETWORK},
     )
     recurrent_dropout: float | None = option(
         None,
-        "Of the state between two tokens of a BiLSTM.",
+        "Dropout of a BiLSTM's recurrent state, between two tokens.",
         within=SHARE,
         default_text="as --dropout",
         scope={NETWORK, BILSTM},
     )
     classifier_pooling: str | None = option(
         None,
-        "What a BiLSTM classifies a text by: the largest value of each channel, or the last state"
-        " of either direction.",
+        "Input of a BiLSTM's classifier: max over the tokens of each channel, or the last state of"
+        " each direction.",
         choices=("max", "last"),
         default_text="max",
         scope={NETWORK, BILSTM},
     )
     word_vectors: str | None = option(
         None,
-        "File of word vectors (GloVe, fastText or word2vec as text), as wide as the embeddings,"
-        " for the pieces that are words there; beside --init random the others begin at random in"
-        " -0.1 to 0.1.",
+        "Initialise pieces that are whole words from a file of word vectors (GloVe, fastText or"
+        " word2vec as text) of the embedding size. With --init random the other pieces are drawn"
+        " from -0.1 to 0.1.",
         scope={START},
     )
     view: int | None = option(
         None,
-        "View of the store to learn from.",
-        default_text="the masked views in turn, else view 0",
+        "View of the store to train on.",
+        default_text="the masked views in turn, or view 0 if there are none",
         scope={STAGE},
     )
     steps: int | None = option(
         None,
-        "Optimiser steps; 0 saves a student with random weights (--init random).",
+        "Optimizer steps. 0 saves the initial student (--init random only).",
         within=Range("0 or more", low=0),
         scope={STAGE, LENGTH},
     )
     epochs: float | None = option(
         None,
-        "Passes over the (first) store, instead of --steps.",
+        "Passes over the first store, instead of --steps.",
         within=POSITIVE,
         default_text="3",
         scope={STAGE, LENGTH},
     )
     batch_tokens: int = option(
         1024,
-        "Teacher tokens of a batch, padding included.",
+        "Teacher tokens per batch, padding included.",
         within=at_least(1),
         scope={STAGE, BATCH},
     )
     batch_texts: int | None = option(
         None,
-        "Texts of a batch, instead of --batch-tokens.",
+        "Texts per batch, instead of --batch-tokens.",
         within=at_least(1),
         scope={STAGE, BATCH},
     )
-    accumulate: int = option(1, "Batches of one optimiser step.", within=at_least(1))
+    accumulate: int = option(
+        1, "Gradient accumulation: batches per optimizer step.", within=at_least(1)
+    )
     optimizer: str = option(
         "adamw",
         "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`."
-        " adadelta (Zeiler 2012): has no rate of its own.",
+        " adadelta (Zeiler 2012): adapts its own learning rate.",
         choices=OPTIMIZERS,
     )
     lr: float | None = option(
         None,
         "Peak learning rate.",
         within=POSITIVE,
-        default_text="as found with adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of"
-        " adadelta 1",
+        default_text="0.5 / hidden size, at most 0.004 (best with adamw); 0.003 for a BiLSTM; 1 for"
+        " adadelta",
         scope={STAGE},
     )
     lr_end: float = option(
@@ -249,55 +258,61 @@ class OptionFields:
         within=NOT_NEGATIVE,
         scope={STAGE},
     )
-    warmup: float = option(0.05, "Share of the steps.", within=SHARE, scope={STAGE})
+    warmup: float = option(0.05, "Warm-up, as a share of the steps.", within=SHARE, scope={STAGE})
     schedule: str = option(
         "linear",
-        "After warm-up: linear or cosine down to --lr-end, or halved on a validation plateau.",
+        "Learning rate after warm-up: linear or cosine decay to --lr-end, or plateau: halved when"
+        " the validation loss stops falling.",
         choices=SCHEDULES,
         scope={STAGE},
     )
-    weight_decay: float = option(0.01, "Of matrices.", within=NOT_NEGATIVE)
-    clip: float = option(1.0, "Gradient norm.", within=POSITIVE)
+    weight_decay: float = option(
+        0.01, "Weight decay of matrices; biases and norms have none.", within=NOT_NEGATIVE
+    )
+    clip: float = option(1.0, "Largest gradient norm; larger ones are scaled.", within=POSITIVE)
     mask_prob: float = option(
-        0.15, "Share of tokens masked anew each time (view 0).", within=SHARE, scope={STAGE}
+        0.15,
+        "Share of tokens masked, drawn again in each epoch (view 0).",
+        within=SHARE,
+        scope={STAGE},
     )
     mask_words: str = option(
         "uniform",
-        "rare: a piece is masked the more often the rarer it is (view 0).",
+        "Which pieces are masked (view 0): uniform, or rare: rarer pieces more often.",
         choices=MASK_WORDS,
         scope={STAGE},
     )
     max_masks: int | None = option(
         None,
-        "Masked tokens of a sequence at most (view 0).",
+        "Largest number of masked tokens per sequence (view 0).",
         within=at_least(1),
-        default_text="as many as are drawn",
+        default_text="no limit",
         scope={STAGE},
     )
     max_length: int | None = option(
         None,
-        "Longest student input.",
+        "Longest student input, in tokens.",
         within=Range("at least 3: two special tokens and one of text", low=3),
-        default_text="twice the store's, at most 512",
+        default_text="twice the store's window, at most 512",
         scope={START},
     )
     min_length: int = option(
         0,
-        "Shorter sequences, in teacher tokens, are not learnt from.",
+        "Skip sequences of fewer teacher tokens.",
         within=Range("0 or more", low=0),
     )
     data: str = option(
         "all",
-        "Sequences to learn from; labelled: those with a gold label or tag; balanced: each step"
-        " takes a batch of these for the losses of gold, and one as large of the others for the"
-        " other losses.",
+        "Sequences to train on. labelled: only those with a gold label or tag. balanced: each step"
+        " takes one labelled batch for the losses on gold labels, and one unlabelled batch of the"
+        " same size for the other losses.",
         choices=("all", "labelled", "unlabelled", "balanced"),
         scope={STAGE},
     )
     freeze: tuple[str, ...] = option(
         (),
-        "Parts that keep their weights, a comma list: embeddings (or of them words, positions,"
-        " types), layers, layers.N, head, projection.",
+        "Comma list of parts that are not trained: embeddings (or words, positions, types"
+        " separately), layers, layers.N, head, projection.",
         words=PARTS,
         read=parse_parts,
         check=check_parts,
@@ -305,33 +320,33 @@ class OptionFields:
     )
     prune_to: str | None = option(
         None,
-        "Cut the finished student to the pieces that it has in common with this vocabulary, given"
-        " as --vocab is.",
+        "Reduce the finished student to the pieces that it shares with this vocabulary (same"
+        " values as --vocab).",
         scope={START},
         words=VOCABULARIES,
         paths=True,
         check=check_prune_to,
     )
     best: bool = option(
-        False, "Keep the weights with the best validation loss, not the last.", scope={STAGE}
+        False, "Save the weights of the best validation, not of the last step.", scope={STAGE}
     )
     stages: tuple[Mapping[str, Any], ...] = ()
-    needs: Mapping[str, Any] = field(default_factory=dict)  # what a recipe needs of the stores
+    needs: Mapping[str, Any] = field(default_factory=dict)  # features that a recipe requires
     held_out: float = option(
-        0.02, "Share of the store kept for validation; the same for every student.", within=SHARE
+        0.02, "Share held out for validation; the same sequences for every student.", within=SHARE
     )
     eval_every: int | Literal["epoch"] | None = option(
         None,
-        "Steps between validations, or `epoch`: one after each pass over the store.",
+        "Steps between validations, or `epoch` for one after each pass over the store.",
         within=at_least(1),
-        default_text="a tenth of all",
+        default_text="a tenth of all steps",
         scope={STAGE},
     )
     patience: int | None = option(
         None,
-        "Validations without a better one after which a training, or a stage, ends early.",
+        "Stop a training, or a stage, after N validations without a better loss.",
         within=at_least(1),
-        default_text="it takes all steps",
+        default_text="no early stopping",
         scope={STAGE},
     )
     checkpoint_every: int | None = option(
@@ -343,41 +358,41 @@ class OptionFields:
     )
     seed: int = option(
         0,
-        "Of weights, order, masks and dropout.",
+        "Seed of initial weights, order, masks and dropout.",
         within=Range(f"0 to {SEEDS - 1}", low=0, high=SEEDS - 1),
     )
     device: str = option(
         "auto",
-        "auto | cpu | cuda | cuda:N.",
+        "Device: auto, cpu, cuda or cuda:N.",
         words=DEVICES,
         check=check_device,
         scope={COMMAND, MACHINE},
     )
     precision: str = option(
         "auto",
-        "auto: bf16 where the hardware multiplies it, else fp32.",
+        "Precision of matrix products. auto: bf16 if the hardware supports it, else fp32.",
         choices=("auto", "bf16", "fp32"),
     )
     workers: int = option(
         0,
-        "Processes that prepare batches; 0: a thread. The student is the same, bit for bit.",
+        "Processes that prepare batches; 0: a thread. Does not change the student.",
         within=Range("0 or more", low=0),
         scope={COMMAND, ONCE, MACHINE},
     )
     cache: str = option(
         "none",
-        "none; ram: the store is read and unpacked once, and stays in memory; device: its hidden"
-        " states and attention maps in the memory of --device; disk:DIR,SIZE: what is read of a"
-        " store behind a URL stays in DIR on a local disk, at most SIZE of it (100GB), for all"
-        " trainings that name it. The student is the same.",
+        "Cache of the store. none. ram: decode the store once and hold it in memory. device: hold"
+        " hidden states and attention maps in the memory of --device. disk:DIR,SIZE: cache what is"
+        " read from a remote store in DIR on a local disk, up to SIZE (such as 100GB), shared by"
+        " all trainings that name DIR. Does not change the student.",
         words=(*CACHES, PREFIX),
         check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )
     log: tuple[str, ...] = option(
         (),
-        "wandb | mlflow | trackio, or a comma list: told each step's figures, too, beside"
-        " metrics.jsonl and TensorBoard's files.",
+        "Trackers: wandb, mlflow, trackio, or a comma list. They receive each step's figures in"
+        " addition to metrics.jsonl and the TensorBoard files.",
         repeated=True,
         default_text="none",
         words=tuple(TRACKERS),
@@ -387,7 +402,7 @@ class OptionFields:
     )
     allow_partial: bool = option(
         False,
-        "Learn from the published parts of an unfinished store.",
+        "Train on the published parts of an unfinished store.",
         flag="--allow-partial",
         scope={COMMAND, ONCE, MACHINE},
     )

@@ -1,4 +1,4 @@
-"""The options of a training: checked one by one and against one another, and what follows from
+"""The options of a training, checked one by one and against each other, and values derived from
 them."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.naming import beside, folder_name
+from teachonce.student_train.settings.naming import folder_name, path_next_to
 from teachonce.student_train.settings.option_fields import (
     BATCH,
     BILSTM,
@@ -23,13 +23,13 @@ from teachonce.student_train.settings.option_fields import (
     STAGE,
     OptionFields,
 )
+from teachonce.student_train.settings.option_values import EXPECTED_PARTS, is_part, stays_in_memory
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.settings.terms import (
     BatchPlan,
     check_pieces,
     parse_alignments,
 )
-from teachonce.student_train.settings.words import EXPECTED_PARTS, is_part, stays_in_memory
 from teachonce.support.errors import UserError
 from teachonce.support.options import (
     check_value,
@@ -49,11 +49,10 @@ UNFREEZE = "top-down"
 
 @dataclass(frozen=True)
 class TrainOptions(OptionFields):
-    """Holds everything that decides what a student becomes; `student-train --help` tells of each
-    option.
+    """Holds every setting of a training; `student-train --help` documents each option.
 
-    Raises UserError for a value that an option does not take, in a stage as well, and for options
-    that contradict each other.
+    Raises UserError for an invalid value, in a stage as well, and for options that contradict each
+    other.
     """
 
     def __post_init__(self) -> None:
@@ -76,8 +75,8 @@ class TrainOptions(OptionFields):
             raise UserError("--steps and --epochs contradict each other: give one")
         if self.steps == 0 and (self.init != "random" or self.stages):
             raise UserError(
-                "--steps 0: expected at least 1, or --init random and no stages: such a student is"
-                " saved as it starts"
+                "--steps 0: expected at least 1, or --init random without stages, which saves the"
+                " untrained student"
             )
         if self.batch_texts and self.batch_tokens != default_of(TrainOptions, "batch_tokens"):
             raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
@@ -85,8 +84,8 @@ class TrainOptions(OptionFields):
             raise UserError(f"{judged[0]} and --held-out 0: nothing to validate on")
         if self.lr_end and self.schedule == "plateau":
             raise UserError(
-                f"--lr-end {self.lr_end:g} and --schedule plateau: that has no end; use linear or"
-                " cosine"
+                f"--lr-end {self.lr_end:g} and --schedule plateau: a plateau schedule has no end;"
+                " use linear or cosine"
             )
         if self.lr_end and self.lr_end > self.resolved_lr:
             raise UserError(
@@ -98,31 +97,31 @@ class TrainOptions(OptionFields):
         words += ["--projection student"] if self.projection == "student" else []
         if words and parse_student(self.student).kind != "bilstm":
             raise UserError(
-                f"{words[0]}: only a BiLSTM has that, and --student is {self.student}; leave it"
+                f"{words[0]}: only for a BiLSTM, and --student is {self.student}; leave it"
                 " out, or choose bilstm:E,H"
             )
         masked = [f"--loss {loss.name}" for loss in registry.named(self.loss) if loss.of_masked]
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
-            raise UserError(f"--mask-prob 0: nothing would be masked for {masked[0]} to learn")
+            raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
         check_pieces(self.align, self.loss)
         nested = [loss for loss in registry.named(self.losses()) if loss.nests]
         if self.matryoshka and not nested:
             raise UserError(
-                f"--matryoshka {','.join(map(str, self.matryoshka))}: no loss teaches parts of a"
+                f"--matryoshka {','.join(map(str, self.matryoshka))}: no loss compares parts of a"
                 " vector; add similarity or similarity-kl to --loss"
             )
         if is_disk_cache(self.cache) and not any(
             "://" in str(path) for path in (self.store, *self.others)
         ):
             raise UserError(
-                f"--cache {self.cache}: for stores behind a URL, and {self.store} lies on a disk;"
-                " leave --cache out, or give ram"
+                f"--cache {self.cache}: only for remote stores, and {self.store} is on this"
+                " machine; leave --cache out, or give ram"
             )
         if self.workers and stays_in_memory(self.cache):
             raise UserError(
-                f"--cache {self.cache} and --workers {self.workers}: each process would keep a copy"
-                " of its own; give one of the two"
+                f"--cache {self.cache} and --workers {self.workers}: each worker would hold its own"
+                " copy of the store; give one of the two"
             )
 
     def _check_data(self) -> None:
@@ -130,21 +129,27 @@ class TrainOptions(OptionFields):
         gold, others = named.intersection(self.loss), self.loss.keys() - named
         if self.data == "unlabelled" and gold:
             raise UserError(
-                f"--loss {min(gold)} and --data unlabelled: that text has no gold labels; choose"
-                " other losses, or --data all"
+                f"--loss {min(gold)} and --data unlabelled: unlabelled text has no gold labels;"
+                " choose other losses, or --data all"
             )
         if self.data != "balanced":
             return
         if not gold or not others:
-            lacking = "for the unlabelled text" if gold else "of gold labels, such as ce=1"
-            raise UserError(f"--data balanced: --loss has none {lacking}; add one")
+            lacking = (
+                "for unlabelled text, such as kl=1" if gold else "on gold labels, such as ce=1"
+            )
+            raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
 
     def terms(self, answers: OutputKind | None) -> tuple[Term, ...]:
-        """Resolve the losses of a student of a task with such `answers`, or for None of a
-        vocabulary, in the order of the registry. Names that such a student has no loss of are left
-        out."""
+        """Resolve the losses of a student, in the order of the registry.
+
+        answers: what its task answers; None for a student with an MLM head. A loss that such a
+        student does not have is left out.
+        """
+        # A Ray worker or a process of torchrun unpickles the options without checking them: the
+        # losses of other packages are not loaded there yet.
         for name in self.loss:
-            registry.find(name)  # this may be another process than the one that checked them
+            registry.find(name)
         aligned = parse_alignments(self.align)
         found = []
         for loss in registry.losses_for(answers, self.loss):
@@ -169,8 +174,11 @@ class TrainOptions(OptionFields):
         return tuple(found[loss] for loss in registry.losses_for(answers, self.losses()))
 
     def batches(self, answers: OutputKind | None) -> tuple[BatchPlan, ...]:
-        """Plan the batches that a step takes of a store: one; of a balanced stage one of labelled
-        and one of other text, each with its losses."""
+        """Plan the batches that a step takes from a store.
+
+        A step of a balanced stage takes two, one of labelled and one of unlabelled text, each with
+        its own losses; any other step takes one.
+        """
         plan = self.batch_plan(self.terms(answers))
         if self.data != "balanced":
             return (plan,)
@@ -182,7 +190,7 @@ class TrainOptions(OptionFields):
         )
 
     def batch_plan(self, terms: tuple[Term, ...]) -> BatchPlan:
-        """Plan batches that teach these terms."""
+        """Plan batches for these terms."""
         return BatchPlan(
             terms,
             self.data,
@@ -196,28 +204,28 @@ class TrainOptions(OptionFields):
         )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
-        """Return the options of one stage: its own over those of the training, and `more` over
-        both."""
+        """Return the options of one stage. `more` overrides the stage, and the stage overrides the
+        training."""
         own = {name: value for name, value in stage.items() if name != "unfreeze"}
         others = {name: default_of(TrainOptions, name) for name in ruled_out(own)}
         return self._with(**{"stages": (), **others, **own, **more})
 
     def _with(self, **values: Any) -> TrainOptions:
-        """Copy the options with other values, which were checked: checking all of them again for
-        each stage is most of what a training of two steps did before its first step."""
+        """Copy the options with other values, which must be valid."""
+        # Not `replace`, which runs every check again: for a recipe of many stages that was most of
+        # the time before the first step.
         other = copy.copy(self)
         vars(other).update(values)
         return other
 
     def pool_of(self, alignment: str) -> str:
-        """Tell how the outputs of a run of an alignment become one: `--pool`, else as the alignment
-        has it."""
+        """Return how the outputs of a run are pooled: `--pool`, or the alignment's default."""
         return self.pool or ALIGNMENTS[alignment].pool
 
     @property
     def resolved_pool(self) -> str:
-        """Tell how a run's outputs become one: a word, or `match=mean,reduce=sum` where the
-        alignments differ in it."""
+        """Describe how the outputs of a run are pooled: `mean` or `sum`, or `match=mean,reduce=sum`
+        if the alignments in use differ."""
         chosen = parse_alignments(self.align)
         compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_masked]
         used = {chosen.of(name) for name in compared} if chosen.own else {chosen.others}
@@ -228,8 +236,8 @@ class TrainOptions(OptionFields):
 
     @property
     def resolved_lr(self) -> float:
-        """Return the peak learning rate: --lr, else the default of adadelta, or of the kind of
-        student."""
+        """Return the peak learning rate: --lr, or the default of adadelta or of the student's
+        kind."""
         if self.lr is not None:
             return self.lr
         if self.optimizer == "adadelta":
@@ -237,33 +245,33 @@ class TrainOptions(OptionFields):
         return parse_student(self.student).learning_rate
 
     def judged_by(self) -> list[str]:
-        """Name what validations decide, as the command line spells it; nothing where they only
-        tell."""
-        asked = {
+        """List the options that depend on validation, as on the command line. If the list is empty,
+        validations are only reported."""
+        by_option = {
             "--schedule plateau": self.schedule == "plateau",
             "--best": self.best,
             f"--patience {self.patience}": self.patience,
         }
-        return [spelt for spelt, wanted in asked.items() if wanted]
+        return [option for option, is_set in by_option.items() if is_set]
 
     @property
     def batching(self) -> dict[str, Any]:
-        """Return what bounds a batch, as `FeatureStore.stream` takes it."""
+        """Return the size of a batch, as an argument of `FeatureStore.stream`."""
         if self.batch_texts is not None:
             return {"batch_texts": self.batch_texts}
         return {"batch_tokens": self.batch_tokens}
 
     def schedule_over(self, steps: int) -> Schedule:
-        """Return the course of the learning rate over a stage of so many steps."""
+        """Return the learning-rate schedule of a stage of `steps` steps."""
         warmup = round(steps * self.warmup)
         end = self.lr_end / self.resolved_lr
         return Schedule(self.schedule, steps, warmup, end=end, patience=self.patience)
 
     def resolved(self) -> TrainOptions:
-        """Decide what depends on the machine, device and precision, and 3 epochs where no length is
-        given.
+        """Return the options with a concrete device, precision and length (3 epochs if none is
+        given).
 
-        Raises UserError where the machine lacks the device or the optimizer's package.
+        Raises UserError if the device, or the package of the optimizer or tracker, is missing.
         """
         check_optimizer(self.optimizer)
         check_installed(self.log)
@@ -273,11 +281,12 @@ class TrainOptions(OptionFields):
         return self._with(device=device, precision=precision, epochs=epochs)
 
     def describing(self) -> dict[str, Any]:
-        """Return all that shapes the student, as JSON: its folder and its machine are left out."""
-        apart = scoped(TrainOptions, MACHINE) | {"needs"}
+        """Return every setting that decides the student's weights, as JSON. Options of the machine
+        and the folder are left out."""
+        omitted = scoped(TrainOptions, MACHINE) | {"needs"}
         if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
-            apart |= {"eval_every"}  # validations decide nothing
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+            omitted |= {"eval_every"}  # validations decide nothing
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in omitted}
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
         resolved |= {"batch_tokens": self.batching.get("batch_tokens")}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
@@ -285,30 +294,30 @@ class TrainOptions(OptionFields):
         return {**values, **lists, **resolved}
 
     def chosen(self) -> dict[str, Any]:
-        """Return those settings of `describing` that are not at their default."""
+        """Return the settings of `describing` that are not at their default."""
         plain = {
             f.name for f in fields(self) if getattr(self, f.name) == default_of(type(self), f.name)
         }
         return {name: value for name, value in self.describing().items() if name not in plain}
 
     def losses(self) -> set[str]:
-        """Name the losses of all stages."""
+        """Return the names of the losses of all stages."""
         return {name for stage in self.stages or ({},) for name in stage.get("loss", self.loss)}
 
     def name(self) -> str:
-        """Return a folder name that tells the main settings, with a short hash of all of them."""
-        # An option at its default is left out, so that a later option changes no folder's name.
+        """Return a folder name of the main settings and a short hash of all settings."""
+        # An option at its default is left out, so that adding an option changes no folder's name.
         return folder_name(self.describing(), self.chosen())
 
     def out_folder(self) -> Path:
-        """Return --out, or a folder beside the store named after the settings."""
-        return self.out or beside(self.store, "students") / self.name()
+        """Return --out, or a folder next to the store that is named after the settings."""
+        return self.out or path_next_to(self.store, "students") / self.name()
 
 
 def ruled_out(given: Collection[str]) -> frozenset[str]:
-    """Name the options that those given rule out: a stage has one length, and a batch one size.
+    """Return the options that the given ones exclude: a stage has one length, a batch one size.
 
-    Raises UserError where two that are given contradict each other.
+    Raises UserError if two of the given options exclude each other.
     """
     found = set[str]()
     for scope in (LENGTH, BATCH):
@@ -322,7 +331,7 @@ def ruled_out(given: Collection[str]) -> frozenset[str]:
 
 
 def check_stage(stage: Mapping[str, Any], where: str) -> None:
-    """Check that a stage has these settings: raise UserError, naming `where`, for any other."""
+    """Check the keys of a stage. Raises UserError, prefixed by `where`, for an unknown key."""
     known = scoped(TrainOptions, STAGE) | {"unfreeze"}
     if unknown := sorted(stage.keys() - known):
         raise UserError(

@@ -15,7 +15,7 @@ from teachonce.student_train.arguments import check_early, checked_from
 from teachonce.student_train.output.ranking import SWEEP, ranked, told_best
 from teachonce.student_train.output.report import learnt_from, read_report
 from teachonce.student_train.plan.checks import check_memory, checked_plan
-from teachonce.student_train.settings.naming import beside
+from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_fields import START
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.execution import Execution, Say
@@ -61,7 +61,7 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        return self.out or beside(self.fixed["store"][0], "sweep")
+        return self.out or path_next_to(self.fixed["store"][0], "sweep")
 
     def run(self, say: Say, as_json: bool) -> None:
         """Train and score all students, and print their table. Raises UserError for bad options,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from teachonce.student_train.cli import told
+from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import LOSS, Row, compares_losses
 from teachonce.support import files
 from teachonce.support.console import wide_console
@@ -59,7 +59,7 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     lines = [columns]
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
-        lines.append([told(c) if isinstance(c, (int, float)) else str(c) for c in cells])
+        lines.append([format_number(c) if isinstance(c, (int, float)) else str(c) for c in cells])
     return lines
 
 
@@ -73,7 +73,7 @@ def others(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     columns = [name for name in names if not name.endswith("deviation")]
     lines = [["model", *columns]]
     for model, row in rows.items():
-        lines.append([model, *(told(row[c]) if c in row else "" for c in columns)])
+        lines.append([model, *(format_number(row[c]) if c in row else "" for c in columns)])
     return lines
 
 

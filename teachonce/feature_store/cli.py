@@ -14,8 +14,8 @@ from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.exchange import export, import_
 from teachonce.feature_store.output import Output, bars, printed, progress, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
-from teachonce.student_train.settings.naming import beside
-from teachonce.student_train.settings.words import VOCABULARIES, check_vocabulary_word
+from teachonce.student_train.settings.naming import path_next_to
+from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
 from teachonce.support.completion import PATH, Text
 from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
@@ -302,7 +302,7 @@ def page(
     from teachonce.feature_store.arguments import read_numbers
     from teachonce.support.pages import check_page
 
-    out = out or beside(path, "page.html")
+    out = out or path_next_to(path, "page.html")
     numbers = read_numbers(sequences)
     if vocab is not None:
         check_vocabulary_word(vocab)

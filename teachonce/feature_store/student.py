@@ -28,7 +28,7 @@ from teachonce.student_train.model.student_tokenizer import (
     student_tokenizer,
 )
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.words import is_made_of_text
+from teachonce.student_train.settings.option_values import is_made_of_text
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError

@@ -14,8 +14,8 @@ from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
 from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
+from teachonce.student_train.settings.option_values import CACHES
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.words import CACHES
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.job.dump import DumpSummary, dump
 from teachonce.teacher_dump.job.options import DumpOptions

@@ -188,7 +188,7 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
     says(line, "--matryoshka 24: the student's vectors are 24 wide; give smaller widths")
     line = refused(student_train, *common[:-1], "embedding=1", "--matryoshka", "8",
                    "--out", tmp_path / "s")  # fmt: skip
-    says(line, "--matryoshka 8: no loss teaches parts of a vector; add similarity")
+    says(line, "--matryoshka 8: no loss compares parts of a vector; add similarity")
     line = refused(student_train, *common, "--matryoshka", "8,x", "--out", tmp_path / "s")
     says(line, "--matryoshka 8,x: expected widths, such as 256,128,64")
 

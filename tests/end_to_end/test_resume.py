@@ -135,7 +135,7 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
     said = stop_at(stopped, out, 22, signal.SIGTERM)
     assert stopped.returncode == 143
     told = [line for line in said.splitlines() if line.startswith("Stopped")]
-    assert len(told) == 1 and told[0].endswith("go on with the same command and --resume")
+    assert len(told) == 1 and told[0].endswith("continue with the same command and --resume")
     assert "Traceback" not in said
     before, newest = sorted((out / "checkpoints").glob("step-*.pt"))
     assert f": saved at step {int(newest.stem[5:])} ({newest});" in told[0]

@@ -42,7 +42,7 @@ def test_a_training_gives_the_same_student(
     line = refused(
         student_train, "--store", store, "--out", tmp_path / "none", *SHORT, "--cache", cache
     )
-    assert "lies on a disk; leave --cache out" in line
+    assert "is on this machine; leave --cache out" in line
     names = ("near", "far", "again")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in names]
     assert len(set(weights)) == 1

@@ -103,7 +103,7 @@ def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) 
     assert finish(early) == CODES[number]
     resume = ["--resume"] if (out / "training.json").exists() else []
     with_it = " and --resume" if resume else ""
-    assert last_line(log).endswith(f"go on with the same command{with_it}")
+    assert last_line(log).endswith(f"continue with the same command{with_it}")
     stopped = fork(in_small_parts, *train, *resume, log=log)
     wait_for(lambda: (out / "metrics.jsonl").exists())
     assert "another process is writing it" in refused(student_train, *train[1:], "--resume")
@@ -112,7 +112,7 @@ def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) 
     newest = sorted((out / "checkpoints").glob("step-*.pt"))[-1]
     assert last_line(log) == (
         f"Stopped: {out}: saved at step {int(newest.stem[5:])} ({newest}); "
-        "go on with the same command and --resume"
+        "continue with the same command and --resume"
     )
 
 

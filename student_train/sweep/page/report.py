@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.cli import told
+from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.student_train.sweep.page.charts import (
@@ -185,14 +185,14 @@ def _lead(students: Sequence[Student], measures: Sequence[Measure]) -> list[str]
     done = [s for s in _ranked(students, measures) if s.figures]
     best = done[0]
     lines.append(
-        f"The best is number {best.number}: {first.name} {told(best.figures[first.name])}"
+        f"The best is number {best.number}: {first.name} {format_number(best.figures[first.name])}"
         f" ({first.why}), {readable(best.bytes or 0)}."
     )
     small = [s for s in done if s.bytes and best.bytes and s.bytes < 0.75 * best.bytes]
     if small and first.of(small[0].figures) < math.inf:
         lines.append(
             f"The best that is a quarter smaller or more is number {small[0].number}:"
-            f" {told(small[0].figures[first.name])}, {readable(small[0].bytes or 0)}."
+            f" {format_number(small[0].figures[first.name])}, {readable(small[0].bytes or 0)}."
         )
     return lines
 
@@ -203,4 +203,4 @@ def _ranked(students: Sequence[Student], measures: Sequence[Measure]) -> list[St
 
 
 def _cell(value: Any) -> str:
-    return told(value) if isinstance(value, int | float) else str(value or "")
+    return format_number(value) if isinstance(value, int | float) else str(value or "")

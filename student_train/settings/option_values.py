@@ -1,4 +1,4 @@
-"""What the words of options may be, before a store is opened or torch is loaded."""
+"""The values that options take as text, checked before a store is opened or torch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from teachonce.support.errors import UserError
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
 VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words:", "mixed-vocab")
-"""What a vocabulary may be, or begin with, beside a number and a folder."""
+"""Words and prefixes of `--vocab`, for shell completion; a number or a folder is valid as well."""
 STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAULT_KIND))
 STARTS = ("auto", "svd", "svd:", "teacher", "layers:", "mixed-vocab", "random")
 OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
@@ -29,19 +29,19 @@ START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
 
 
 def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
-    """Raise UserError for a word that means no vocabulary, and that is no folder or path of one: a
-    training before this one may make it."""
+    """Check the value of `--vocab`. Raises UserError unless it is a vocabulary or may be a path."""
+    # A path that does not exist yet passes: an earlier training of a sweep may create the folder.
     if os.sep not in word or Path(word).is_file():
         check_vocabulary(word, option)
 
 
 def is_made_of_text(word: str) -> bool:
-    """Whether a vocabulary is made of the text of a store."""
+    """Return whether a vocabulary is built from the text of a store."""
     return re.fullmatch(OF_TEXT, word.lower()) is not None
 
 
 def check_vocabulary(word: str, option: str = "--vocab") -> None:
-    """Raise UserError for a word that means no vocabulary, and that is no folder."""
+    """Raise UserError unless `word` names a vocabulary or an existing folder."""
     if not re.fullmatch(VOCABULARY, word.lower()) and not Path(word).is_dir():
         file = "is a file; " if Path(word).is_file() else ""
         raise UserError(
@@ -51,12 +51,12 @@ def check_vocabulary(word: str, option: str = "--vocab") -> None:
 
 
 def check_prune_to(word: str) -> None:
-    """Raise UserError as `check_vocabulary_word` does."""
+    """Check the value of `--prune-to`, as `check_vocabulary_word` does."""
     check_vocabulary_word(word, "--prune-to")
 
 
 def check_start(how: str) -> None:
-    """Raise UserError for a word that means no start of a student."""
+    """Raise UserError unless `how` is a value of `--init`."""
     if not re.fullmatch(START, how, re.DOTALL):
         raise UserError(
             f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
@@ -65,7 +65,7 @@ def check_start(how: str) -> None:
 
 
 def check_cache_word(word: str) -> None:
-    """Raise UserError for a word that means no cache."""
+    """Raise UserError unless `word` is a value of `--cache`."""
     if is_disk_cache(word):
         parse_disk_cache(word)
     elif word not in CACHES:
@@ -73,29 +73,28 @@ def check_cache_word(word: str) -> None:
 
 
 def stays_in_memory(word: str) -> bool:
-    """Whether a word of --cache keeps what is unpacked."""
+    """Return whether a value of `--cache` holds decoded features in memory."""
     return word in CACHES[1:]
 
 
 def check_student(student: str) -> None:
-    """Raise UserError for what is no shape of a student; `teacher:L` takes its shape from a
-    store."""
+    """Raise UserError unless `student` is a shape. `teacher:L` passes: the store decides it."""
     if not student.startswith(AS_TEACHER):
         parse_student(student)
 
 
 def is_part(word: str) -> bool:
-    """Whether a word names a part of a student."""
+    """Return whether a word names a part of a student."""
     return word in PARTS or re.fullmatch(r"layers\.[1-9][0-9]*", word) is not None
 
 
 def parse_parts(words: str) -> tuple[str, ...]:
-    """Read a comma list."""
+    """Split a comma list into its words."""
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
 def check_parts(parts: Sequence[str]) -> None:
-    """Raise UserError for a word that names no part of a student."""
+    """Raise UserError unless every word names a part of a student."""
     for part in parts:
         if not is_part(part):
             raise UserError(f"--freeze {part}: expected {EXPECTED_PARTS}")
@@ -110,6 +109,6 @@ def parse_widths(words: str) -> tuple[int, ...]:
 
 
 def check_widths(widths: Sequence[object]) -> None:
-    """Raise UserError for what is no width."""
+    """Raise UserError unless every width is a whole number above 0."""
     if not all(isinstance(width, int) and width > 0 for width in widths):
         raise UserError(f"--matryoshka {widths}: expected widths of at least 1, such as 256,128,64")
