@@ -17,9 +17,9 @@ from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 if TYPE_CHECKING:
     from teachonce.teacher_dump.job.dump import DumpSummary
 
-HELP = """Run a teacher once over a corpus and write what it knew about every token into a store.
+HELP = """Run a teacher once over a corpus; write logits, hidden states and attention to a store.
 
-A dump that was stopped continues where it was: type the same command again.
+To continue a stopped dump, run the same command again.
 """
 
 
@@ -30,7 +30,7 @@ GROUPS = {
     ),
     "Text": ("label_column", "student_column", "prompt", "max_length", "stride"),
     "A corpus that has grown": ("grow_from", "gone"),
-    "What is kept": ("pooling", "codec", "weights"),
+    "Stored data": ("pooling", "codec", "weights"),
     "Views": ("views", "mask_prob", "mask_words", "seed"),
     "Running the teacher": ("batch_tokens", "device", "precision", "trust_remote_code"),
     "Several processes": ("shard", "ray", "ray_gpus"),
@@ -52,7 +52,7 @@ def main(**given: Any) -> None:
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
         if given["model"] is not None:
-            raise click.UsageError(f"give the options behind the word {context.invoked_subcommand}")
+            raise click.UsageError(f"give the options after the word {context.invoked_subcommand}")
         return
     options = DumpOptions(**read_words(DumpOptions, given))
     if options.plan:
@@ -70,22 +70,24 @@ def main(**given: Any) -> None:
 
 
 def _plan(options: DumpOptions) -> None:
-    """Report what a dump would take; an error if the disk is too small."""
+    """Print the estimated size and time of a dump. Raises UserError if the disk is too small."""
     from teachonce.teacher_dump.job.estimate import estimate
 
-    found = estimate(options, say=click.echo)
-    for line in found.lines():
+    estimated = estimate(options, say=click.echo)
+    # The table is printed first: it shows what to leave out when the disk is too small.
+    for line in estimated.lines():
         click.echo(line)
-    found.check_room(options.out)
+    estimated.check_room(options.out)
 
 
 def _share(options: DumpOptions, shard: Shard) -> None:
-    """Make parts of a store together with other processes, and report which."""
+    """Write parts of a store together with other processes, and print how many."""
     from teachonce.teacher_dump.job.sharing import share
 
+    # Under torchrun each process would print the same settings: only rank 0 does.
     done = share(options, shard, say=click.echo if is_main_process() else lambda line: None)
     click.echo(
-        f"{options.out}: is finished; process {shard.place} of {shard.size} made"
+        f"{options.out}: is finished; process {shard.place} of {shard.size} wrote"
         f" {counted(done.parts, 'part')} with {counted(done.tokens, 'token')}"
     )
     if done.store:
@@ -93,7 +95,7 @@ def _share(options: DumpOptions, shard: Shard) -> None:
 
 
 def _share_on_ray(options: DumpOptions) -> None:
-    """Let the workers of a Ray cluster make a store, and report what it holds."""
+    """Dump with the workers of a Ray cluster, and print what the store holds."""
     from teachonce.teacher_dump.job.on_ray import share_on_ray
 
     done, before = share_on_ray(options, say=click.echo)
@@ -104,7 +106,7 @@ def _share_on_ray(options: DumpOptions) -> None:
 
 
 def _report(options: DumpOptions, done: DumpSummary) -> None:
-    """Report what a finished store holds, and what to do next."""
+    """Print what a finished store holds, and the next command."""
     if done.finished_before:
         click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
         return
@@ -129,9 +131,9 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         held = counted(done.surrogates, "character")
         click.echo(f"{held} that UTF-8 cannot hold replaced by U+FFFD")
     if done.halved:
-        click.echo(f"{counted(done.halved, 'time')} a batch did not fit into the memory: halved")
+        click.echo(f"{counted(done.halved, 'time')} a batch did not fit into memory: halved")
     if done.widened:
-        click.echo(f"{counted(done.widened, 'time')} NaN or infinity came: run in float32")
+        click.echo(f"{counted(done.widened, 'time')} NaN or infinity: run again in float32")
     click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
 
 

@@ -24,7 +24,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.console import check_device, counted
 from teachonce.support.installed import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
-from teachonce.teacher_dump.teacher.forward import Known, forward
+from teachonce.teacher_dump.teacher.forward import BatchOutput, forward
 from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.masked_views import RANDOM, Vocabulary, mask_spans, masked_input
@@ -342,7 +342,7 @@ class _Sample:
             self._key(record, view),
         )[0]
 
-    def _compare(self, view: int, known: Known, errors: Errors) -> None:
+    def _compare(self, view: int, known: BatchOutput, errors: Errors) -> None:
         first = 0
         for place, (i, length) in enumerate(zip(known.sequences, known.lengths, strict=True)):
             record = self.records[i]

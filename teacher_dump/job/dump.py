@@ -1,7 +1,7 @@
 """The batch job: corpus -> windows -> teacher -> store, one sealed part after the other.
 
-Modules that load torch and transformers are imported by functions, after everything that can be
-refused without them.
+Modules that load torch and transformers are imported inside functions: loading them takes seconds,
+and bad arguments are refused before.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
 
-PARTS_AHEAD = 1  # parts cut into tokens while the teacher runs over the one before
+PARTS_AHEAD = 1  # parts that are tokenized while the teacher runs over the part before
 BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
-EARLY = ("seed", "views", "mask_prob", "stride", "batch_tokens", "limit", "weights")
-"""Arguments that are compared before the teacher is loaded."""
+# Arguments that are compared before the teacher is loaded: no `auto` is among them.
+EARLY_ARGUMENTS = ("seed", "views", "mask_prob", "stride", "batch_tokens", "limit", "weights")
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class DumpSummary:
     sequences: int
     tokens: int
     parts: int
-    vocab: str  # a --vocab that the text is large enough for
+    vocab: str  # the suggested --vocab: the largest size that the text supports
     empty_lines: int = 0
     without_tokens: int = 0
     surrogates: int = 0
     resumed_parts: int = 0
-    halved: int = 0  # batches of this run that were too large for the memory
-    widened: int = 0  # times in this run that a sequence was run again in float32
+    halved: int = 0  # batches of this run that did not fit into memory
+    widened: int = 0  # sequences of this run that were run again in float32
     task: str | None = None
     gold: int = 0  # sequences with a gold label, or tokens with a gold tag
     cut: int = 0  # documents that were truncated to one sequence
-    read: int = 0  # documents of one sequence that the teacher read
-    lost: float = 0.0  # share of their characters that was cut off
-    finished_before: bool = False  # the same command had made the store: nothing was done
+    read: int = 0  # sequences that the teacher read
+    lost: float = 0.0  # share of all characters that was cut off
+    finished_before: bool = False  # the store was finished already; nothing was done
 
 
 def dump(
@@ -76,13 +76,13 @@ def dump(
     say: Callable[[str], object] = lambda line: None,
     stage_one: StageOne | None = None,
 ) -> DumpSummary:
-    """Run the teacher once over the corpus and write the store, or continue a stopped dump. A
-    store that the same options have finished is left unchanged.
+    """Run the teacher once over the corpus and write the store, or continue a stopped dump.
 
-    `say` is called with each line that a user should read before the work starts. `stage_one` is
-    stored with the teacher's output. Raises UserError for bad input; nothing that existed before is
-    then changed. Raises Stopped, which reports what is written, after SIGINT or SIGTERM: between
-    two batches once the teacher runs.
+    A store that was finished with the same options is left unchanged. `say` receives the lines of
+    settings and progress. `stage_one` is stored with the teacher's output.
+
+    Raises UserError for bad input, and then changes no existing file. Raises Stopped, which reports
+    what is written, after SIGINT or SIGTERM; once the teacher runs, between two batches.
     """
     if options.shard:
         raise UserError(
@@ -90,8 +90,8 @@ def dump(
         )
     if options.ray is not None:
         raise UserError("--ray: from Python call teachonce.teacher_dump.job.on_ray.share_on_ray")
-    with stoppable(lambda: kept(options.out)) as stop:
-        finished = check_begun(options)
+    with stoppable(lambda: written_line(options.out)) as stop:
+        finished = check_existing(options)
         with planned(options, say, stage_one) as plan:
             plan.check_growth()
             if finished is None:
@@ -101,49 +101,50 @@ def dump(
             return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
 
 
-def kept(out: Path | str) -> str:
+def written_line(out: Path | str) -> str:
     """Describe in a line what a stopped dump has written, and how to continue it."""
     if StoreWriter.peek(out) is None:
         state = "is finished"
         if not staging_of(out).exists():
-            state = "nothing is written yet; the same command begins anew"
+            state = "nothing is written yet; the same command starts from the beginning"
         return f"{out}: {state}"
     parts, tokens = StoreWriter.published_counts(out)
-    kept = f"{counted(parts, 'part')} with {counted(tokens, 'token')} kept"
-    return f"{out}: {kept}; the same command goes on there"
+    written = f"{counted(parts, 'part')} with {counted(tokens, 'token')} written"
+    return f"{out}: {written}; run the same command to continue"
 
 
 def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSummary:
     """Cut the corpus, write the parts and seal the store."""
     counters: Counter[str] = Counter()
-    taken, cut = parts_of(plan, counters, stop, say)
+    takeover, cut = parts_of(plan, counters, stop, say)
     words = word_counts(plan)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = first_of(parts, plan, taken)
+        first = first_of(parts, plan, takeover)
         say(plan.features_line())
         grown_from = plan.growth.store if plan.growth else None
         check_numbers(plan.options.out, grown_from, plan.teacher, say)
-        writer = begin_store(plan, first, words)
+        writer = open_writer(plan, first, words)
         with closing(writer):
-            if taken:
-                taken.take(writer, stop.check)
+            if takeover:
+                takeover.copy(writer, stop.check)
             resumed = len(writer.published)
             every = itertools.chain([first] if first else [], parts)
-            counters.update(_write(plan, writer, every, words, taken, say, stop))
+            counters.update(_write(plan, writer, every, words, takeover, say, stop))
+            # A corpus that was edited during the dump would give a store that no corpus gives.
             plan.corpus.check_unchanged()
-            if taken:
-                taken.store.watch.check()
+            if takeover:
+                takeover.store.watch.check()
             writer.seal()
     return summary(plan, plan.corpus.empty_lines, counters, resumed)
 
 
-def begin_store(
+def open_writer(
     plan: DumpPlan, first: list[Window], words: WordCounts | None, lease: Lease | None = None
 ) -> StoreWriter:
-    """Begin the store, or go on with an unfinished one; the first part gives the calibration,
-    unless the store that it grew from does.
+    """Create the store, or open the unfinished one.
 
-    `lease` is the store's, if other processes write parts of it, too.
+    The calibration is the one of --grow-from, else it is measured on the `first` part. Pass the
+    store's `lease` if other processes write parts, too.
     """
     from teachonce.teacher_dump.job.part_writing import calibration
 
@@ -163,7 +164,7 @@ def begin_store(
 
 
 def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: int) -> DumpSummary:
-    """Return what a finished dump reports of itself."""
+    """Gather the counts of a finished dump."""
     return DumpSummary(
         documents=counters["documents"],
         empty_lines=empty_lines,
@@ -185,8 +186,8 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
 
 
 def word_counts(plan: DumpPlan) -> WordCounts | None:
-    """Take word counts from an unfinished store, or from the one that it grew from, or count; None
-    if all words are masked alike."""
+    """Return the word counts of the unfinished store, else of --grow-from, else of the corpus; None
+    if all words are masked equally often."""
     if plan.options.mask_words == "uniform":
         return None
     out = plan.options.out
@@ -199,23 +200,23 @@ def _write(
     writer: StoreWriter,
     parts: Iterable[list[Window]],
     words: WordCounts | None,
-    taken: Takeover | None,
+    takeover: Takeover | None,
     say: Callable[[str], object],
     stop: Stop,
 ) -> Counter[str]:
-    """Write the parts that are not published yet, after those that are `taken` over.
+    """Write the parts that are not published yet, numbered after the copied parts.
 
     Returns the counts of all parts, published ones too, and the tally of `forward`.
     """
     from teachonce.teacher_dump.job.part_writing import write_part
 
-    done = Counter(taken.kept) if taken else Counter[str]()
-    limit = taken.tokens if taken else plan.options.limit
-    # where texts are cut, or overlap, characters give no share
-    in_pieces = plan.features.task or plan.features.embedding or plan.options.stride
+    done = Counter(takeover.counts) if takeover else Counter[str]()
+    limit = takeover.tokens if takeover else plan.options.limit
+    # If texts are truncated or windows overlap, the characters read are no share of the corpus.
+    by_documents = plan.features.task or plan.features.embedding or plan.options.stride
     with (
         BackgroundCalls(BATCHES_BEHIND, say) as behind,
-        Progress(None if taken else plan.corpus, limit, bool(in_pieces), say) as progress,
+        Progress(None if takeover else plan.corpus, limit, bool(by_documents), say) as progress,
     ):
 
         def advance(tokens: int) -> None:
@@ -230,6 +231,7 @@ def _write(
                 progress.skip(windows)
             else:
                 part = NumberedPart(number, done["sequences"], windows)
+                # A signal is raised by `advance`, between batches, not inside of a library.
                 with stop.deferred():
                     write_part(plan, writer, part, words, done, advance, behind)
                 progress.end(number, windows, time.perf_counter() - start)
@@ -239,12 +241,12 @@ def _write(
     return done
 
 
-def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | None:
-    """Return the root attributes of a finished store at --out, which the same command made, as far
-    as its options say; None where a store can be created or continued, `shared` with other
-    processes.
+def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any] | None:
+    """Return the root attributes of a finished store at --out, or None if a store can be created or
+    continued there, `shared` with other processes.
 
-    Raises UserError where neither is so.
+    Raises UserError if the store was made with other options, as far as EARLY_ARGUMENTS show, or if
+    the path cannot be used.
     """
     stored = (
         StoreWriter.peek(options.out, "sealed") if shared else StoreWriter.finished(options.out)
@@ -253,7 +255,7 @@ def check_begun(options: DumpOptions, shared: bool = False) -> dict[str, Any] | 
         StoreWriter.check_writable(options.out, shared)
         return None
     then = stored["identity"].get("arguments", {})
-    now = {name: getattr(options, name) for name in EARLY}
+    now = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
     _check_same_dump(options.out, differences({name: then.get(name) for name in now}, now))
     return stored
 
@@ -263,7 +265,7 @@ def check_finished(
 ) -> tuple[int, int, int, int]:
     """Count documents, sequences, tokens and parts of a finished store.
 
-    Raises UserError where another teacher, text or option made it, or a part of it is gone.
+    Raises UserError if the teacher, the text or an option differs, or if a part is missing.
     """
     found = StoreWriter.changed_arguments(stored, identity, features.to_json())
     _check_same_dump(out, found)
@@ -275,8 +277,9 @@ def check_finished(
             return documents, len(store), int(store.meta["tokens"]), parts
     except StoreError as error:
         raise UserError(
-            f"{out}: exists already and is finished, but damaged ({without_remedy(error)}); move"
-            " what is damaged aside with `feature-store repair` and type this again"
+            f"{out}: exists already and is finished, but damaged ({without_remedy(error)}); run"
+            " `feature-store repair`, which moves damaged parts to a backup folder, then run this"
+            " command again"
         ) from error
 
 
@@ -287,7 +290,7 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
         way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)" if grows else ""
         raise UserError(
-            f"{out}: exists already and is finished, made by other arguments:"
+            f"{out}: exists already and was finished with other arguments:"
             f" {first_few(differ)}{way}; {ANOTHER}"
         )
 

@@ -1,7 +1,7 @@
-"""Estimates what a dump is going to cost, before anything of it runs, from a sample of the corpus.
+"""Estimates size and time of a dump from a sample of the corpus, before the dump starts.
 
-The sample is dumped as a part of a store in a temporary folder, so that what is measured is what
-the dump does: the teacher on this device, the codecs, the container.
+The sample is dumped as one part of a store in a temporary folder. So the estimate measures the real
+teacher, device, codecs and container.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from teachonce.teacher_dump.windows.window import Window, length_batches, storab
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
 
-DOCUMENTS, LONGEST = 2000, 50_000  # of the sample, and the characters that are read of one
-EACH = 8  # documents: of one of them the tokens are counted, for tokens per character
-BATCHES = 4  # of the teacher over the sample
-WEIGHTS = 1 << 26  # bytes of weights that are written to see how far they compress
-KEPT_FREE = 0.95  # of the room that is there, how much a store may take
+DOCUMENTS, LONGEST = 2000, 50_000  # documents in the sample, and characters used of each
+EACH = 8  # every EACH-th document is tokenized to measure tokens per character
+BATCHES = 4  # batches of the teacher over the sample
+WEIGHTS = 1 << 26  # bytes of weights that are written to measure how well they compress
+USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a dump takes.
+    """The estimated cost of a dump.
 
-    exact: whether the sample was the whole corpus, so that its tokens are counted, not estimated.
-    bytes_by_feature: of all parts. seconds: of the dump. pass_seconds: of one pass of the teacher
-    alone over every token, as distilling online takes in each epoch of each student.
+    exact: whether the sample was the whole corpus, so that tokens are counted, not estimated.
+    bytes_by_feature: bytes of all parts. seconds: time of the dump. pass_seconds: time of the
+    teacher alone over every token, which online distillation takes in each epoch of each student.
     """
 
     documents: int
@@ -61,14 +61,14 @@ class Estimate:
     seconds: float
     pass_seconds: float
     free: int | None  # None in a bucket
-    copies: int  # of the parts that the disk holds while the store is sealed
+    copies: int  # copies of the parts on the disk while the store is sealed
 
     @property
     def total_bytes(self) -> float:
         return sum(self.bytes_by_feature.values()) + self.teacher_bytes
 
     def lines(self) -> Iterator[str]:
-        """Describe it, a line each."""
+        """Yield the lines of the report."""
         about = "" if self.exact else "about "
         words = f"{counted(self.tokens, 'token')} of {counted(self.documents, 'document')}"
         yield f"corpus    {about}{words}"
@@ -83,33 +83,33 @@ class Estimate:
         )
         epochs = self.seconds / self.pass_seconds
         yield (
-            f"pays      from {epochs:.1f} epochs on, of one student or of several: this is what the"
-            " dump costs in passes of the teacher, which without a store runs in every epoch of"
-            " every student"
+            f"pays      from {epochs:.1f} epochs on, of one student or of several: the dump takes"
+            " as long as this number of passes of the teacher, which without a store runs in every"
+            " epoch of every student"
         )
-        twice = ", twice the parts while it is sealed" if self.copies > 1 else ""
-        free = "nobody tells how much is" if self.free is None else readable(self.free)
+        twice = " (twice the parts while the store is sealed)" if self.copies > 1 else ""
+        free = "unknown space" if self.free is None else readable(self.free)
         yield f"room      {free} free, {readable(self.needed)} needed{twice}"
 
     @property
     def needed(self) -> float:
-        """Bytes of the disk that the dump takes at most."""
+        """Peak bytes on the disk."""
         return self.total_bytes + (self.copies - 1) * sum(self.bytes_by_feature.values())
 
     def check_room(self, out: Path | str) -> None:
-        """Raise UserError where the disk is too small."""
-        if self.free is not None and self.needed > KEPT_FREE * self.free:
+        """Raise UserError if the disk is too small."""
+        if self.free is not None and self.needed > USABLE_SHARE * self.free:
             raise UserError(
                 f"{out}: the disk has {readable(self.free)} free, and the store needs"
-                f" {readable(self.needed)}; make room, give another disk as --out, or keep less"
+                f" {readable(self.needed)}; make room, give another disk as --out, or store less"
                 " (--codec small, fewer features or --views, --limit)"
             )
 
 
 def estimate(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> Estimate:
-    """Estimate what the dump would take, from a sample; nothing is written that stays.
+    """Estimate the cost of a dump from a sample, and leave no file behind.
 
-    The corpus is read once. Raises UserError as `dump` does for bad input.
+    The corpus is read once. Raises UserError for bad input, like `dump`.
     """
     with stoppable(lambda: f"{options.out}: nothing is written yet") as stop:
         StoreWriter.check_writable(options.out, shared=True)
@@ -128,7 +128,7 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
     parts = cut_parts(sampled, Counter(), stop, sample, None)
     windows = first_of(parts, plan)
     found = tokens_of(windows) + sum(map(tokens_of, parts))
-    tokens = round(found * sample.characters / sample.kept_characters)
+    tokens = round(found * sample.characters / sample.sampled_characters)
     if options.limit is not None:
         tokens = min(tokens, options.limit)
     with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
@@ -156,12 +156,13 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
 def _bytes_by_feature(
     sampled: DumpPlan, out: Path, windows: list[Window], tokens: int, part_tokens: int
 ) -> dict[str, float]:
-    """Estimate the bytes of all parts from the bytes of the part that the sample was written as."""
+    """Estimate the bytes of all parts from the part that holds the sample."""
     size, parts = tokens_of(windows), ceil(tokens / part_tokens)
     sizes = stored_sizes(out, 0)
     found = {"metadata": float(sizes.pop(METADATA) * parts)}
     none = (0,) * sampled.features.views
-    counts = Counts(len(windows), size, 0, 0, none, none)  # what the arrays are like, no more
+    # Only shapes of rows are needed, so counts of characters and logits can be 0.
+    counts = Counts(len(windows), size, 0, 0, none, none)
     specs = part_arrays(sampled.features, counts)
     for name, stored in sizes.items():
 
@@ -176,15 +177,17 @@ def _bytes_by_feature(
 
 
 class _Sample(Corpus):
-    """Some documents of a corpus, each as likely as any other, in random order (reservoir
-    sampling, Vitter 1985, algorithm R)."""
+    """A uniform random sample of a corpus's documents, in random order.
+
+    Reservoir sampling (Vitter 1985, algorithm R) needs one pass and no number of documents.
+    """
 
     def __init__(self, corpus: Corpus, tokenizer: Any, limit: int | None) -> None:
         super().__init__(corpus.sources, corpus.columns)
         chance = random.Random(0)
         self.characters = 0
-        self._kept: list[Document] = []
-        for document in corpus if limit is None else _first(corpus, tokenizer, limit):
+        self._documents: list[Document] = []
+        for document in corpus if limit is None else _up_to_limit(corpus, tokenizer, limit):
             self.characters += len(document.text)
             self.documents = document.number + 1
             place = document.number
@@ -192,17 +195,17 @@ class _Sample(Corpus):
                 place = chance.randrange(place + 1)
             if place < DOCUMENTS:
                 short = replace(document, text=document.text[:LONGEST])
-                self._kept[place : place + 1] = [short]
-        self.kept_characters = sum(len(document.text) for document in self._kept)
-        self.exact = self.kept_characters == self.characters
-        chance.shuffle(self._kept)
+                self._documents[place : place + 1] = [short]
+        self.sampled_characters = sum(len(document.text) for document in self._documents)
+        self.exact = self.sampled_characters == self.characters
+        chance.shuffle(self._documents)
 
     def __iter__(self) -> Iterator[Document]:
-        return (replace(document, number=i) for i, document in enumerate(self._kept))
+        return (replace(document, number=i) for i, document in enumerate(self._documents))
 
 
-def _first(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Document]:
-    """Yield the documents up to where `limit` tokens end, by one of EACH that is tokenised."""
+def _up_to_limit(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Document]:
+    """Yield documents until they have about `limit` tokens, estimated from every EACH-th."""
     characters = seen = tokens = 0
     for document in corpus:
         yield document
@@ -218,17 +221,17 @@ def _first(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Document]:
 
 
 def _free(out: Path | str) -> int | None:
-    """Return the bytes that are free where a store will lie; None in a bucket."""
+    """Return the free bytes on the disk of a store; None for a bucket."""
     return shutil.disk_usage(out.resolve().parent).free if isinstance(out, Path) else None
 
 
 def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
-    """Seconds of the teacher over the sample, nothing kept; once before to warm up."""
+    """Measure the seconds of the teacher alone over the sample."""
     from teachonce.teacher_dump.teacher.forward import forward
 
     inputs = [w.ids for w in windows]
     batches = length_batches([len(ids) for ids in inputs], sampled.options.batch_tokens)
-    for chosen in (batches[:1], batches):
+    for chosen in (batches[:1], batches):  # the first batch alone is the warm-up
         start = time.perf_counter()
         for _ in forward(sampled.teacher, windows, inputs, chosen, 0, Counter()):
             pass
@@ -237,17 +240,17 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
 
 
 def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
-    """Dump the sample, and return the seconds of its part."""
+    """Dump the sample, and return the seconds that its part took."""
     from teachonce.teacher_dump.job.part_writing import calibration, write_part
 
     words, teacher, logits = word_counts(sampled), sampled.teacher, sampled.features.logits
     writer = StoreWriter.create_or_resume(
         sampled.options.out,
-        identity={},  # of a store that nobody reads: the teacher's weights need no hash
+        identity={},  # hashing the teacher's weights takes seconds, and nobody opens this store
         features=sampled.features,
         calibration=calibration(sampled, windows),
         files=teacher.files(),
-        weights=_some(teacher) if sampled.options.weights else {},
+        weights=_sampled_weights(teacher) if sampled.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,
         extras=(words,),
     )
@@ -259,7 +262,8 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
         return time.perf_counter() - start
 
 
-def _some(teacher: Teacher) -> Iterator[tuple[str, Array]]:
+def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
+    """Yield weights up to WEIGHTS bytes, but at least one array."""
     size = 0
     for name, array in teacher.weights():
         if size and size + array.nbytes > WEIGHTS:
@@ -269,10 +273,10 @@ def _some(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 
 
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
-    """Bytes outside the parts: those of the sample, and of the weights that it left out."""
+    """Estimate the bytes outside the parts: as in the sample, with the weights scaled up to all."""
     found = float(sum(outside.values()))
     if plan.options.weights:
-        written = {name: array.nbytes for name, array in _some(plan.teacher)}
+        written = {name: array.nbytes for name, array in _sampled_weights(plan.teacher)}
         whole = sum(array.nbytes for _, array in plan.teacher.weights())
         stored = sum(outside[f"teacher/weights/{name}"] for name in written)
         found += stored * (whole / sum(written.values()) - 1)
@@ -280,7 +284,7 @@ def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
 
 
 def _feature(name: str) -> str:
-    """Name the feature that an array of a part is of, in whatever view: `hidden/mean`, `logits`."""
+    """Return the feature of an array of a part, the same in all views: `hidden/mean`, `logits`."""
     first, *more = name.split("/")
     if first.startswith("view"):
         return "/".join(more[: 2 if more[0] in ("hidden", "attention") else 1])

@@ -1,8 +1,8 @@
-"""A dump of a corpus that grew: what a finished store has of it is taken over, and the teacher
-reads the rest.
+"""Dumps a corpus that grew: copies its documents from a finished store and runs the teacher over
+new documents only.
 
-A document is known by a hash of the sequences that are cut of it, gold labels included. So whatever
-would be stored otherwise is new: another text, another label, another tokenizer.
+A document is identified by a hash of its sequences and gold labels. So a document counts as new if
+its text, its label or its tokens changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.installed import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.versions import idle
+from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from teachonce.store.format.features import Calibration
 
 DIGEST = "S16"
+# `merge` accepts stores that differ in these keys of the identity. A grown store must equal a whole
+# dump of the grown corpus, which has one value of each.
 BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
-"""Keys of the identity that may differ in stores that are merged, and not here: a whole dump of the
-grown corpus would have one of each."""
 
 
 class Growth:
-    """The store that a dump begins with, and what becomes of the documents that are `gone`: that
-    the corpus does not have any more."""
+    """The store that a dump starts from. `gone` is the option: whether documents that are missing
+    from the corpus are left out ("forget"), copied ("keep"), or an error (None)."""
 
     def __init__(self, store: FeatureStore, gone: str | None) -> None:
         self.store, self.gone = store, gone
@@ -53,8 +53,10 @@ class Growth:
     @staticmethod
     @contextmanager
     def of(options: DumpOptions) -> Iterator[Growth | None]:
-        """Open the store that the options name until the end of the block; None where they name
-        none. Raises StoreError for one that is unfinished or damaged."""
+        """Open the store of --grow-from until the end of the block; yield None without the option.
+
+        Raises StoreError if the store is unfinished or damaged.
+        """
         if options.grow_from is None:
             yield None
             return
@@ -63,7 +65,7 @@ class Growth:
             yield Growth(store, options.gone)
 
     def identity(self) -> dict[str, Any]:
-        """Describe, for the identity of a grown store, the store that it grew from."""
+        """Return `corpus.grown_from` of the grown store's identity."""
         corpus = self.store.identity.get("corpus")
         return {
             "content": self.store.manifest.content(),
@@ -73,8 +75,8 @@ class Growth:
         }
 
     def check(self, identity: dict[str, Any], config: bytes, features: Features) -> None:
-        """Raise UserError unless a dump of this identity, with the teacher's `config`.json, and of
-        these features keeps of a sequence what the store keeps of it."""
+        """Raise UserError unless a dump with this identity, config.json and features would store
+        the same values for a sequence as the old store."""
         then, now = facts(self.store), {**identity, "config": json.loads(config)}
         merged = is_merged(self.store.identity.get("corpus"))
         versions = other_versions(self.store.meta["software"])
@@ -84,16 +86,16 @@ class Growth:
             if key.split(".")[0] != "corpus"
             and key not in free(features) - BOUND
             and not (merged and key not in BOUND and old == ABSENT)
-            and not idle(key, ABSENT in (old, new), versions)
+            and not changes_no_value(key, ABSENT in (old, new), versions)
         ]
         stored = replace(self.store.features, task=self.store.task)
         found += differences(stored.to_json(), features.to_json(), "features")
         if found:
             differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
             raise UserError(
-                f"--grow-from {self.store.path}: was made by another teacher or other options:"
-                f" {first_few(differ)}; give those of that store, or dump the whole corpus without"
-                " --grow-from"
+                f"--grow-from {self.store.path}: was made by another teacher or with other options:"
+                f" {first_few(differ)}; use the store's teacher and options, or dump the whole"
+                " corpus without --grow-from"
             )
 
     @property
@@ -101,95 +103,100 @@ class Growth:
         return self.store.calibration
 
     def words(self) -> WordCounts | None:
-        """Return the counts by which the store masks rare words more often; None if it has none."""
+        """Return the store's word counts for --mask-words rare; None if it has none."""
         return WordCounts.stored(self.store)
 
     def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> Takeover:
-        """Find out which documents of a corpus, given by its windows, the store does not have, and
-        which of its own the corpus does not have; equal documents are counted.
+        """Compare the windows of a corpus with the store: find new and missing documents.
 
-        Raises UserError where some are gone, and nothing was said of those.
+        Equal documents are counted: if the corpus has three copies and the store two, one is new.
+        Raises UserError if documents are missing and `gone` is None.
         """
-        corpus = _Documents.of_windows(windows)
-        stored = _Documents(stored_digests(self.store))
-        old, new = _both(stored.digests, corpus.digests)
-        gone = set() if self.gone == "keep" else set(stored.numbers[~old].tolist())
-        self._tell(stored.numbers[~old], int(new.sum()), len(corpus.numbers), say)
-        keep, kept = {}, Counter[str]()
-        lost = np.array(sorted(gone), np.int64)
+        corpus = _DocumentHashes.of_windows(windows)
+        stored = _DocumentHashes(stored_digests(self.store))
+        found, new = _match_hashes(stored.digests, corpus.digests)
+        missing = stored.numbers[~found]
+        self._report(missing, int(new.sum()), len(corpus.numbers), say)
+        dropped = np.unique(missing) if self.gone != "keep" else missing[:0]
+        sequences, counts = {}, Counter[str]()
         for place, numbers in enumerate(document_numbers(self.store)):
-            stays = ~np.isin(numbers, lost)
-            if stays.any():
-                keep[place] = None if stays.all() else stays
-                kept.update(self._counts(place, stays))
-        kept["parts"] = len(keep)
-        kept["documents"] = int(stored.numbers.max()) + 1
-        fresh = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
-        fresh[corpus.numbers[new]] = True
-        return Takeover(self.store, keep, fresh, int(corpus.tokens[new].sum()), kept)
+            chosen = ~np.isin(numbers, dropped)
+            if chosen.any():
+                sequences[place] = None if chosen.all() else chosen
+                counts.update(self._counts(place, chosen))
+        counts["parts"] = len(sequences)
+        counts["documents"] = int(stored.numbers.max()) + 1
+        is_new = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
+        is_new[corpus.numbers[new]] = True
+        return Takeover(self.store, sequences, is_new, int(corpus.tokens[new].sum()), counts)
 
-    def _tell(self, gone: Array, new: int, documents: int, say: Callable[[str], object]) -> None:
+    def _report(
+        self, missing: Array, new: int, documents: int, say: Callable[[str], object]
+    ) -> None:
         path = self.store.path
         say(f"{path}: has {documents - new:,} of the {counted(documents, 'document')}")
         say(f"new: {counted(new, 'document')}, which the teacher reads")
         if "forgotten" in (self.store.identity.get("corpus") or {}):
-            say("documents were forgotten there: those that the corpus still has count as new")
-        if not len(gone):
+            # The store lists numbers of forgotten documents and no hashes: a hash of a short text
+            # could be inverted by guessing. So a forgotten document cannot be recognised here.
+            say("documents were forgotten there: if the corpus still has them, they count as new")
+        if not len(missing):
             return
-        whose = f"{counted(len(gone), 'document')} of {path}"
+        whose = f"{counted(len(missing), 'document')} of {path}"
         if self.gone is None:
             raise UserError(
                 f"--grow-from: {whose} not in the corpus, removed or changed (the first is number"
-                f" {gone[0]}); leave them out with --gone forget, or take them over with --gone"
-                " keep"
+                f" {missing[0]}); leave them out with --gone forget, or copy them with --gone keep"
             )
-        done = "left out" if self.gone == "forget" else "taken over"
-        say(f"gone: {whose}, which the corpus does not have: {done}")
+        done = "left out" if self.gone == "forget" else "copied"
+        say(f"gone: {whose} not in the corpus: {done}")
 
-    def _counts(self, place: int, stays: Array) -> Counter[str]:
-        """Count what stays of a part, as a dump counts what it makes."""
+    def _counts(self, place: int, chosen: Array) -> Counter[str]:
+        """Count the chosen sequences of a part, with the keys that `parts.count` uses."""
         reader, task = self.store.part(place), self.store.features.task
         lengths = np.diff(reader.token_start)
-        found = Counter(sequences=int(stays.sum()), tokens=int(lengths[stays].sum()))
+        found = Counter(sequences=int(chosen.sum()), tokens=int(lengths[chosen].sum()))
         if task:
             labels = reader.all(task.gold)
-            chosen = np.repeat(stays, lengths) if task.kind == "tagging" else stays
-            found["gold"] = int((labels[chosen] >= 0).sum())
+            rows = np.repeat(chosen, lengths) if task.kind == "tagging" else chosen
+            found["gold"] = int((labels[rows] >= 0).sum())
         return found
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """What is taken over of a store, and what is new.
+    """The sequences to copy from a store, and the documents of the corpus that are new.
 
-    keep: of each of its parts that is taken over, by its place, which sequences; None for all.
-    fresh: bool [documents of the corpus], which of them are new. tokens: of these.
-    kept: the counts of what is taken over.
+    sequences: for each copied part, by its place in the store, bool [sequences] of the part to
+    copy; None for all of them.
+    is_new: bool [documents of the corpus].
+    tokens: the number of tokens in new documents.
+    counts: parts, documents, sequences, tokens and gold labels that are copied.
     """
 
     store: FeatureStore
-    keep: dict[int, Array | None]
-    fresh: Array
+    sequences: dict[int, Array | None]
+    is_new: Array
     tokens: int
-    kept: Counter[str]
+    counts: Counter[str]
 
     def documents(self, corpus: Corpus) -> Iterator[Document]:
-        """Yield the new documents, numbered after those that the store has."""
-        number = self.kept["documents"]
+        """Yield the new documents, numbered after the documents of the store."""
+        number = self.counts["documents"]
         for document in corpus if self.tokens else ():
-            if document.number < len(self.fresh) and self.fresh[document.number]:
+            if document.number < len(self.is_new) and self.is_new[document.number]:
                 yield replace(document, number=number)
                 number += 1
 
-    def take(self, writer: StoreWriter, check: Callable[[], object]) -> None:
-        """Publish what is taken over; `check` is called before each part."""
-        for number, (place, keep) in enumerate(self.keep.items()):
+    def copy(self, writer: StoreWriter, check: Callable[[], object]) -> None:
+        """Publish copies of the parts; `check` is called before each one."""
+        for number, (place, chosen) in enumerate(self.sequences.items()):
             check()
-            take_part(writer, number, self.store, place, keep)
+            take_part(writer, number, self.store, place, chosen)
 
 
-class _Documents:
-    """Hashes, numbers and lengths of documents, in their order: 32 bytes for each."""
+class _DocumentHashes:
+    """Hashes, numbers and lengths in tokens of documents, in their order: 32 bytes each."""
 
     def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
         numbers, digests = array("q"), bytearray()
@@ -201,7 +208,7 @@ class _Documents:
         self.tokens = np.zeros(len(numbers), np.int64)
 
     @staticmethod
-    def of_windows(windows: Iterable[Window]) -> _Documents:
+    def of_windows(windows: Iterable[Window]) -> _DocumentHashes:
         tokens, last = array("q"), -1
 
         def seen() -> Iterator[Window]:
@@ -213,34 +220,38 @@ class _Documents:
                 tokens[-1] += len(window.ids)
                 yield window
 
-        found = _Documents(window_digests(seen()))
+        found = _DocumentHashes(window_digests(seen()))
         found.tokens = np.frombuffer(tokens, np.int64)
         return found
 
 
 def _corpora(corpus: Any) -> list[Any]:
-    """List the corpora of which a store holds all that it was given: its own, and those that it has
-    kept when it grew, so that nothing is nested deeper with each growth."""
+    """List the corpora whose documents a store holds: the corpora of earlier growths, then its own.
+
+    The list is flat: without it each growth would nest the identity one level deeper.
+    """
     before = corpus.get("grown_from") if isinstance(corpus, dict) else None
     if not isinstance(before, dict):
         return [corpus]
-    kept = before.get("corpora")
+    earlier = before.get("corpora")
     own = {key: value for key, value in before.items() if key != "corpora"}
-    return [*(kept if isinstance(kept, list) else []), {**corpus, "grown_from": own}]
+    return [*(earlier if isinstance(earlier, list) else []), {**corpus, "grown_from": own}]
 
 
-def _both(stored: Array, corpus: Array) -> tuple[Array, Array]:
-    """Pair equal hashes, each with one of the other side: bool, which of the stored have such a
-    partner, and which of the corpus have none."""
-    ranks = [_ranks(side) for side in (stored, corpus)]
+def _match_hashes(stored: Array, corpus: Array) -> tuple[Array, Array]:
+    """Pair equal hashes one to one: the first copy with the first, the second with the second.
+
+    Returns bool [stored], which have a partner, and bool [corpus], which have none.
+    """
+    ranks = [_occurrences(side) for side in (stored, corpus)]
     _, inverse = np.unique(np.concatenate([stored, corpus]), return_inverse=True)
     sides = inverse[: len(stored)], inverse[len(stored) :]
     counts = [np.bincount(side, minlength=len(inverse)) for side in sides]
     return ranks[0] < counts[1][sides[0]], ranks[1] >= counts[0][sides[1]]
 
 
-def _ranks(hashes: Array) -> Array:
-    """How many equal ones stand before each: int64 [n]."""
+def _occurrences(hashes: Array) -> Array:
+    """Count the equal hashes before each hash: int64 [n]."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.searchsorted(ordered, ordered)

@@ -1,4 +1,4 @@
-"""Options of a dump: what each takes, and which contradict each other."""
+"""Options of a dump: the values that each accepts, and combinations that contradict each other."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from teachonce.teacher_dump.teacher.layer_groups import feature_words
 from teachonce.training.device import resolved_device
 from teachonce.training.rare_masks import MASK_WORDS
 
-PART_TOKENS = 1 << 17  # a kill loses at most so many; a part is in memory until it is written
+PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 DEFAULT_LOGITS = "topk:64"
 AUTO = "auto"
-OF_TEXTS = ("embedding", "score")  # heads that are stored alone, unless more is requested
-MAX_DRAWS = 2**16 - 1  # of a token: a store counts them in 16 bits
+# Heads of whole texts: states and maps of tokens are stored with them only on request.
+TEXT_HEADS = ("embedding", "score")
+MAX_DRAWS = 2**16 - 1  # for one token: a store counts them in uint16
 
 
 class Shard(NamedTuple):
@@ -46,8 +47,10 @@ class Shard(NamedTuple):
 
 
 def shard_of(spec: str | None) -> Shard | None:
-    """Return which of the processes this is, by `--shard`, else by the environment of torchrun;
-    None for the only one. Raises UserError for a `--shard` that is not i/n."""
+    """Return the place of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
+
+    Returns None if it is the only process. Raises UserError if `--shard` is not i/n.
+    """
     if spec is None:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
@@ -60,38 +63,37 @@ def shard_of(spec: str | None) -> Shard | None:
 
 
 def tier_and_size(spec: str) -> tuple[str, int]:
-    """Read `--logits` as far as that needs no teacher: tier and size, 0 for tiers without one.
+    """Parse `--logits` into tier and size; the size is 0 for `none` and `head`.
 
-    Raises UserError for anything else.
+    Raises UserError if it has another form. Whether the size fits the teacher is checked later.
     """
     tier, _, size = spec.partition(":")
     if spec in ("none", "head"):
         return spec, 0
     if tier in ("topk", "sample") and size.isdecimal() and int(size) > 0:
         if tier == "sample" and int(size) > MAX_DRAWS:
-            raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws of a token; ask for fewer")
+            raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws per token; request fewer")
         return tier, int(size)
     raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS (at least 1), head or none")
 
 
 def place_of(word: str) -> Path | str:
-    """Read `--out`: a path, or an address, whose two slashes a path would lose."""
-    return word if "://" in word else Path(word)
+    """Return `--out` as a path, or as text if it is a URL."""
+    return word if "://" in word else Path(word)  # Path("s3://a") would be "s3:/a"
 
 
 def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
-    """Split the words of a repeated option, each perhaps a comma list, into their parts."""
+    """Split the values of a repeated option at their commas."""
     values = (words,) if isinstance(words, str) else words
     return tuple(part for value in values for part in value.split(",") if part)
 
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Everything that decides what a store holds.
+    """Everything that decides what a store holds, for the command line and for Python.
 
-    Each field says what it is and what it takes, for the command line and for Python. Raises
-    UserError for a value that an option does not take, and for options that contradict each other,
-    whatever the teacher is.
+    Raises UserError if an option does not accept its value, or if options contradict each other.
+    Checks that need the teacher follow in `plan.py`.
     """
 
     model: str = option(
@@ -118,86 +120,93 @@ class DumpOptions:
     )
     text_column: str | None = option(
         None,
-        "Column with the text in tables and hf: sources, inside of another column as data.text;"
-        " A,B: two columns of pairs of texts, for a teacher that classifies pairs.",
+        "Column with the text in tables and hf: sources; data.text names a nested column."
+        " A,B: two columns with pairs of texts, for a teacher that classifies pairs.",
         check=pair_of,
     )
     student_column: str | None = option(
         None,
-        "With --head embedding: column with the student's text, such as the translation of that in"
-        " --text-column, which the teacher reads.",
-        default_text="the student reads what the teacher reads",
+        "With --head embedding: column with the student's text, such as a translation. The teacher"
+        " reads --text-column.",
+        default_text="the student reads the teacher's text",
     )
     label_column: str | None = option(
         None,
-        "Column with the gold label by name or number, for a teacher that classifies texts; with"
-        " tags or spans, for one that tags words.",
+        "Column with the gold label, a name or a number, if the teacher classifies texts; with tags"
+        " or spans if it tags words.",
     )
     head: str = option(
         AUTO,
-        "Head to read logits from; auto takes what the checkpoint was fine-tuned for"
-        " (classification, tagging), else its masked-LM head. embedding: one vector of each text,"
-        " by the modules of a sentence-transformers folder or --pooling. score: one number for each"
-        " pair of texts (rerankers).",
+        "Head whose logits are stored. auto: the task head of a fine-tuned checkpoint"
+        " (classification, tagging), else its masked-LM head. embedding: one vector per text, from"
+        " the modules of a sentence-transformers folder or --pooling. score: one number per pair of"
+        " texts (rerankers).",
         choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "score", "none"),
     )
     pooling: str | None = option(
         None,
-        "With --head embedding: how a vector is made of a text's last states.",
+        "With --head embedding: how the last hidden states of a text are pooled to a vector.",
         choices=("mean", "cls", "max", "last"),
         default_text="the model's own (modules.json)",
     )
     prompt: str | None = option(
         None,
-        "With --head embedding: name of the model's prompt that stands before each text.",
+        "With --head embedding: name of the model's prompt, which is put before each text.",
         default_text="the model's own default, if it has one",
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
         None,
-        "What to keep of an LM head's logits: topk:K | sample:DRAWS | head | none.",
+        "Logits of an LM head to store: topk:K | sample:DRAWS | head (its input) | none.",
         default_text=DEFAULT_LOGITS,
         words=("topk:", "sample:", "head", "none"),
         check=tier_and_size,
     )
     hidden: str = option(
         AUTO,
-        "Hidden states: mean | mean:0 (the embeddings count, too) | groups:N | layer:I (0 ="
-        " embeddings) | none; a comma list for several; auto: mean, with --head embedding or"
-        " score none. Where no feature is asked for of minilm: its embedding and layer:6.",
+        "Hidden states: mean (of all layers) | mean:0 (with the embeddings) | groups:N (means of N"
+        " groups of layers) | layer:I (0 = embeddings) | none; a comma list for several. auto:"
+        " mean; none with --head embedding or score; layer:6 for minilm if no feature is"
+        " requested.",
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
         check=partial(feature_words, where="--hidden "),
     )
     attention: str = option(
         AUTO,
-        "Attention maps: mean | groups:N | layer:I | none; auto: mean, with --head embedding or"
-        " score none.",
+        "Attention maps, averaged over heads: mean | groups:N | layer:I | none. auto: mean; none"
+        " with --head embedding or score.",
         words=(AUTO, "mean", "groups:", "layer:", "none"),
         check=partial(feature_words, where="--attention "),
     )
     views: int = option(
         1,
-        "Forward passes over each sequence; view 0 is plain, the others have words masked.",
+        "Forward passes over each sequence; view 0 is the plain text, words are masked in the"
+        " others.",
         within=at_least(1),
     )
     mask_prob: float = option(0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE)
     mask_words: str = option(
         "uniform",
-        "rare: a word is masked the more often the rarer it is in the corpus (views 1, 2, ...).",
+        "uniform: all words are masked equally often. rare: rare words of the corpus are masked"
+        " more often (views 1, 2, ...).",
         choices=MASK_WORDS,
     )
     seed: int = option(0, "Seed of masks and draws.", within=at_least(0))
     codec: str = option(
-        "default", "Precision of what is kept.", choices=tuple(sorted(BUILT_IN)), added=GROUP
+        "default", "Precision of stored values.", choices=tuple(sorted(BUILT_IN)), added=GROUP
     )
     max_length: int | None = option(
         None,
-        "Longest window in tokens, special ones included.",
+        "Longest window in tokens, special tokens included.",
         within=at_least(4),
-        default_text=f"{DEFAULT_MAX_LENGTH} or the teacher's own limit",
+        default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if that is lower",
     )
-    stride: int = option(0, "Tokens by which windows of one document overlap.", within=at_least(0))
+    stride: int = option(
+        0, "Overlap in tokens between windows of one document.", within=at_least(0)
+    )
     batch_tokens: int = option(
-        8192, "Tokens of a teacher batch, padding included: bounds memory.", within=at_least(1)
+        8192,
+        "Tokens in a batch of the teacher, padding included; bounds memory.",
+        within=at_least(1),
     )
     device: str = option("auto", "auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device)
     precision: str = option(
@@ -208,36 +217,39 @@ class DumpOptions:
     )
     grow_from: str | Path | None = option(
         None,
-        "A finished store of this teacher and these options, of a corpus that has grown since: what"
-        " it has of the corpus is taken over, and the teacher reads the rest. It stays as it is.",
+        "A finished store of the same teacher and options, made from an earlier version of the"
+        " corpus. Its documents are copied; the teacher reads only new ones. The store is not"
+        " changed.",
         read=place_of,
-        default_text="no store: the teacher reads the whole corpus",
+        default_text="none: the teacher reads the whole corpus",
     )
     gone: str | None = option(
         None,
-        "With --grow-from: what becomes of documents of that store that the corpus does not have"
-        " any more, as they were removed or changed.",
+        "With --grow-from: whether to leave out (forget) or copy (keep) documents of that store"
+        " that were removed from the corpus or changed.",
         choices=("forget", "keep"),
-        default_text="an error that tells how many they are",
+        default_text="an error with their number",
     )
     part_tokens: int = PART_TOKENS
-    weights: bool = option(True, "Keep the encoder's weights (fp16), from which students start.")
+    weights: bool = option(
+        True, "Store the encoder's weights (fp16), so that students can start from them."
+    )
     plan: bool = option(
         False,
-        "Only tell what the dump would take, from a sample: bytes by feature, time, room.",
+        "Do not dump; estimate from a sample: bytes per feature, time, free space on the disk.",
         flag="--plan",
     )
     shard: str | None = option(
         None,
-        "i/n: this is number i, from 0, of n processes that make one store, on this machine or"
-        " others that see the same folder.",
+        "i/n: run as process i (from 0) of n that write one store, on one machine or on several"
+        " that share the folder.",
         check=shard_of,
-        default_text="one process; that of torchrun where it started this one",
+        default_text="one process; under torchrun its rank and world size",
     )
     ray: str | None = option(
         None,
-        "Let the workers of a Ray cluster make the store, on a disk that all nodes see: HOST:PORT,"
-        " local (one of this machine, for this dump), or no word: the cluster of RAY_ADDRESS or of"
+        "Dump with the workers of a Ray cluster, on a disk that all nodes share: HOST:PORT; local"
+        " (a cluster of this machine, for this dump); no value: the cluster of RAY_ADDRESS or of"
         " this machine, else local. Needs `pip install 'teachonce[ray]'`.",
         check=check_address,
         bare=AUTO,
@@ -245,15 +257,16 @@ class DumpOptions:
     )
     ray_gpus: float | None = option(
         None,
-        "With --ray: GPUs of a worker, 0.5: two share one.",
+        "With --ray: GPUs per worker; with 0.5 two workers share one.",
         within=NOT_NEGATIVE,
         check=check_gpus,
-        default_text="1 where the cluster has any and --device is not cpu, else 0",
+        default_text="1 if the cluster has GPUs and --device is not cpu, else 0",
     )
     trust_remote_code: bool = option(
         False, "Run Python code that comes with the checkpoint.", flag="--trust-remote-code"
     )
-    text_only: bool = False  # a store without features: stage I keeps its result outside the parts
+    # A store without features: stage I of `mixed-vocab` stores its result outside the parts.
+    text_only: bool = False
 
     def __post_init__(self) -> None:
         self._fill_in()
@@ -261,8 +274,8 @@ class DumpOptions:
         _refuse(_contradictions(self))
 
     def _fill_in(self) -> None:
-        """Decide the features that were not asked for."""
-        default = "none" if self.head in OF_TEXTS else "mean"
+        """Replace `auto` of --hidden and --attention, and the features of an alias."""
+        default = "none" if self.head in TEXT_HEADS else "mean"
         found = {name: default for name in ("hidden", "attention") if getattr(self, name) == AUTO}
         free = self.head == self.hidden == self.attention == AUTO and self.logits is None
         if free and not self.text_only and (alias := features_of_alias(self.model)):
@@ -271,7 +284,7 @@ class DumpOptions:
             object.__setattr__(self, name, value)
 
     def resolved(self) -> Self:
-        """Decide every `auto` for this machine; raises UserError for a GPU that it lacks."""
+        """Replace every `auto` for this machine. Raises UserError if it lacks the requested GPU."""
         device = self.device if self.device == "cpu" else resolved_device(self.device)
         precision = self.precision
         if precision == "auto":
@@ -279,7 +292,7 @@ class DumpOptions:
         return replace(self, device=device, precision=precision, corpus=self.sources())
 
     def sources(self) -> tuple[str, ...]:
-        """List the corpus, or the default one where none was given."""
+        """Return the sources of the corpus, the default ones if none is given."""
         return self.corpus or (corpus_of(self.model) or DEFAULT_CORPUS,)
 
 
@@ -289,7 +302,7 @@ def _refuse(problems: Iterator[str]) -> None:
 
 
 def _contradictions(options: DumpOptions) -> Iterator[str]:
-    """Yield what is wrong with options that contradict each other, whatever the teacher is."""
+    """Yield a message for each contradiction between options; none depends on the teacher."""
     if "://" in str(options.out) and (options.ray is not None or shard_of(options.shard)):
         yield f"{options.out}: {NO_QUEUE}"
     if options.ray is not None and options.shard is not None:
@@ -298,20 +311,20 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
             " itself; leave one out"
         )
     if options.grow_from is None and options.gone is not None:
-        yield f"--gone {options.gone}: of documents of another store; add --grow-from"
+        yield f"--gone {options.gone}: needs the store of --grow-from; add it, or leave --gone out"
     if options.grow_from is not None:
         if str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
             yield (
-                f"--grow-from {options.grow_from}: is --out, too, and a finished store is not"
-                " changed; give the grown store another name, and remove the old one when you like"
+                f"--grow-from {options.grow_from}: is also --out, and a finished store is not"
+                " changed; give the grown store another name (the old one can be removed then)"
             )
         if options.plan:
-            yield "--plan and --grow-from: a plan is of a whole dump; leave one of them out"
+            yield "--plan and --grow-from: a plan covers a whole dump; leave one of them out"
     if options.ray is None and options.ray_gpus is not None:
-        yield f"--ray-gpus {options.ray_gpus:g}: for workers of Ray; add --ray"
+        yield f"--ray-gpus {options.ray_gpus:g}: applies to workers of Ray; add --ray"
     if options.mask_words == "rare" and options.views == 1:
         yield (
-            "--mask-words rare: in view 0, the only one, no word is masked; ask for masked views"
+            "--mask-words rare: no word is masked in view 0, the only view; request masked views"
             " (--views 2), or leave it out"
         )
     yield from _head_contradictions(options)
@@ -320,21 +333,21 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
 
 
 def _head_contradictions(options: DumpOptions) -> Iterator[str]:
-    """Yield what is wrong with options for the head that is requested."""
+    """Yield a message for each option that contradicts --head."""
     head = "--head" if options.head == "none" else "--logits"
     logits = options.head if options.head == "none" else options.logits
     nothing = logits == options.hidden == options.attention == "none"
-    if nothing and options.head not in (*TASKS, *OF_TEXTS) and not options.text_only:
+    if nothing and options.head not in (*TASKS, *TEXT_HEADS) and not options.text_only:
         yield (
-            f"{head}, --hidden and --attention are all none: the store would hold nothing of the"
-            " teacher; ask for one of them"
+            f"{head}, --hidden and --attention are all none: the store would hold no output of the"
+            " teacher; request one of them"
         )
     if options.head in ("mlm", "causal") and options.logits == "none":
         yield f"--head {options.head} and --logits none contradict each other: leave one out"
     if options.head == "score":
         if not pair_of(options.text_column):
             yield (
-                "--head score: a score is of two texts; name their columns, --text-column A,B (such"
+                "--head score: a score needs two texts; name their columns, --text-column A,B (such"
                 " as query,passage)"
             )
         if options.label_column is not None:
@@ -348,59 +361,59 @@ def _head_contradictions(options: DumpOptions) -> Iterator[str]:
     for name in ("pooling", "prompt", "student_column"):
         if options.head != "embedding" and getattr(options, name) is not None:
             yield (
-                f"{flag_of(name)} {getattr(options, name)}: for vectors of texts; add --head"
+                f"{flag_of(name)} {getattr(options, name)}: applies to vectors of texts; add --head"
                 " embedding, or leave it out"
             )
 
 
 def _parallel_contradictions(options: DumpOptions, column: str) -> Iterator[str]:
-    """Yield what cannot be stored of two texts, of which the teacher reads one."""
-    start = f"--student-column {column}: the teacher reads another text than the student"
+    """Yield a message for each option that needs teacher and student to read the same text."""
+    start = f"--student-column {column}: teacher and student read different texts"
     if column in (options.text_column or DEFAULT_COLUMN).split(","):
-        yield f"--student-column {column}: is the teacher's, too; name another, or none"
+        yield f"--student-column {column}: is also the teacher's column; name another, or none"
     if not options.hidden == options.attention == "none":
         yield (
-            f"{start}, so of its tokens nothing can be aligned; keep vectors alone: --head"
-            " embedding, without --hidden and --attention"
+            f"{start}, so their tokens cannot be aligned; store vectors only: --head embedding,"
+            " without --hidden and --attention"
         )
     if options.views > 1:
-        yield f"{start}, and a masked word of one is none of the other; use --views 1"
+        yield f"{start}, so the same words cannot be masked in both; use --views 1"
     if options.grow_from is not None:
         yield (
-            f"{start}, and the store keeps no teacher's text that could be compared with the"
-            " corpus; leave --grow-from out"
+            f"{start}, and the store holds no teacher's text to compare with the corpus; leave"
+            " --grow-from out"
         )
 
 
 def check_head(options: DumpOptions, head: str) -> None:
-    """Raise UserError for options that mean nothing for a head."""
+    """Raise UserError for options that do not apply to a head."""
     _refuse(_unfit_for(options, head))
 
 
 def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
-    """Yield what is wrong with options that mean nothing for a head."""
+    """Yield a message for each option that does not apply to a head."""
     article = "an" if head == "embedding" else "a"
     if head in TASKS and options.logits not in (None, "none"):
         yield (
-            f"--logits {options.logits}: such tiers are for a vocabulary; of a {head} head all"
-            " logits are stored: leave --logits out"
+            f"--logits {options.logits}: applies to the logits of a vocabulary; all logits of a"
+            f" {head} head are stored: leave --logits out"
         )
     if head not in ("classification", "tagging") and options.label_column is not None:
         yield (
             f"--label-column {options.label_column}: labels are stored with the logits of a"
-            " classification or tagging head,"
-            f" and the teacher's is: {head}; leave it out, or fine-tune the teacher for them first"
+            f" classification or tagging head, and the teacher's head is: {head}; leave it out, or"
+            " fine-tune the teacher on them first"
         )
     if head != "classification" and pair_of(options.text_column):
         yield (
-            f"--text-column {options.text_column}: pairs of texts are for a classification head,"
-            f" and the teacher's is: {head}; give one column, or fine-tune the teacher for pairs"
+            f"--text-column {options.text_column}: pairs of texts need a classification head, and"
+            f" the teacher's head is: {head}; give one column, or fine-tune the teacher on pairs"
             " first"
         )
     if head == "embedding" and options.logits not in (None, "none"):
         yield (
-            f"--logits {options.logits}: with --head embedding no LM head is read; leave --logits"
-            " out, or dump the logits into a store of their own"
+            f"--logits {options.logits}: --head embedding reads no LM head; leave --logits out, or"
+            " dump the logits into another store"
         )
     if head in ("classification", "embedding") and options.stride:
         yield (
@@ -408,4 +421,5 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
             " at --max-length; leave --stride out"
         )
     if head == "causal" and options.views > 1:
+        # A causal teacher never saw [MASK]; its logits for masked words would mean nothing.
         yield f"--views {options.views}: a causal head reads no masked words; use --views 1"

@@ -1,5 +1,5 @@
-"""Writes a part of the store: runs the teacher over its windows in every view, and measures the
-calibration before the first one."""
+"""Writes a part of the store: runs the teacher over its windows in every view. Measures the
+calibration of hidden states on the first part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.background import Calls
 from teachonce.teacher_dump.job.parts import NumberedPart, sequences_of, tokens_of
 from teachonce.teacher_dump.job.plan import DumpPlan
-from teachonce.teacher_dump.teacher.forward import Known, Logits, forward
+from teachonce.teacher_dump.teacher.forward import BatchOutput, Logits, forward
 from teachonce.teacher_dump.teacher.heads import (
     Decoder,
     all_logits,
@@ -26,7 +26,7 @@ from teachonce.teacher_dump.teacher.heads import (
 from teachonce.teacher_dump.windows.masked_views import Vocabulary, mask_spans, masked_input
 from teachonce.teacher_dump.windows.window import Window, length_batches
 
-Keys = list[tuple[int, int, int]]  # of each window: seed, view, number of the sequence in the store
+Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
 
 CALIBRATION_TOKENS = 1 << 14
 
@@ -42,9 +42,9 @@ def write_part(
 ) -> None:
     """Run every view of a part's windows through the teacher, and write the part.
 
-    `behind` encodes and publishes it. With `words` rare words are masked more often. Masks and
-    draws depend on (seed, view, number of the sequence in the store), never on the batch. `tally`
-    is that of `forward`; `progress` gets the tokens of every batch (0 in masked views).
+    `behind` encodes and publishes it in a thread. With `words`, rare words are masked more often.
+    `tally` is passed to `forward`; `progress` receives the number of tokens of every batch (0 in
+    masked views).
     """
     teacher, features, windows = plan.teacher, plan.features, part.windows
     lengths = np.array([len(w.ids) for w in windows])
@@ -54,6 +54,8 @@ def write_part(
     inputs, vocabulary = [w.teacher_ids for w in windows], Vocabulary.of(teacher.tokenizer)
     batches = length_batches([len(ids) for ids in inputs], plan.options.batch_tokens)
     for view in range(features.views):
+        # Masks and draws depend on these keys, never on the batch: so a dump that was killed, or
+        # one with another --batch-tokens, draws the same.
         keys = [(plan.options.seed, view, part.first_sequence + i) for i in range(len(windows))]
         if view:
             spans = [
@@ -70,9 +72,9 @@ def write_part(
             continue
         read = _reader(teacher.decoder, features, keys, lengths)
         run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
-        for known in run:
-            rows = ranges(start[known.sequences], lengths[known.sequences])
-            behind.call(_put, writing, view, rows, known, features)
+        for output in run:
+            rows = ranges(start[output.sequences], lengths[output.sequences])
+            behind.call(_put, writing, view, rows, output, features)
             progress(len(rows) if view == 0 else 0)
     behind.call(writer.publish, writing)
 
@@ -80,7 +82,7 @@ def write_part(
 def _reader(
     decoder: Decoder | None, features: Features, keys: Keys, lengths: Array
 ) -> Logits | None:
-    """Make a function from the decoder's input of a batch to what is kept of its logits."""
+    """Return a function from the decoder's input of a batch to the arrays of logits to store."""
     spec = features.logits
     if decoder is None or not (spec or features.task):
         return None
@@ -101,30 +103,31 @@ def _reader(
     return read
 
 
-def _put(part: PartWriter, view: int, rows: Array, known: Known, features: Features) -> None:
-    for name, states in known.hidden.items():
+def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features: Features) -> None:
+    for name, states in output.hidden.items():
         part.put_hidden(view, name, rows, states)
-    for name, maps in known.attention.items():
-        for sequence, probabilities in zip(known.sequences, maps, strict=True):
+    for name, maps in output.attention.items():
+        for sequence, probabilities in zip(output.sequences, maps, strict=True):
             part.put_attention(view, name, int(sequence), probabilities)
-    if known.vectors is not None and not view:
-        part.put_embedding(known.sequences, known.vectors)
+    if output.vectors is not None and not view:
+        part.put_embedding(output.sequences, output.vectors)
     if features.task:
-        part.put_task(view, known.sequences if known.of_sequences else rows, *known.logits)
+        part.put_task(view, output.sequences if output.of_sequences else rows, *output.logits)
     if spec := features.logits:
         puts: dict[str, Callable[..., None]] = {
             "topk": part.put_topk,
             "sample": part.put_samples,
             "head": part.put_head,
         }
-        puts[spec.tier](view, rows, *known.logits)
+        puts[spec.tier](view, rows, *output.logits)
 
 
 def calibration(plan: DumpPlan, windows: list[Window]) -> dict[str, tuple[Array, Array]]:
-    """Return mean and deviation [D] of every channel, relative to which hidden states are encoded.
+    """Return mean and deviation [D] of the channels of each hidden state; codecs encode relative to
+    them.
 
-    They are read from an unfinished store; if it lacks them, they are measured over windows spread
-    evenly through the first part.
+    An unfinished store has them already. Else they are measured on windows spread evenly over the
+    first part.
     """
     teacher, out = plan.teacher, plan.options.out
     if not teacher.hidden.groups:
@@ -138,15 +141,15 @@ def calibration(plan: DumpPlan, windows: list[Window]) -> dict[str, tuple[Array,
     found = length_batches([len(inputs[i]) for i in chosen], plan.options.batch_tokens)
     batches = [chosen[batch] for batch in found]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
-    for known in forward(teacher, windows, inputs, batches, 0, Counter()):
-        for name, values in known.hidden.items():
+    for output in forward(teacher, windows, inputs, batches, 0, Counter()):
+        for name, values in output.hidden.items():
             states[name].append(values)
     return {name: mean_and_deviation(parts) for name, parts in states.items()}
 
 
 def mean_and_deviation(parts: list[Array]) -> tuple[Array, Array]:
-    """Measure mean and deviation [D] of states [n,D]; a channel that never changes has 1."""
-    joined = np.concatenate(parts).astype(np.float64)
-    deviation = joined.std(axis=0)
-    deviation[deviation == 0] = 1.0
-    return joined.mean(axis=0).astype(np.float32), deviation.astype(np.float32)
+    """Measure mean and deviation [D] of states [n,D]. A constant channel has deviation 1."""
+    states = np.concatenate(parts).astype(np.float64)
+    deviation = states.std(axis=0)
+    deviation[deviation == 0] = 1.0  # encoding divides by it
+    return states.mean(axis=0).astype(np.float32), deviation.astype(np.float32)

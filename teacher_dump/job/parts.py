@@ -26,7 +26,7 @@ VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a co
 
 
 class Tokens(Protocol):
-    """Holds the token ids of a window, or of what is made of one."""
+    """Anything with token ids: a window, or what `mixed_vocab` makes from one."""
 
     @property
     def ids(self) -> Array: ...
@@ -46,16 +46,17 @@ class NumberedPart(NamedTuple):
 def parts_of(
     plan: DumpPlan, counters: Counter[str], stop: Stop, say: Callable[[str], object]
 ) -> tuple[Takeover | None, Iterator[list[Window]]]:
-    """Cut into parts what the teacher is to read: the corpus, or what of it is new to the store
-    to grow from, with what is taken over of that store."""
+    """Cut the corpus into parts; with --grow-from only its new documents, and return what to copy
+    from that store."""
     for note in plan.corpus.notes():
         say(note)
     whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
         return None, whole
-    taken = plan.growth.compare(itertools.chain.from_iterable(whole), say)
-    limit = max(1, taken.tokens)  # the last document may be cut by a limit
-    return taken, cut_parts(plan, Counter(), stop, taken.documents(plan.corpus), limit)
+    takeover = plan.growth.compare(itertools.chain.from_iterable(whole), say)
+    # --limit may have cut the last document; its tokens are counted as far as they were read.
+    limit = max(1, takeover.tokens)
+    return takeover, cut_parts(plan, Counter(), stop, takeover.documents(plan.corpus), limit)
 
 
 def cut_parts(
@@ -66,8 +67,8 @@ def cut_parts(
     limit: int | None,
     say: Callable[[str], object] = ignore,
 ) -> Iterator[list[Window]]:
-    """Cut documents of the corpus into windows, with the numbers of gold labels, and gather them
-    into parts, of at most `limit` tokens in all. `say` gets a line where labels are converted."""
+    """Cut documents into windows with numbers of gold labels, and group the windows into parts with
+    at most `limit` tokens in all. `say` receives a line if labels are converted."""
     options, corpus, task = plan.options, plan.corpus, plan.features.task
     windows = windows_of(
         documents,
@@ -83,26 +84,26 @@ def cut_parts(
         others = corpus.met(other) if options.label_column else {}
         labels.check(corpus.met(task.kind), corpus.steps(), others, corpus.met(ENTITIES))
         windows = labels.numbered(windows)
-    return gathered(_until(stop, windows), options.part_tokens, limit)
+    return gathered(_stoppable(stop, windows), options.part_tokens, limit)
 
 
 def first_of(
-    parts: Iterator[list[Window]], plan: DumpPlan, taken: Takeover | None = None
+    parts: Iterator[list[Window]], plan: DumpPlan, takeover: Takeover | None = None
 ) -> list[Window]:
-    """Return the first part, empty if there is none and everything is taken over from another
-    store. Raises UserError if the corpus gives no token."""
+    """Return the first part; an empty list if all sequences are copied from another store.
+
+    Raises UserError if the corpus has no token.
+    """
     first = next(parts, None)
-    if first is None and not (taken and taken.keep):
+    if first is None and not (takeover and takeover.sequences):
         corpus = ", ".join(plan.options.corpus)
         raise UserError(f"{corpus}: no token in the whole corpus; nothing to dump")
     return first or []
 
 
-def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
-    """Yield the windows; raise Stopped between two of them.
-
-    The thread that cuts them would otherwise go on to the end of its part.
-    """
+def _stoppable(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
+    """Yield the windows; raise Stopped between two of them."""
+    # Without it the thread that cuts them would continue to the end of its part.
     for window in windows:
         stop.check()
         yield window
@@ -111,8 +112,8 @@ def _until(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
 def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Iterator[list[Cut]]:
     """Yield consecutive windows in groups of at least `part_tokens` tokens.
 
-    The last group may be smaller. It ends before the window that would exceed `limit` tokens, but
-    never before the first.
+    The last group may be smaller. All groups together have at most `limit` tokens, but at least
+    one window.
     """
     part: list[Cut] = []
     filled = total = 0
@@ -135,7 +136,7 @@ def tokens_of(windows: Iterable[Tokens]) -> int:
 
 
 def count(done: Counter[str], part: list[Window]) -> None:
-    """Add what one more part holds to the counts of those before."""
+    """Add the counts of one part."""
     done["parts"] += 1
     done["documents"] = part[-1].document + 1
     done["sequences"] += len(part)
@@ -148,11 +149,9 @@ def count(done: Counter[str], part: list[Window]) -> None:
 
 
 def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> None:
-    """Raise UserError unless the published part `number` was made of these windows.
-
-    Other versions of the libraries may cut other windows. The store would then hold some sequences
-    twice and others not at all.
-    """
+    """Raise UserError unless the published part `number` holds these windows."""
+    # Other versions of the libraries may cut other windows. The store would then hold some
+    # sequences twice and others not at all.
     lengths = np.array([len(w.ids) for w in windows])
     differ = writer.differing(number, lengths, sequences_of(windows, writer.features))
     if differ:
@@ -160,21 +159,21 @@ def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> 
 
 
 def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> UserError:
-    """The error for a part that was cut before and would be cut otherwise now."""
+    """Return the error for a part whose sequences differ from an earlier run's."""
     versions = [
         f"{name} {then} then and {version(name)} now"
         for name, then in writer.software.items()
         if name in VERSIONS and then != version(name)
     ]
     return UserError(
-        f"{writer.path}: part {number}, {when}, is of other sequences than the corpus gives now"
+        f"{writer.path}: part {number}, {when}, holds other sequences than the corpus gives now"
         f" ({what}; {', '.join(versions) or 'with the same libraries'}); install the versions that"
-        " began it, or give another name"
+        " started the dump, or give another name"
     )
 
 
 def sequences_of(windows: list[Window], features: Features) -> Sequences:
-    """Make the sequences of a part of windows."""
+    """Return the sequences of a part in the writer's form."""
     return Sequences(
         texts=[w.text for w in windows],
         document=[w.document for w in windows],

@@ -1,4 +1,4 @@
-"""Plans a dump: everything that decides what a store holds, worked out once, before any work."""
+"""Plans a dump: decides everything about the store once, before any work starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from teachonce.teacher_dump.job.options import (
     check_head,
     tier_and_size,
 )
-from teachonce.teacher_dump.job.versions import config_hash, identity_as_begun
+from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 
 if TYPE_CHECKING:
@@ -50,15 +50,16 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class StageOne:
-    """The result of a mixed-vocabulary training, its arguments as JSON, and the identity of the
-    corpus where it was trained just now."""
+    """The result of a mixed-vocabulary training and its arguments as JSON; with the identity of
+    the corpus if it was trained in this run."""
 
     vocab: MixedVocab
     arguments: dict[str, Any]
     corpus: dict[str, Any] | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return the arguments and hashes of the result, which a GPU need not give twice."""
+        """Return the arguments and hashes of the result."""
+        # The hashes are needed: on a GPU two trainings with the same arguments may differ.
         return {
             **self.arguments,
             "tokenizer_hash": hashlib.sha256(self.vocab.tokenizer).hexdigest(),
@@ -68,13 +69,13 @@ class StageOne:
 
 @dataclass(frozen=True)
 class DumpPlan:
-    """What a dump reads, runs and writes; a dump, its estimate (`--plan`) and each of several
-    processes follow the same plan.
+    """What a dump reads, runs and writes. A dump, its estimate (`--plan`) and each of several
+    processes use the same plan.
 
-    options: with every `auto` decided for this machine.
+    options: every `auto` is replaced for this machine.
     features: what the options request and the teacher has.
-    growth: the store whose parts are taken over, if there is one.
-    stage_one: the student's vocabulary that is stored with the teacher's output, if there is one.
+    growth: the store of `--grow-from`, if any.
+    stage_one: the student's vocabulary to store with the teacher's output, if any.
     """
 
     options: DumpOptions
@@ -86,9 +87,9 @@ class DumpPlan:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The attribute `identity` of the store: stores that share it and their features are equal.
+        """The attribute `identity` of the store: dumps with equal identity and features are equal.
 
-        The first use hashes the teacher's weights, and reads files of the corpus that have no hash.
+        The first access hashes the teacher's weights and all unhashed files of the corpus.
         """
         options, files = self.options, self.teacher.files()
         grown = {"grown_from": self.growth.identity()} if self.growth else {}
@@ -112,15 +113,15 @@ class DumpPlan:
             },
             **({"mixed_vocab": self.stage_one.identity()} if self.stage_one else {}),
         }
-        return identity_as_begun(identity, files, options.out)
+        return identity_as_stored(identity, files, options.out)
 
     def check_growth(self) -> None:
-        """Raise UserError unless the store to grow from is of this teacher and these options."""
+        """Raise UserError if the store of --grow-from has another teacher or other options."""
         if self.growth:
             self.growth.check(self.identity, self.teacher.files()["config.json"], self.features)
 
     def features_line(self) -> str:
-        """Describe what the store is going to hold, in a line."""
+        """Describe in a line what the store will hold."""
         options, features = self.options, self.features
         logits = options.logits or DEFAULT_LOGITS
         if task := features.task:
@@ -141,7 +142,7 @@ class DumpPlan:
                 *([f"prompt {vector.prompt!r}"] if vector.prompt else []),
                 *([f"of column {column}"] if vector.parallel else []),
             ]
-            stored = f"embedding {vector.width} wide ({', '.join(details)})"
+            stored = f"embedding of width {vector.width} ({', '.join(details)})"
         return (
             f"features  {stored}, hidden {options.hidden}, attention {options.attention}, "
             f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
@@ -155,12 +156,11 @@ def planned(
     stage_one: StageOne | None = None,
     read_corpus: bool = True,
 ) -> Iterator[DumpPlan]:
-    """Plan a dump; the store to grow from is open until the end of the block.
+    """Plan a dump; the store of --grow-from is open until the end of the block.
 
-    `say` is called with the settings that are known before the teacher is loaded. With
-    `read_corpus` local files are read to their end first, so that a bad line is reported before
-    hours of work. Raises UserError for what cannot be found or read, and for options that do not
-    fit the teacher.
+    `say` receives the settings. With `read_corpus`, local files are read to their end first, so
+    that a bad line is reported before hours of work. Raises UserError if teacher or corpus cannot
+    be read, or if the options do not fit the teacher.
     """
     model, corpus = check_inputs(options)
     resolved = options.resolved()
@@ -171,16 +171,16 @@ def planned(
         if stage_one and stage_one.corpus not in (None, corpus.identity()):
             raise UserError(
                 f"{', '.join(resolved.corpus)}: was changed after the training on both"
-                f" vocabularies; put it back, or remove {resolved.out}.mixed-vocab to train on the"
-                " text that is there now"
+                f" vocabularies; restore it, or remove {resolved.out}.mixed-vocab to train on the"
+                " current text"
             )
         teacher = _load_teacher(resolved, model)
         for line in teacher.notes:
             say(f"{'unread':9} {line}")
         if teacher.one_length:
             say(
-                f"{'batches':9} of texts of one length: padding changes what"
-                f" {type(teacher.base).__name__} gives"
+                f"{'batches':9} hold texts of one length only: padding would change the output of"
+                f" {type(teacher.base).__name__}"
             )
         features = features_of(resolved, teacher)
         if growth:
@@ -193,8 +193,8 @@ def planned(
 def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     """Find teacher and corpus, and compare the options with the teacher's config.json.
 
-    Raises UserError for layers, numbers of logits, a head and a length that the teacher does not
-    have, as far as its config.json says, and as `Corpus.open` does.
+    Raises UserError if the config.json lacks a requested layer or head, or has a smaller vocabulary
+    or shorter inputs; CorpusError like `Corpus.open`. Loads neither torch nor the weights.
     """
     model = replace(resolve_teacher(options.model), trusted=options.trust_remote_code)
     config = config_of(model)
@@ -208,9 +208,9 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head)
-    classes, said = config.get("architectures"), config.get("problem_type")
+    classes, problem = config.get("architectures"), config.get("problem_type")
     kind = declared_head([*map(str, classes)]) if isinstance(classes, list) else None
-    if kind == "classification" and head in ("auto", kind) and said == SEVERAL_LABELS:
+    if kind == "classification" and head in ("auto", kind) and problem == SEVERAL_LABELS:
         check_gold(options, "several labels")
     tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
     longest = longest_input(tokens, config.get("max_position_embeddings"), config)
@@ -221,19 +221,19 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     return model, open_corpus(options)
 
 
-def check_gold(options: DumpOptions, answers: OutputKind) -> None:
-    """Raise UserError for gold labels that a store cannot hold: it has one label of a text."""
-    if options.label_column is None or answers == "one label":
+def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
+    """Raise UserError if the teacher's task has no single label per text: a store holds one."""
+    if options.label_column is None or output_kind == "one label":
         return
-    given = "numbers, not labels" if answers == "numbers" else "several labels at once"
+    given = "numbers, not labels" if output_kind == "numbers" else "several labels at once"
     raise UserError(
         f"--label-column {options.label_column}: the teacher {options.model} gives a text {given},"
-        " and a store holds one gold label of a text; leave --label-column out"
+        " and a store holds one gold label per text; leave --label-column out"
     )
 
 
 def open_corpus(options: DumpOptions) -> Corpus:
-    """Find the sources of the corpus. Raises CorpusError as `Corpus.open` does."""
+    """Find the sources of the corpus. Raises CorpusError like `Corpus.open`."""
     columns = options.text_column, options.label_column, options.student_column
     return Corpus.open(options.sources(), *columns)
 
@@ -253,10 +253,10 @@ def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
 
 
 def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
-    """Describe the settings that are known before the teacher is loaded, one line each."""
+    """Describe the settings that do not depend on the teacher, one line each."""
     source = "" if corpus_was_given else " (no --corpus given: the default)"
     if not corpus_was_given and options.limit is None and corpus_of(options.model):
-        source = " (no --corpus given: all of the alias's own; --limit 2m takes 2 million tokens)"
+        source = " (no --corpus given: the alias's whole corpus; --limit 2m takes 2 million tokens)"
     rows = {
         "teacher": options.model,
         "corpus": ", ".join(options.sources()) + source,
@@ -272,35 +272,35 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
     return "\n".join(f"{name:9} {value}" for name, value in rows.items())
 
 
-def window_length(asked: int | None, teacher: Teacher) -> int:
-    """Return the tokens of the longest window. Raises UserError if the teacher reads fewer."""
+def window_length(requested: int | None, teacher: Teacher) -> int:
+    """Return the longest window in tokens. Raises UserError if the teacher reads fewer."""
     limit = teacher.max_length()
-    if asked is not None and teacher.sparse_from in range(1, asked):
+    if requested is not None and teacher.sparse_from in range(1, requested):
         raise UserError(
-            f"--max-length {asked}: the attention of {teacher.name} is sparse for texts of more"
-            f" than {teacher.sparse_from} tokens (attention_type block_sparse), and what it then"
-            " gives depends on the other texts of a batch; give at most --max-length"
+            f"--max-length {requested}: the attention of {teacher.name} is sparse for texts of more"
+            f" than {teacher.sparse_from} tokens (attention_type block_sparse), and its output then"
+            " depends on the other texts of a batch; give at most --max-length"
             f" {teacher.sparse_from}, or set attention_type to original_full in its config.json"
         )
-    _check_length(asked, limit)
+    _check_length(requested, limit)
     own = teacher.text_vectors.max_length if teacher.text_vectors else None
-    known = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
-    return min(known) if asked is None else asked
+    limits = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
+    return min(limits) if requested is None else requested
 
 
-def _check_length(asked: int | None, limit: int | None) -> None:
-    """Raise UserError for windows that are longer than what the teacher reads."""
-    if asked is not None and limit is not None and asked > limit:
-        raise UserError(f"--max-length {asked}: the teacher reads at most {limit} tokens")
+def _check_length(requested: int | None, limit: int | None) -> None:
+    """Raise UserError if windows are longer than the teacher's input may be."""
+    if requested is not None and limit is not None and requested > limit:
+        raise UserError(f"--max-length {requested}: the teacher reads at most {limit} tokens")
 
 
 def _check_prompt(prompt: str, tokenizer: Any, max_length: int) -> None:
-    """Raise UserError for a prompt that leaves no room for a text."""
+    """Raise UserError if the prompt leaves no room for a text."""
     tokens = len(tokenizer(prompt)["input_ids"])
     if tokens >= max_length:
         raise UserError(
-            f"--max-length {max_length}: the prompt {prompt!r:.60} alone is {tokens} tokens, the"
-            " special ones included, and leaves no room for a text; give a larger --max-length,"
+            f"--max-length {max_length}: the prompt {prompt!r:.60} alone is {tokens} tokens,"
+            " special tokens included, and leaves no room for a text; give a larger --max-length,"
             " --prompt with the name of a shorter one, or --prompt '' for none"
         )
 
@@ -308,21 +308,21 @@ def _check_prompt(prompt: str, tokenizer: Any, max_length: int) -> None:
 def _logits_of(
     spec: str, width: int, vocabulary: int, next_token: bool = False
 ) -> LogitsSpec | None:
-    """Read `--logits`. Raises UserError for more logits than the teacher has tokens."""
+    """Parse `--logits`. Raises UserError if K is not below the size of the vocabulary."""
     tier, size = tier_and_size(spec)
     if tier == "none":
         return None
     if tier == "topk" and size >= vocabulary:
         raise UserError(
-            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; keep fewer"
+            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; store fewer logits"
         )
     return LogitsSpec(tier, size or width, next_token)
 
 
 def features_of(options: DumpOptions, teacher: Teacher) -> Features:
-    """Choose the features of a store: those that the options request and the teacher has.
+    """Choose the features of a store: what the options request and the teacher has.
 
-    Raises UserError where the options do not fit the teacher.
+    Raises UserError if the options do not fit the teacher.
     """
     max_length = window_length(options.max_length, teacher)
     if options.views > 1 and teacher.tokenizer.mask_token_id is None:
@@ -337,9 +337,9 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
         logits = _logits_of(spec, width, teacher.vocabulary, teacher.head == "causal")
     elif not task and options.logits not in (None, "none"):
         raise UserError(
-            f"--logits {options.logits}: no LM head was read from {teacher.name}; leave --logits"
-            " out for hidden states and attention maps only, or train a head first with `downstream"
-            " --task mlm`"
+            f"--logits {options.logits}: no LM head was loaded from {teacher.name}; leave --logits"
+            " out to store hidden states and attention maps only, or train a head first with"
+            " `downstream --task mlm`"
         )
     vector = teacher.text_vectors.spec if teacher.text_vectors else None
     if vector and vector.prompt:
@@ -349,7 +349,7 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
     stored = logits or task or vector or teacher.hidden.groups or teacher.attention.groups
     if not (stored or options.text_only):
         raise UserError(
-            "the checkpoint has no LM head and neither --hidden nor --attention was asked for:"
+            "the checkpoint has no LM head, and neither --hidden nor --attention was requested:"
             " nothing to dump"
         )
     if task:

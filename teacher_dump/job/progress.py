@@ -1,5 +1,5 @@
-"""How far a dump is: a bar at a terminal, elsewhere a line for each part and
-every half minute, with the time left."""
+"""Shows the progress of a dump: a bar in a terminal, else a line for each part and every half
+minute, with the time left."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.windows.window import Window
 
-EVERY = 30.0
-"""Seconds between lines within a part, where there is no terminal."""
+EVERY = 30.0  # seconds between lines within a part, without a terminal
 
 
 class Progress:
-    """Counts tokens, and estimates how many there will be: from the share of the corpus that the
-    parts so far hold, of its characters, or where texts are cut or overlap of its documents.
+    """Counts tokens and estimates their total from the share of the corpus that was read.
 
-    The size of a dataset of the hub is unknown: then only `limit` gives the end, as when `corpus`
-    is None.
+    The share is counted in characters, or in documents with `by_documents`. Without a `corpus`, and
+    for datasets of the hub, whose size is unknown, only `limit` gives a total.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Progress:
         self.bar.close()
 
     def begin(self, part: Sequence[Window]) -> None:
-        """Take a part into account that is written next, or was before."""
+        """Add a part to the share of the corpus that was read."""
         self._tokens += sum(len(window.ids) for window in part)
         if self._by_documents:
             self._seen = part[-1].document + 1
@@ -58,7 +56,7 @@ class Progress:
         self.bar.total = self.total()
 
     def total(self) -> int | None:
-        """Estimate the tokens of the whole dump; None if it is unknown."""
+        """Estimate the tokens of the whole dump; None if the size of the corpus is unknown."""
         if not self._whole or not self._seen:
             return self._limit
         found = round(self._tokens * max(1.0, self._whole / self._seen))
@@ -71,8 +69,7 @@ class Progress:
         self.bar.update(tokens)
 
     def advance(self, tokens: int) -> None:
-        """Count tokens that the teacher has just read; without a terminal, print a line if the last
-        one is old."""
+        """Count tokens of a batch; without a terminal, print a line every EVERY seconds."""
         self._here += tokens
         self._done += tokens
         self.bar.update(tokens)
@@ -85,7 +82,7 @@ class Progress:
             )
 
     def end(self, number: int, part: Sequence[Window], seconds: float) -> None:
-        """Print a line for a part that is written, where there is no terminal."""
+        """Print a line for a written part, without a terminal."""
         if not self.bar.disable:
             return
         tokens = sum(len(window.ids) for window in part)

@@ -1,10 +1,9 @@
-"""One of several processes that make one store: job arrays, torchrun, or the same command typed
-again on another machine.
+"""Shares a dump between processes: job arrays, torchrun, or the same command on other machines.
 
-The process that holds the lease of the store begins it, and cuts the corpus in a thread, which
-fills the queue of parts. All take parts out of it, each by a lease of its own, run the teacher and
-publish; the process that sees the last part published seals the store. A part depends on nothing
-but its windows and the calibration, so the store is the one that a single process makes.
+The process that holds the lease of the store creates it and cuts the corpus into a queue of parts,
+in a thread. Every process takes parts from the queue, each with its own lease, runs the teacher and
+publishes them. The process that sees the last part published seals the store. A part depends only
+on its windows and the calibration, so the store equals the store of a single process.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.dump import (
     BATCHES_BEHIND,
     DumpSummary,
-    begin_store,
-    check_begun,
+    check_existing,
     check_finished,
-    kept,
+    open_writer,
     summary,
     word_counts,
+    written_line,
 )
 from teachonce.teacher_dump.job.options import DumpOptions, Shard
 from teachonce.teacher_dump.job.parts import (
@@ -54,14 +53,14 @@ from teachonce.teacher_dump.job.plan import DumpPlan, open_corpus, planned
 from teachonce.teacher_dump.job.progress import part_line
 from teachonce.teacher_dump.windows.window import Unreadable, Window, is_whole, packed, unpacked
 
-AHEAD = 16  # parts that wait for a process that takes them
-POLL = 0.2  # seconds between looks at what the other processes have done, or at a full queue
+AHEAD = 16  # parts that may wait in the queue
+POLL = 0.2  # seconds between looks at the work of other processes, or at a full queue
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What one of several processes reports: its own parts and tokens, and of the finished store
-    where it was the one that sealed it."""
+class ProcessSummary:
+    """The report of one of several processes: its own parts and tokens. `store` describes the
+    whole store, for the process that sealed it."""
 
     parts: int
     tokens: int
@@ -70,15 +69,15 @@ class Shared:
 
 def share(
     options: DumpOptions, shard: Shard, say: Callable[[str], object] = lambda line: None
-) -> Shared:
-    """Make parts of a store together with other processes, until it is finished.
+) -> ProcessSummary:
+    """Write parts of a store together with other processes, until it is finished.
 
-    The parts k with k % `shard.size` == `shard.place` are made first, then what the others have
-    left. Any number of processes may come and go. Raises UserError for bad input, and where the
-    store was begun with other arguments or other software; Stopped as `dump` does.
+    Parts k with k % `shard.size` == `shard.place` are taken first, then parts that other processes
+    left. Processes may start and end at any time. Raises UserError for bad input, and if the store
+    was started with other arguments or software; Stopped like `dump`.
     """
-    with stoppable(lambda: kept(options.out)) as stop:
-        check_begun(options, shared=True)
+    with stoppable(lambda: written_line(options.out)) as stop:
+        check_existing(options, shared=True)
         with planned(options, say, read_corpus=False) as plan:
             say(plan.features_line())
             worker = _Worker(plan, shard, say, stop)
@@ -87,46 +86,45 @@ def share(
 
 
 class _Worker:
-    """This process among the others."""
+    """Fills the queue if no other process does, writes parts, and seals the store."""
 
     def __init__(
         self, plan: DumpPlan, shard: Shard, say: Callable[[str], object], stop: Stop
     ) -> None:
         self.plan, self.shard, self.say, self.stop = plan, shard, say, stop
         self.out, self.queue = plan.options.out, PartQueue(plan.options.out)
-        self.filling: _Filling | None = None
+        self.filler: _QueueFiller | None = None
         self.made: Counter[str] = Counter()  # parts and tokens, and the tally of `forward`
-        self.counts: dict[str, int] = {}  # of the whole store, where this process has sealed it
+        self.counts: dict[str, int] = {}  # of the whole store, if this process sealed it
         self._software = software()
-        self._joined = False  # whether the store was found, and is what this process would write
+        self._joined = False  # whether the store exists, and its identity equals this process's
         self._words: WordCounts | None = None
 
-    def run(self, behind: BackgroundCalls) -> Shared:
-        """Make parts until the store is finished."""
+    def run(self, behind: BackgroundCalls) -> ProcessSummary:
+        """Write parts until the store is finished."""
         waited = False
         while not self._finished():
             self.stop.check()
             self._fill()
-            if self._store_is_begun() and (part := self.queue.take(*self.shard)):
+            if self._store_exists() and (part := self.queue.take(*self.shard)):
                 self._make(part, behind)
                 continue
             behind.finish()
             if not self._seal():
-                if not (waited or self.filling):
-                    self.say("waits for the other processes that write this store")
+                if not (waited or self.filler):
+                    self.say("waiting for the other processes that write this store")
                     waited = True
                 time.sleep(POLL)
         return self._report()
 
     def close(self) -> None:
         """Leave unfinished work to the other processes."""
-        if self.filling:
-            self.filling.close()
+        if self.filler:
+            self.filler.close()
         self.queue.close()
 
     def _finished(self) -> bool:
-        """Whether the store is finished. Raises UserError if it is not the one that was asked
-        for."""
+        """Whether the store is finished. Raises UserError if it was made with other arguments."""
         attributes = StoreWriter.peek(self.out, "sealed")
         if attributes is None:
             return False
@@ -134,10 +132,10 @@ class _Worker:
         check_finished(self.out, attributes, identity, self.plan.features)
         return True
 
-    def _store_is_begun(self) -> bool:
-        """Whether there is the unfinished store; what it expects of this process is checked once.
+    def _store_exists(self) -> bool:
+        """Whether the unfinished store exists. Its identity is compared once.
 
-        Raises UserError if it was begun with other arguments or software.
+        Raises UserError if it was started with other arguments or software.
         """
         if self._joined:
             return True
@@ -152,19 +150,17 @@ class _Worker:
         return True
 
     def _identity(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Return the identity of the store that this process would make.
-
-        The hashes of the corpus are taken from the store: only the process that fills the queue
-        reads texts, and compares them.
-        """
+        """Return the identity of the store that this process would write."""
+        # Hashing a large corpus in every process would take hours. Only the process that fills the
+        # queue reads texts and compares their hashes; the others trust the store's.
         self.plan.corpus.trust(attributes["identity"].get("corpus") or {})
         return self.plan.identity
 
     def _fill(self) -> None:
-        """Fill the queue, if that is needed and nobody does."""
-        if self.filling:
-            if self.filling.ended():
-                self.filling = None
+        """Start filling the queue if parts are missing and no other process fills it."""
+        if self.filler:
+            if self.filler.ended():
+                self.filler = None
             return
         if lacking(self.out) == set():
             return
@@ -173,10 +169,10 @@ class _Worker:
         except Taken:
             return
         if StoreWriter.peek(self.out, "sealed") or lacking(self.out) == set():
-            lease.close()  # another process has been faster
+            lease.close()  # another process was faster
             return
         ahead = max(AHEAD, 2 * self.shard.size)
-        self.filling = _Filling(self.plan, ahead, lease, self.say, self.stop)
+        self.filler = _QueueFiller(self.plan, ahead, lease, self.say, self.stop)
 
     def _make(self, part: Waiting, behind: BackgroundCalls) -> None:
         """Run the teacher over a part; `behind` publishes it."""
@@ -188,13 +184,13 @@ class _Worker:
         try:
             first, windows = unpacked(part.data)
         except Unreadable as error:
-            self.say(f"part {number}: cannot be read in the queue ({error}); it is cut again")
+            self.say(f"part {number}: its file in the queue is damaged ({error}); it is cut again")
             windows = []
         if not windows or number in writer.published:
             self.queue.drop(number)
             self.queue.release(number)
             return
-        ours = _Ours(self.queue, part, behind, self.say)
+        calls = _LeasedCalls(self.queue, part, behind, self.say)
         with self.stop.deferred():
             write_part(
                 plan,
@@ -203,9 +199,9 @@ class _Worker:
                 self._words,
                 self.made,
                 lambda tokens: self.stop.check(),
-                ours,
+                calls,
             )
-            ours.call(ours.published)
+            calls.call(calls.published)
         size = tokens_of(windows)
         self.made["parts"] += 1
         self.made["tokens"] += size
@@ -213,7 +209,7 @@ class _Worker:
         self.say(part_line(number, len(windows), size, seconds, self.made["tokens"]))
 
     def _seal(self) -> bool:
-        """Seal the store if every part is there; whether it is finished now."""
+        """Seal the store if every part is published. Returns whether the store is finished."""
         if not complete(self.out):
             return False
         counts = self.queue.ended()
@@ -224,21 +220,20 @@ class _Worker:
             return False
         return True
 
-    def _report(self) -> Shared:
+    def _report(self) -> ProcessSummary:
         done = None
         if self.counts:
             resumed = self.counts["parts"] - self.made["parts"]
             tally = Counter(self.counts)
             tally.update({name: self.made[name] for name in ("halved", "widened")})
             done = summary(self.plan, self.counts["empty_lines"], tally, resumed)
-        return Shared(self.made["parts"], self.made["tokens"], done)
+        return ProcessSummary(self.made["parts"], self.made["tokens"], done)
 
 
-class _Ours:
-    """Hands the calls of one part on to the thread behind, as long as the part is ours.
+class _LeasedCalls:
+    """Passes the calls of one part to the writing thread while this process holds its lease.
 
-    Where another process has taken it over, because this one was silent for too long, what is left
-    to do of it is left out.
+    If the lease expired and another process took the part, the remaining calls are dropped.
     """
 
     def __init__(
@@ -271,13 +266,12 @@ class _Ours:
         self._queue.release(self._part.number)
 
 
-class _Filling:
-    """The queue being filled, by the holder of the lease of the store; `lease` is closed at the
-    end.
+class _QueueFiller:
+    """Fills the queue of parts in a thread; needs the lease of the store, and closes it at the end.
 
-    Making it begins the store, or checks that what is there is of the same corpus and arguments. It
-    reads the whole corpus once, so that a bad line is reported before hours of work, and raises
-    UserError as `dump` does.
+    The constructor reads the whole corpus once, so that a bad line is reported before hours of
+    work. Then it creates the store, or compares an existing one with corpus and arguments. Raises
+    UserError like `dump`.
     """
 
     def __init__(
@@ -293,18 +287,20 @@ class _Filling:
         self._counters: Counter[str] = Counter()
         self._stop = threading.Event()
         try:
-            # the worker's own corpus has trusted the hashes of the store
+            # The worker's own corpus has trusted the hashes of the store; this one is compared.
             plan = replace(plan, corpus=open_corpus(plan.options))
             self._corpus = plan.corpus
             self._corpus.check()
             plan.check_growth()
             words = word_counts(plan)
-            self._taken, parts = parts_of(plan, self._counters, stop, say)
-            first = first_of(parts, plan, self._taken)
-            self._queued = self._queue.numbers()  # before the published: see `_offer`
-            self._writer = begin_store(plan, first, words, lease)
-            if self._taken:
-                self._taken.take(self._writer, stop.check)
+            self._takeover, parts = parts_of(plan, self._counters, stop, say)
+            first = first_of(parts, plan, self._takeover)
+            # Read before the published parts: a part that moves from the queue into the store in
+            # between is then found in one of them (`_offer`).
+            self._queued = self._queue.numbers()
+            self._writer = open_writer(plan, first, words, lease)
+            if self._takeover:
+                self._takeover.copy(self._writer, stop.check)
             self._queue.begin()
         except BaseException:
             lease.close()
@@ -315,14 +311,13 @@ class _Filling:
         )
 
     def ended(self) -> bool:
-        """Whether this process fills the queue no more. Raises what has ended it before the end of
-        the corpus."""
+        """Whether filling has ended. Raises the error that ended it, if any."""
         if self._done.done():
             self._done.result()
         return self._done.done()
 
     def close(self) -> None:
-        """Stop; another process may go on."""
+        """Stop filling; another process may continue."""
         self._stop.set()
         self._thread.shutdown()
 
@@ -333,14 +328,14 @@ class _Filling:
             try:
                 self._lease.check()
             except UserError as lost:
-                self._say(f"another process goes on cutting the corpus: {lost}")
+                self._say(f"another process continues to cut the corpus: {lost}")
                 return
             raise
         finally:
             self._lease.close()
 
     def _put_all(self, parts: Iterator[list[Window]]) -> None:
-        counts = Counter(self._taken.kept) if self._taken else Counter[str]()
+        counts = Counter(self._takeover.counts) if self._takeover else Counter[str]()
         for number, windows in enumerate(parts, counts["parts"]):
             while len(self._queue.numbers() - self._queue.leased()) >= self._ahead:
                 if self._stop.wait(POLL):
@@ -355,11 +350,8 @@ class _Filling:
         self._queue.end(counts, self._lease.token)
 
     def _offer(self, number: int, windows: list[Window], data: bytes) -> None:
-        """Put a part into the queue, or compare it with what was put there before, in this queue or
-        by now in the store.
-
-        A part leaves the queue when it is published, or if its bytes are damaged.
-        """
+        """Put a part into the queue; if an earlier run queued or published it, compare it."""
+        # A part leaves the queue when it is published, or if its bytes are damaged.
         before = self._queue.read(number) if number in self._queued else None
         published = self._writer.published
         if number in self._queued and before is None:

@@ -1,5 +1,5 @@
-"""Decides whether a dump may resume under other versions of the libraries: only if the teacher's
-numbers are the same."""
+"""Decides whether a dump may continue with other versions of the libraries: only if the teacher's
+output is the same."""
 
 from __future__ import annotations
 
@@ -21,71 +21,80 @@ from teachonce.support.installed import other_versions, version_words
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
 
-IDLE = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"})
-"""Fields of config.json that decide no number: the precision is an argument of a dump, the class of
-the model is a key of its identity. Hashes in stores leave out these, and no others."""
+# Fields of config.json that change no number: the precision is an argument of a dump, the class of
+# the model is a key of its identity. Hashes in stores leave out exactly these, so this set is part
+# of the format: another set would give finished and unfinished stores other hashes.
+UNHASHED = frozenset(
+    {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
+)
+# Top-level fields of config.json that may differ between two runs of a dump.
 HARMLESS = {
     name for some in FIELDS[CONFIG] if some.treatment == "harmless" for name in some.names
-} | IDLE
-"""Fields of config.json, not of the tables in it, that may differ between two runs of a dump."""
+} | UNHASHED
 SAMPLE = 16  # sequences that the teacher reads again
 
 
 def config_hash(config: bytes) -> str:
-    """Hash the fields of a config.json without those of IDLE: hexadecimal SHA-256."""
+    """Hash a config.json without the fields of UNHASHED: hexadecimal SHA-256."""
     return hashlib.sha256(
-        json.dumps(_deciding(json.loads(config)), sort_keys=True).encode()
+        json.dumps(_hashed_fields(json.loads(config)), sort_keys=True).encode()
     ).hexdigest()
 
 
-def _deciding(value: Any) -> Any:
+def _hashed_fields(value: Any) -> Any:
     if isinstance(value, list):
-        return [_deciding(each) for each in value]
+        return [_hashed_fields(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {name: _deciding(each) for name, each in value.items() if name not in IDLE}
+    return {name: _hashed_fields(each) for name, each in value.items() if name not in UNHASHED}
 
 
 def config_differences(
     then: Mapping[str, Any], now: Mapping[str, Any], other: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what differs between two config.json, without the fields of HARMLESS. Under `other`
-    versions of the libraries, fields that only one of the two has are left out: releases of
-    transformers add and drop fields with their defaults."""
-    for key, old, new in differences(_deciding(then), _deciding(now), "config"):
+    """Yield the differences between two config.json, without the fields of HARMLESS.
+
+    With `other` versions of the libraries, fields that only one of the files has are left out.
+    """
+    for key, old, new in differences(_hashed_fields(then), _hashed_fields(now), "config"):
         harmless = key.split(".")[1] in HARMLESS
+        # Releases of transformers add and drop fields with their defaults.
         if not (harmless or (other and ABSENT in (old, new))):
             yield key, old, new
 
 
-def idle(key: str, one_sided: bool, versions: Collection[str]) -> bool:
-    """Whether a difference between the facts of two dumps, made with other `versions` of some
-    libraries, decides no number: sequences and a sample of numbers are compared later."""
+def changes_no_value(key: str, one_sided: bool, versions: Collection[str]) -> bool:
+    """Whether dumps that differ in this key of their facts may still store the same values.
+
+    `versions` are the libraries whose versions differ; `one_sided` means that only one dump has the
+    key. Sequences and a sample of values are compared later.
+    """
     if key == "tokenizer_hash":
         return not {"tokenizers", "transformers"}.isdisjoint(versions)
     *above, field = key.split(".")
     return above[:1] == ["config"] and (
-        field in IDLE or key.split(".")[1] in HARMLESS or (one_sided and bool(versions))
+        field in UNHASHED or key.split(".")[1] in HARMLESS or (one_sided and bool(versions))
     )
 
 
-def identity_as_begun(
+def identity_as_stored(
     identity: dict[str, Any], files: Mapping[str, bytes], out: Path | str
 ) -> dict[str, Any]:
-    """Return the identity of a dump. If the store at `out` has hashes of another form of the same
-    config.json and tokenizer.json, the identity has these hashes: older releases of this software
-    hashed all fields of config.json, and libraries write fields of their own.
+    """Return the identity of a dump, with the hashes of the store at `out` if they stand for the
+    same teacher.
 
-    Raises UserError if only the configuration differs.
+    Hashes of one teacher differ because older releases of this software hashed all fields of
+    config.json, and because libraries add fields to config.json and tokenizer.json. Raises
+    UserError if the configuration differs but the weights are the same.
     """
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
-    begun = (attributes or {}).get("identity", {})
-    theirs, found = begun.get("teacher"), deepcopy(identity)
+    stored = (attributes or {}).get("identity", {})
+    theirs, found = stored.get("teacher"), deepcopy(identity)
     if attributes is None or not isinstance(theirs, dict):
         return identity
     versions = other_versions(attributes["software"])
     ours, config = found["teacher"], files["config.json"]
-    if theirs.get("config_hash") == hashlib.sha256(config).hexdigest():  # of all fields
+    if theirs.get("config_hash") == hashlib.sha256(config).hexdigest():  # an older release's hash
         ours["config_hash"] = theirs["config_hash"]
     elif theirs.get("config_hash") != ours["config_hash"]:
         differ = [*config_differences(_stored_config(out), json.loads(config), bool(versions))]
@@ -95,13 +104,13 @@ def identity_as_begun(
             more = f" ({version_words(versions)})" if versions else ""
             each = first_few([f"{key} is {old} there and {new} now" for key, old, new in differ])
             raise UserError(
-                f"{out}: is of a teacher with another config.json: {each}{more}; put that back to"
-                f" go on, or {ANOTHER}"
+                f"{out}: holds a dump of a teacher with another config.json: {each}{more}; restore"
+                f" that config.json to continue, or {ANOTHER}"
             )
     there = attributes["state"] == "sealed" or StoreWriter.published_counts(out)[0]
     if versions.keys() & {"tokenizers", "transformers"} and there:
-        # Each part that is there is compared with what the tokenizer gives now.
-        found["tokenizer_hash"] = begun.get("tokenizer_hash")
+        # Safe: `check_published` compares the tokens of each written part with the tokenizer's.
+        found["tokenizer_hash"] = stored.get("tokenizer_hash")
     return found
 
 
@@ -117,20 +126,20 @@ def _stored_config(out: Path | str) -> dict[str, Any]:
 def check_numbers(
     out: Path | str, grown_from: FeatureStore | None, teacher: Teacher, say: Callable[[str], object]
 ) -> None:
-    """Compare some sequences of the unfinished store, and of the one that it grows from, with what
-    the teacher gives, if they were made with other versions of the libraries.
+    """Compare a sample of the unfinished store, and of the store of --grow-from, with the teacher's
+    output, if they were written with other versions of the libraries.
 
-    Raises UserError, with the versions to install, if the numbers are others.
+    Raises UserError, with the versions to install, if the values differ.
     """
     attributes = StoreWriter.peek(out)
     if attributes is not None and other_versions(attributes["software"]):
         with closing(open_store(out, allow_partial=True)) as store:
-            _check(store, teacher, say)
+            _check_store(store, teacher, say)
     if grown_from is not None:
-        _check(grown_from, teacher, say)
+        _check_store(grown_from, teacher, say)
 
 
-def _check(store: FeatureStore, teacher: Teacher, say: Callable[[str], object]) -> None:
+def _check_store(store: FeatureStore, teacher: Teacher, say: Callable[[str], object]) -> None:
     versions = other_versions(store.meta["software"])
     if not versions or not len(store):
         return
@@ -141,8 +150,8 @@ def _check(store: FeatureStore, teacher: Teacher, say: Callable[[str], object]) 
         install = " ".join(f"{name}=={then}" for name, (then, _) in versions.items())
         raise UserError(
             f"{store.path}: the teacher gives other numbers with other versions"
-            f" ({version_words(versions)}): {first_few(problems)}; go on with those of then"
-            f" (pip install {install}), or {ANOTHER}"
+            f" ({version_words(versions)}): {first_few(problems)}; install the earlier versions to"
+            f" continue (pip install {install}), or {ANOTHER}"
         )
     some = counted(min(SAMPLE, len(store)), "sequence")
     named = version_words(versions)

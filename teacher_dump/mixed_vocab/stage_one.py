@@ -24,7 +24,7 @@ from teachonce.support.differences import check_same, differences
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.job.dump import DumpSummary, check_begun, dump, kept
+from teachonce.teacher_dump.job.dump import DumpSummary, check_existing, dump, written_line
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.job.plan import StageOne, window_length
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
@@ -58,7 +58,7 @@ def mixed_vocab(
     from teachonce.training.ranks import joined
 
     with stoppable(lambda: _kept(options)) as stop:
-        check_begun(options.dump)
+        check_existing(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
@@ -79,7 +79,7 @@ def _kept(options: MixedVocabOptions) -> str:
     path = options.checkpoint()
     if path.exists():
         return f"{path}: the training is saved there; the same command goes on"
-    return kept(options.dump.out)
+    return written_line(options.dump.out)
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:

@@ -21,7 +21,7 @@ Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]
 
 
 @dataclass
-class Known:
+class BatchOutput:
     """The teacher's output for B sequences with N tokens in all: float32, without padding."""
 
     sequences: Array  # [B] numbers in the part
@@ -33,10 +33,10 @@ class Known:
     of_sequences: bool = False
     vectors: Array | None = None  # [B,W]
 
-    def of(self, chosen: Array) -> Known:
+    def of(self, chosen: Array) -> BatchOutput:
         """Keep some of the sequences: `chosen` is bool [B]."""
         tokens = np.repeat(chosen, self.lengths)
-        return Known(
+        return BatchOutput(
             self.sequences[chosen],
             self.lengths[chosen],
             {name: states[tokens] for name, states in self.hidden.items()},
@@ -76,7 +76,7 @@ def forward(
     first_sequence: int,
     tally: Counter[str],
     logits: Logits | None = None,
-) -> Iterator[Known]:
+) -> Iterator[BatchOutput]:
     """Run batches (numbers of `windows`) over token ids `inputs`; every sequence comes once.
 
     A batch that memory does not hold is halved until it fits. Sequences with NaN or infinity are
@@ -135,7 +135,7 @@ def _run(
     batch: Array,
     logits: Logits | None,
     wide: bool,
-) -> Known | None:
+) -> BatchOutput | None:
     """Run one batch; None if memory does not hold it."""
     try:
         with ExitStack() as stack:
@@ -157,7 +157,7 @@ def _run(
                 for name, maps in got.attention.items()
             }
             vectors = None if got.vectors is None else got.vectors.cpu().numpy()
-            return Known(batch, lengths, hidden, attention, read, of_sequences, vectors)
+            return BatchOutput(batch, lengths, hidden, attention, read, of_sequences, vectors)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

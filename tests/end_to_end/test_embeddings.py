@@ -34,7 +34,9 @@ def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
     corpus.write_text("\n".join([*ENGLISH, " ".join(ENGLISH), "", "\u200b"]), encoding="utf-8")
     words = ("--model", teacher, "--corpus", corpus, "--out", out, "--head", "embedding")
     told = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
-    says(told, "embedding 32 wide (mean, length 1, prompt 'find: '), hidden none, attention none")
+    says(
+        told, "embedding of width 32 (mean, length 1, prompt 'find: '), hidden none, attention none"
+    )
     says(told, "1 of 14 texts longer than the window (--max-length) and cut: 41.8%", "1 empty line")
     store = open_store(out)
     assert [r.text for r in store][: len(ENGLISH)] == [f"find: {text}" for text in ENGLISH]
@@ -107,13 +109,13 @@ def test_it_goes_on_after_a_stop(
 @pytest.mark.parametrize(
     "words, told",
     (
-        (("--logits", "topk:4"), "--logits topk:4: with --head embedding no LM head is read"),
+        (("--logits", "topk:4"), "--logits topk:4: --head embedding reads no LM head"),
         (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
         (
             ("--label-column", "x"),
             "--label-column x: labels are stored with the logits of a classification",
         ),
-        (("--text-column", "a,b"), "pairs of texts are for a classification head"),
+        (("--text-column", "a,b"), "pairs of texts need a classification head"),
         (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
         (("--prompt", "title"), "has no such prompt; it has: document, query"),
         (("--head", "none", "--pooling", "max"), "--pooling max: for vectors of texts"),
@@ -132,7 +134,7 @@ def test_no_pooling_and_none_asked_for(tiny_teacher: TinyTeacher, tmp_path: Path
     given = ("--model", base, "--corpus", corpus, "--out", tmp_path / "a.zarr")
     says(refused(teacher_dump, *given, "--head", "embedding"), "no pooling in it", "give --pooling")
     told = ok(teacher_dump, *given, "--head", "embedding", "--pooling", "cls", "--device", "cpu")
-    says(told, "embedding 32 wide (cls)")
+    says(told, "embedding of width 32 (cls)")
     assert open_store(tmp_path / "a.zarr").identity["arguments"]["pooling"] == "cls"
     ok(feature_store, "verify", tmp_path / "a.zarr", "--model", base, "--device", "cpu")
 

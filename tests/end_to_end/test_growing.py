@@ -29,7 +29,7 @@ from teachonce.support.cache_folder import cache_folder
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import part_writing
-from teachonce.teacher_dump.job.growing import _both
+from teachonce.teacher_dump.job.growing import _match_hashes
 from teachonce.teacher_dump.job.options import Shard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
@@ -306,19 +306,23 @@ def test_what_cannot_grow(
     from_it = ("--grow-from", store)
     features = ("--hidden", "mean,groups:2")
     line = refused(teacher_dump, "--model", tiny_teacher("distilbert"), *words, *from_it, *features)
-    says(line, f"--grow-from {store}: was made by another teacher or other options", "weights_hash")
+    says(
+        line,
+        f"--grow-from {store}: was made by another teacher or with other options",
+        "weights_hash",
+    )
     line = refused(teacher_dump, "--model", teacher, *words, *from_it)
-    says(line, "other options: features.hidden is", "give those of that store")
+    says(line, "other options: features.hidden is", "use the store's teacher and options")
     line = refused(teacher_dump, "--model", teacher, *words, *from_it, *features, "--seed", 3)
     says(line, "arguments.seed is '0' there and '3' now")
     line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", tmp_path / "no.zarr")
     says(line, "no.zarr: no such file or folder")
     line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", out)
-    says(line, "is --out, too, and a finished store is not changed")
+    says(line, "is also --out, and a finished store is not changed")
     line = refused(teacher_dump, "--model", teacher, *words, *from_it, "--plan")
     says(line, "--plan and --grow-from")
     line = refused(teacher_dump, "--model", teacher, *words, "--gone", "keep")
-    says(line, "--gone keep", "add --grow-from")
+    says(line, "--gone keep", "needs the store of --grow-from")
     begun = shutil.copytree(store, tmp_path / "begun.zarr")
     node = begun / "zarr.json"
     node.write_text(node.read_text("utf-8").replace('"sealed"', '"writing"'), "utf-8")
@@ -333,7 +337,7 @@ def test_what_cannot_grow(
     again = ("--corpus", grown, "--out", store, "--logits", "topk:8", "--device", "cpu")
     small = ("--batch-tokens", 512)
     line = refused(teacher_dump, "--model", teacher, *again, *features, *small)
-    says(line, "made by other arguments: identity.arguments.part_tokens")
+    says(line, "finished with other arguments: identity.arguments.part_tokens")
 
 
 def test_forgetting_by_text(
@@ -377,7 +381,7 @@ def test_forgetting_by_text(
     st.lists(st.integers(0, 3), max_size=12).map(np.array),
 )
 def test_equal_documents_are_paired_once(stored: Array, corpus: Array) -> None:
-    old, new = _both(stored.astype("S16"), corpus.astype("S16"))
+    old, new = _match_hashes(stored.astype("S16"), corpus.astype("S16"))
     both = Counter(stored.tolist()) & Counter(corpus.tolist())
     assert Counter(stored[old].tolist()) == both
     assert Counter(corpus[~new].tolist()) == both

@@ -59,7 +59,7 @@ def test_vectors_of_one_text_beside_the_other(teacher: Path, table: Path, tmp_pa
     out = tmp_path / "a.zarr"
     words = (*typed(teacher, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
     told = ok(teacher_dump, *words, "--prompt", "query")
-    says(told, "embedding 32 wide (mean, length 1, prompt 'find: ', of column en)")
+    says(told, "embedding of width 32 (mean, length 1, prompt 'find: ', of column en)")
     store = open_store(out)
     assert list(store.texts()) == [f"find: {ru}" for _, ru in PAIRS]
     english = library(teacher, [en for en, _ in PAIRS], prompt_name="query")
@@ -113,11 +113,11 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
 @pytest.mark.parametrize(
     "words, told",
     (
-        (("--student-column", "en"), "--student-column en: is the teacher's, too; name another"),
+        (("--student-column", "en"), "--student-column en: is also the teacher's column; name"),
         (("--student-column", "sk"), "give one of them as --student-column"),
         (("--student-column", "sk"), "no column 'sk'; its columns are 'ru', 'en'"),
-        (("--student-column", "ru", "--hidden", "mean"), "keep vectors alone: --head embedding"),
-        (("--student-column", "ru", "--views", "2"), "a masked word of one is none of the other"),
+        (("--student-column", "ru", "--hidden", "mean"), "store vectors only: --head embedding"),
+        (("--student-column", "ru", "--views", "2"), "the same words cannot be masked in both"),
         (("--student-column", "ru", "--grow-from", "b.zarr"), "leave --grow-from out"),
         (("--student-column", "ru", "--head", "none", "--hidden", "mean"), "add --head embedding"),
     ),

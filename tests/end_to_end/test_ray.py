@@ -26,9 +26,9 @@ from teachonce.support.lease import Lease
 from teachonce.support.ray_cluster import Home, places_of
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
-from teachonce.teacher_dump.job.on_ray import Task, driven, share_on_ray, worker
+from teachonce.teacher_dump.job.on_ray import WorkerJob, driver_path, share_on_ray, worker
 from teachonce.teacher_dump.job.options import DumpOptions, Shard
-from teachonce.teacher_dump.job.sharing import Shared
+from teachonce.teacher_dump.job.sharing import ProcessSummary
 from tests.end_to_end.support import dump_options, refused, says, write_corpus
 from tests.support.leased import held
 
@@ -82,7 +82,7 @@ def free_port() -> int:
         (("--ray", "ray://host:1"), "--ray ray://host:1: expected HOST:PORT"),
         (("--ray", "host"), "--ray host: expected HOST:PORT"),
         (("--ray", "--shard", "0/2"), "--shard 0/2 and --ray contradict each other"),
-        (("--ray-gpus", "0.5"), "--ray-gpus 0.5: for workers of Ray; add --ray"),
+        (("--ray-gpus", "0.5"), "--ray-gpus 0.5: applies to workers of Ray; add --ray"),
         (("--ray", "local", "--ray-gpus", "1.5"), "expected a share of one GPU, or whole GPUs"),
         (("--ray", "--ray-gpus", "-1"), "--ray-gpus -1: expected 0 or more"),
     ],
@@ -112,25 +112,25 @@ def test_an_address_that_does_not_answer(options: DumpOptions) -> None:
 
 
 def test_there_is_one_driver_at_a_time(options: DumpOptions) -> None:
-    with held(driven(place(options))):
+    with held(driver_path(place(options))):
         line = refused(teacher_dump, *words_of(options, "--ray", "local"))
-    says(line, "another `teacher-dump --ray` makes it already", "another process is writing it")
+    says(line, "another `teacher-dump --ray` writes it", "another process is writing it")
 
 
 @pytest.fixture
-def task(options: DumpOptions) -> Iterator[Task]:
-    lease = Lease(driven(place(options)))
-    yield Task(options, Home.here(driven(place(options)), lease))
+def task(options: DumpOptions) -> Iterator[WorkerJob]:
+    lease = Lease(driver_path(place(options)))
+    yield WorkerJob(options, Home.here(driver_path(place(options)), lease))
     lease.close()
 
 
 def test_a_worker_with_other_software_or_another_disk_is_refused(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: WorkerJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(**changes: Any) -> str:
         options = changes.pop("options", task.options)
-        home = replace(task.home, **{"driven": driven(place(options)), **changes})
-        found = worker(Task(options, home), Shard(0, 1))
+        home = replace(task.home, **{"driven": driver_path(place(options)), **changes})
+        found = worker(WorkerJob(options, home), Shard(0, 1))
         assert isinstance(found, str) and "\n" not in found
         return found
 
@@ -145,17 +145,17 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
     assert StoreWriter.peek(task.options.out) is None
 
 
-def test_a_worker_with_another_corpus_or_a_wrong_clock(task: Task) -> None:
+def test_a_worker_with_another_corpus_or_a_wrong_clock(task: WorkerJob) -> None:
     """A clock that is an hour ahead changes nothing: silence is measured by the file system's."""
     now = time.time
     with mock.patch("time.time", lambda: now() + 3600):
         done = worker(task, Shard(0, 1))
-    assert isinstance(done, Shared) and done.store and done.parts == done.store.parts > 2
+    assert isinstance(done, ProcessSummary) and done.store and done.parts == done.store.parts > 2
     corpus = Path(task.options.corpus[0])
     corpus.write_text(corpus.read_text() + "One more.\n")
     found = worker(task, Shard(0, 1))
     assert isinstance(found, str)
-    says(found, f"{socket.gethostname()}: ", "made by other arguments", "bytes is")
+    says(found, f"{socket.gethostname()}: ", "finished with other arguments", "bytes is")
 
 
 def test_places_of_a_node() -> None:
@@ -202,7 +202,7 @@ def test_what_a_worker_refuses_is_one_line_here(options: DumpOptions, ray: Ray) 
     assert finish(driver) == 1
     lines = [line for line in ray.log.read_text().splitlines() if line.startswith("Error")]
     assert len(lines) == 1 and "Traceback" not in ray.log.read_text()
-    says(lines[0], "a worker on ", "made by other arguments", "max_length")
+    says(lines[0], "a worker on ", "finished with other arguments", "max_length")
 
 
 @pytest.mark.apart
@@ -215,7 +215,7 @@ def test_ctrl_c_on_a_cluster_of_this_machine_alone(options: DumpOptions, tmp_pat
         time.sleep(0.01)
     os.kill(driver.pid or 0, signal.SIGINT)
     assert finish(driver) == 130, log.read_text()
-    says(log.read_text(), "Stopped: ", "kept; the same command goes on there")
+    says(log.read_text(), "Stopped: ", "written; run the same command to continue")
     said: list[str] = []
     done, before = share_on_ray(replace(options, ray="local"), said.append)
     assert done.store and before < done.store.parts

@@ -100,7 +100,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
         assert f"{tmp_path / name}: was finished before, by the same command" in said
         assert said.splitlines()[-1] == first.splitlines()[-1]
         line = refused(teacher_dump, *words, "--views", 3)
-        assert "is finished, made by other arguments: views is '2' there and '3' now" in line
+        assert "was finished with other arguments: views is '2' there and '3' now" in line
         line = refused(teacher_dump, *words, "--views", 2, "--hidden", "none")
         assert "features.hidden" in line and "give another name" in line
         assert tree(tmp_path) == before

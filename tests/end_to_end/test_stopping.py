@@ -64,15 +64,16 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
     os.kill(early.pid or 0, number)
     assert finish(early) == CODES[number]
     assert (
-        last_line(log) == f"Stopped: {store}: nothing is written yet; the same command begins anew"
+        last_line(log)
+        == f"Stopped: {store}: nothing is written yet; the same command starts from the beginning"
     )
     stopped = fork(in_small_parts, *dump, log=log)
     wait_for(lambda: parts_of(store) > 1)
     os.kill(stopped.pid or 0, number)
     assert finish(stopped) == CODES[number]
     found = re.fullmatch(
-        rf"Stopped: {store}: (\d+) parts? with ([\d,]+) tokens kept; "
-        "the same command goes on there",
+        rf"Stopped: {store}: (\d+) parts? with ([\d,]+) tokens written; "
+        "run the same command to continue",
         last_line(log),
     )
     assert found and int(found[1]) == parts_of(store)
@@ -173,7 +174,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
 
     monkeypatch.setattr(sequences, "iter_windows", stopped_at_10)
     result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
-    assert result.exit_code == 130 and "begins anew" in result.output
+    assert result.exit_code == 130 and "starts from the beginning" in result.output
     assert cut < 15
 
 

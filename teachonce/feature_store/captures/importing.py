@@ -31,7 +31,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.installed import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Document
-from teachonce.teacher_dump.job.dump import check_finished, kept
+from teachonce.teacher_dump.job.dump import check_finished, written_line
 from teachonce.teacher_dump.job.options import DEFAULT_MAX_LENGTH
 from teachonce.teacher_dump.job.parts import gathered
 
@@ -105,7 +105,7 @@ def import_capture(
 
     Raises UserError for bad input, StoreError for a store that is damaged, Stopped after a signal.
     """
-    with stoppable(lambda: kept(options.target)) as stop:
+    with stoppable(lambda: written_line(options.target)) as stop:
         stored = StoreWriter.finished(options.target)
         if stored is None:
             StoreWriter.check_writable(options.target)

@@ -75,7 +75,7 @@ def test_parts_of_other_sequences_are_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(sequences, "iter_windows", others)
-        with pytest.raises(UserError, match=r"part 0, published before, is of other sequences"):
+        with pytest.raises(UserError, match=r"part 0, published before, holds other sequences"):
             dump(options)
     assert StoreWriter.peek(options.out) is not None
     done = dump(options)

@@ -23,12 +23,12 @@ OUT = Path("store.zarr")
     [
         ({"views": 0}, "--views 0: expected at least 1"),
         ({"codec": "tiny"}, "--codec tiny: expected one of default, exact, small"),
-        ({"mask_words": "rare"}, "--mask-words rare: in view 0, the only one"),
-        ({"logits": "none", "hidden": "none", "attention": "none"}, "hold nothing of the"),
+        ({"mask_words": "rare"}, "--mask-words rare: no word is masked in view 0"),
+        ({"logits": "none", "hidden": "none", "attention": "none"}, "hold no output of the"),
         ({"head": "causal", "logits": "none"}, "--head causal and --logits none contradict"),
         ({"head": "causal", "views": 2}, "--views 2: a causal head reads no masked words"),
         ({"head": "classification", "stride": 3}, "--stride 3: for a classification head"),
-        ({"head": "tagging", "logits": "head"}, "--logits head: such tiers are for a vocabulary"),
+        ({"head": "tagging", "logits": "head"}, "--logits head: applies to the logits of a"),
         ({"head": "mlm", "label_column": "x"}, "--label-column x: labels are stored with"),
     ],
 )
@@ -78,7 +78,7 @@ def test_mixed_vocab_takes_no_option_of_a_dump_alone() -> None:
 
 def test_options_before_the_word_mixed_vocab_are_refused() -> None:
     line = refused(main, "--model", "m", "--out", OUT, "mixed-vocab", "--width", "8")
-    assert "give the options behind the word mixed-vocab" in line
+    assert "give the options after the word mixed-vocab" in line
     assert "--width" in ok(main, "mixed-vocab", "--help")
 
 

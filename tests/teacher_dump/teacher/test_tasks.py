@@ -23,7 +23,7 @@ from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.cli import main
 from teachonce.teacher_dump.comparison import rerun
-from teachonce.teacher_dump.teacher.forward import Known
+from teachonce.teacher_dump.teacher.forward import BatchOutput
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS, spans_of
@@ -301,7 +301,7 @@ def test_sequences_of_a_batch_are_told_apart() -> None:
         (True, np.array([[1.0, 2], [np.nan, 2], [3, 4]]), 1),
         (False, np.array([[0.0, 1], [1, 1], [2, 1], [3, 1], [4, np.inf], [5, 1]]), 2),
     ):
-        known = Known(
+        known = BatchOutput(
             np.array([7, 8, 9]), np.array([1, 2, 3]), {"h": states}, {"a": maps}, (logits,),
             of_sequences,
         )  # fmt: skip
