@@ -4,10 +4,12 @@ numpy only; knows no store and no model. Batches are flat: the tokens of all seq
 other, with the start of each sequence, and offsets in characters (Unicode code points) of its text.
 
     text.py         FlatText: the characters of a batch; Tokens: its tokens; AlignmentError
-    strategies.py   Alignment: pairs of runs of tokens; align_match, align_span, align_reduce
+    strategies.py   Alignment: pairs of runs of tokens; align_match, align_span, align_bytes,
+                    align_reduce
                     Tokenizations: a batch of texts in both tokens, aligned by a strategy's name
     vocabulary.py   Vocabulary: the pieces of a tokenizer.json without their marks (##, Ġ, ▁, </w>)
     normalisers.py  the normalisers of a tokenizer.json
+    byte_edges.py   where tokens end in the UTF-8 of a text, for align_bytes
     mapping.py      VocabularyMap: teacher id -> the student's same piece, or its split
 
 The text `story.`, teacher pieces `story | .`, student pieces `sto | ##ry | .`:
@@ -52,6 +54,7 @@ from teachonce.align.strategies import (
     Alignment,
     Reduced,
     Tokenizations,
+    align_bytes,
     align_match,
     align_reduce,
     align_span,
@@ -68,6 +71,7 @@ __all__ = [
     "Tokens",
     "Vocabulary",
     "VocabularyMap",
+    "align_bytes",
     "align_match",
     "align_reduce",
     "align_span",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from teachonce.align.byte_edges import PieceBytes
 from teachonce.align.normalisers import Normaliser, normaliser_of
 from teachonce.align.text import Booleans
 from teachonce.align.vocabulary import Piece, Vocabulary, isolated
@@ -28,12 +29,15 @@ class VocabularyMap:
     leaves nothing.
     unknown: bool [V], tokens that cannot be split. They become the student's unk, or nothing if it
     has none.
+    teacher_bytes, student_bytes: the bytes of both vocabularies' pieces.
     """
 
     match: NDArray[np.int32]
     split_start: NDArray[np.int64]
     split_ids: NDArray[np.int32]
     unknown: Booleans
+    teacher_bytes: PieceBytes
+    student_bytes: PieceBytes
 
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
@@ -60,7 +64,8 @@ class VocabularyMap:
             splits.append(_unknown(student) if split is None else split)
         start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
-        return cls(match, start, ids, unknown)
+        own, theirs = PieceBytes.of(teacher), PieceBytes.of(student)
+        return cls(match, start, ids, unknown, own, theirs)
 
     def split(self, token: int) -> NDArray[np.int32]:
         """Return the student ids of one teacher token."""

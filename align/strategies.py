@@ -1,5 +1,5 @@
-"""Alignments, and the strategies `match`, `span` and `reduce` over flat batches, without a loop per
-token."""
+"""Alignments, and the strategies `match`, `span`, `bytes` and `reduce` over flat batches, without a
+loop per token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from teachonce.align.byte_edges import shared_runs
 from teachonce.align.mapping import VocabularyMap
 from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens
 from teachonce.support.arrays import ranges, starts
@@ -85,21 +86,25 @@ class _Spans:
 
     @classmethod
     def of(cls, text: FlatText, tokens: Tokens, side: str) -> _Spans:
-        if len(tokens) != len(text):
-            raise AlignmentError(f"{side}: {len(tokens)} sequences for {len(text)} texts")
+        _check_offsets(text, tokens, side, ~tokens.special)
         counts = np.diff(tokens.start).astype(np.int64)
-        begin = tokens.offsets[:, 0].astype(np.int64)
-        end = tokens.offsets[:, 1].astype(np.int64)
-        wrong = (begin < 0) | (end < begin) | (end > np.repeat(np.diff(text.start), counts))
-        wrong &= ~tokens.special
-        if wrong.any():
-            raise _outside(text, tokens, side, int(wrong.argmax()))
+        begin, end = tokens.offsets.astype(np.int64).T
         token = np.flatnonzero((end > begin) & ~tokens.special)
         shift = np.repeat(text.start[:-1], counts)[token]
         begin, end = begin[token] + shift, end[token] + shift
         _trim(text, begin, end)
         # Runs must be contiguous: a token that steps back in the text reaches over those before it.
         return cls(token, begin, end, np.maximum.accumulate(end))
+
+
+def _check_offsets(text: FlatText, tokens: Tokens, side: str, some: Booleans) -> None:
+    if len(tokens) != len(text):
+        raise AlignmentError(f"{side}: {len(tokens)} sequences for {len(text)} texts")
+    lengths = np.repeat(np.diff(text.start), np.diff(tokens.start))
+    begin, end = tokens.offsets[:, 0].astype(np.int64), tokens.offsets[:, 1].astype(np.int64)
+    wrong = some & ((begin < 0) | (end < begin) | (end > lengths))
+    if wrong.any():
+        raise _outside(text, tokens, side, int(wrong.argmax()))
 
 
 def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> AlignmentError:
@@ -181,6 +186,28 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     special = _holds_special(teacher, t_first, t_end) | _holds_special(student, s_first, s_end)
     pure = np.flatnonzero(~special)
     return Alignment(_pairs(t_first[pure], t_end[pure]), _pairs(s_first[pure], s_end[pure]))
+
+
+def align_bytes(
+    text: FlatText, teacher: Tokens, student: Tokens, vocabulary: VocabularyMap
+) -> Alignment:
+    """Pair the smallest runs of tokens that cover the same UTF-8 bytes, nothing trimmed.
+
+    A cut is a byte at which a token of both sides ends, or the start of a text; the tokens between
+    two neighbouring cuts are a pair. So the tokens behind a cut are predicted at the same place by
+    a model that reads from left to right, and cuts may lie inside a character. Ends come from
+    offsets and the bytes of pieces (`align.byte_edges.token_ends`). A special token that covers
+    characters ends a run and is in none.
+
+    Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
+    """
+    _check_ids(teacher, vocabulary)
+    for side, tokens in (("teacher", teacher), ("student", student)):
+        covers = tokens.offsets[:, 1] > tokens.offsets[:, 0]
+        _check_offsets(text, tokens, side, ~tokens.special | covers)
+    pieces = vocabulary.teacher_bytes, vocabulary.student_bytes
+    t, s = shared_runs(text, teacher, student, pieces)
+    return Alignment(t.astype(np.int32), s.astype(np.int32))
 
 
 def align_match(
@@ -294,7 +321,10 @@ class Tokenizations:
             case "match":
                 pairs = align_match(self.text, self.teacher, self.student, self.vocabulary)
                 return self.student, pairs
+            case "bytes":
+                pairs = align_bytes(self.text, self.teacher, self.student, self.vocabulary)
+                return self.student, pairs
             case "reduce":
                 reduced = align_reduce(self.teacher, self.vocabulary, self.max_length)
                 return reduced.tokens, reduced.alignment
-        raise AlignmentError(f"strategy: expected span, match or reduce, got {strategy!r}")
+        raise AlignmentError(f"strategy: expected span, match, bytes or reduce, got {strategy!r}")

@@ -8,6 +8,7 @@ from teachonce.align import Tokenizations as Tokenizations
 from teachonce.align import Tokens as Tokens
 from teachonce.align import Vocabulary as Vocabulary
 from teachonce.align import VocabularyMap as VocabularyMap
+from teachonce.align import align_bytes as align_bytes
 from teachonce.align import align_match as align_match
 from teachonce.align import align_reduce as align_reduce
 from teachonce.align import align_span as align_span

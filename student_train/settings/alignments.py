@@ -39,6 +39,10 @@ ALIGNMENTS = {
         pool="sum",
         pools_logits=True,
     ),
+    "bytes": Strategy(
+        "the smallest runs of tokens that cover the same bytes, blanks included",
+        predicted="first",
+    ),
 }
 """By name, in the order of `--help`."""
 

@@ -1,0 +1,216 @@
+"""The alignment `bytes`: the places in the UTF-8 of a text at which tokens end, and the runs of
+tokens between the ends that both tokenizations share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teachonce.align.text import Booleans, FlatText, Tokens
+from teachonce.align.vocabulary import Vocabulary
+from teachonce.support.arrays import ranges, starts
+
+Index = NDArray[np.int64]
+Octets = NDArray[np.uint8]
+BLANK = ord(" ")
+NO_EDGE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceBytes:
+    """Holds the UTF-8 of the V pieces of a vocabulary, each with the blank before it.
+
+    Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], how
+    many blanks end it.
+    """
+
+    start: Index
+    flat: Octets
+    blanks: Index
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> PieceBytes:
+        written = [b" " * piece.begins + piece.text for piece in vocabulary.pieces]
+        if vocabulary.marks.style != "blank":  # whether a piece begins a word is no byte of it
+            written = [piece.text for piece in vocabulary.pieces]
+        blanks = [len(piece) - len(piece.rstrip(b" ")) for piece in written]
+        return cls(
+            starts([len(piece) for piece in written]),
+            np.frombuffer(b"".join(written), np.uint8),
+            np.array(blanks, np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextBytes:
+    """Holds the UTF-8 of B joined texts of C characters, one unused byte after each text.
+
+    of_character: int64 [C + 1], where each character begins. start: int64 [B + 1], where each text
+    begins. flat: uint8. The unused byte makes the end of a text and the start of the next two
+    different places.
+    """
+
+    of_character: Index
+    start: Index
+    flat: Octets
+
+    @classmethod
+    def of(cls, text: FlatText) -> TextBytes:
+        points = text.codepoints
+        sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000).astype(np.int64)
+        place = starts(sizes)
+        raw = points.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "surrogatepass")
+        begin = place[text.start] + np.arange(len(text.start))
+        flat = np.zeros(len(raw) + len(text), np.uint8)
+        unused = begin[1:] - 1
+        used = np.ones(len(flat), bool)
+        used[unused] = False
+        flat[used] = np.frombuffer(raw, np.uint8)
+        return cls(place, begin, flat)
+
+
+def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceBytes) -> Index:
+    """Find the byte at which each token ends: int64 [N], places in `octets.flat`, or NO_EDGE.
+
+    A token begins where the one before it ended: characters that a normaliser dropped, and blanks
+    that `trim_offsets` took off, belong to the token behind them, or to the piece that is written
+    with them. NO_EDGE: special tokens without characters, and tokens that end inside a character of
+    which the pieces are not the bytes (a normaliser changed it).
+    """
+    lengths = np.diff(tokens.start).astype(np.int64)
+    sequence = np.repeat(np.arange(len(lengths)), lengths)
+    begin, end = tokens.offsets.astype(np.int64).T
+    counted = np.flatnonzero(~tokens.special | (end > begin))
+    sequence = sequence[counted]
+    shift = text.start[:-1][sequence]
+    begin, end = begin[counted] + shift, end[counted] + shift
+    ends = np.full(len(tokens.ids), NO_EDGE, np.int64)
+    if not len(counted):
+        return ends
+    # Tokens that share a character are a group; `reach` is monotone if one steps back in the text.
+    reach = np.maximum.accumulate(end)
+    final = np.ones(len(counted), bool)
+    final[:-1] = (begin[1:] >= reach[:-1]) | (sequence[1:] != sequence[:-1])
+    ids = tokens.ids[counted].astype(np.int64)
+    place = octets.of_character[reach] + sequence
+    place = _untrimmed(place, octets, pieces.blanks[ids], sequence)
+    found = np.where(final, place, NO_EDGE)
+    if not final.all():
+        _inside_characters(found, final, ids, octets, pieces)
+    ends[counted] = found
+    return ends
+
+
+def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) -> Index:
+    """Add the blanks that end a piece where its offsets leave them out (`trim_offsets`)."""
+    some = np.flatnonzero(blanks)
+    if not len(some):
+        return place
+    end = place[some]
+    number = np.arange(1, len(octets.flat) + 1)
+    solid = np.maximum.accumulate(np.where(octets.flat == BLANK, 0, number))
+    before = end - np.where(end > 0, solid[end - 1], 0)  # blanks right before the end
+    missing = np.maximum(blanks[some] - before, 0)
+    behind = end + missing
+    # Only as far as blanks follow: the unused byte after each text is none.
+    trimmed = (behind < octets.start[1:][sequence[some]]) & (solid[behind - 1] <= end)
+    found = place.copy()
+    found[some[trimmed]] = behind[trimmed]
+    return found
+
+
+def _inside_characters(
+    found: Index, final: Booleans, ids: Index, octets: TextBytes, pieces: PieceBytes
+) -> None:
+    """Set, in place, the ends of tokens that share a character with the next one.
+
+    They are counted back from the end of the group by the lengths of the pieces behind them, and
+    believed as far as those pieces are the bytes of the text.
+    """
+    group = np.append(0, np.cumsum(final)[:-1])
+    size = pieces.start[ids + 1] - pieces.start[ids]
+    done = np.cumsum(size)
+    last = np.flatnonzero(final)[group]  # of each token's group
+    place = found[last] - (done[last] - done)
+    # Tokens behind another one of their group: their bytes must be those of the text.
+    behind = np.flatnonzero(~final) + 1
+    from_text = ranges(place[behind] - size[behind], size[behind])
+    from_piece = ranges(pieces.start[ids[behind]], size[behind])
+    inside = (from_text >= 0) & (from_text < len(octets.flat))
+    same = inside & (octets.flat[np.where(inside, from_text, 0)] == pieces.flat[from_piece])
+    wrong = np.zeros(len(ids), np.int64)
+    bounds = starts(~same)[starts(size[behind])]
+    wrong[behind] = (np.diff(bounds) > 0).astype(np.int64)
+    # How many wrong pieces come behind each token in its group.
+    before = np.cumsum(wrong)
+    good = ~final & (before[last] == before)
+    found[good] = place[good]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """Holds the N tokens of one side by the bytes at which they end.
+
+    ends: see `token_ends`. begin: int64 [N], the end before each token, or the start of its text.
+    """
+
+    tokens: Tokens
+    ends: Index
+    begin: Index
+
+    @classmethod
+    def of(cls, text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceBytes) -> _Side:
+        ends = token_ends(text, octets, tokens, pieces)
+        lengths = np.diff(tokens.start)
+        # The starts of texts ascend, so one running maximum serves all of them.
+        known = np.maximum(ends, np.repeat(octets.start[:-1], lengths))
+        begin = np.empty_like(known)
+        begin[1:] = np.maximum.accumulate(known)[:-1]
+        first = tokens.start[:-1][lengths > 0]
+        begin[first] = octets.start[:-1][lengths > 0]
+        return cls(tokens, ends, begin)
+
+    def runs(self, cuts: Index) -> Index:
+        """Return the half-open run of tokens between each cut and the next: int64 [cuts, 2]. It is
+        empty where there is none, or a special token is among them."""
+        text = ~self.tokens.special
+        special = self.tokens.special & (self.ends != NO_EDGE)
+        between = np.searchsorted(cuts, self.begin, "right") - 1
+        runs = np.zeros((len(cuts), 2), np.int64)
+        token = np.flatnonzero(text)
+        group = between[token]
+        head = np.ones(len(group), bool)
+        head[1:] = group[1:] != group[:-1]
+        first = np.flatnonzero(head)
+        last = np.append(first[1:], len(group))[: len(first)] - 1
+        runs[group[first], 0] = token[first]
+        runs[group[first], 1] = token[last] + 1
+        runs[between[special]] = 0  # a run that holds one stands for other bytes
+        return runs
+
+
+def shared_runs(
+    text: FlatText, teacher: Tokens, student: Tokens, pieces: tuple[PieceBytes, PieceBytes]
+) -> tuple[Index, Index]:
+    """Return the runs of tokens between neighbouring shared ends, of the teacher and the student:
+    int64 [G, 2] each."""
+    octets = TextBytes.of(text)
+    sides = [
+        _Side.of(text, octets, tokens, own)
+        for tokens, own in zip((teacher, student), pieces, strict=True)
+    ]
+    shared = np.ones(len(octets.flat) + 1, bool)
+    for side in sides:
+        marked = np.zeros(len(shared), bool)
+        marked[side.ends[side.ends != NO_EDGE]] = True
+        shared &= marked
+    shared[octets.start] = True
+    cuts = np.flatnonzero(shared)
+    runs = [side.runs(cuts) for side in sides]
+    # What begins at the last cut of a text ends at none.
+    closed = np.ones(len(cuts), bool)
+    closed[np.searchsorted(cuts, octets.start[1:]) - 1] = False
+    some = closed & (runs[0][:, 1] > 0) & (runs[1][:, 1] > 0)
+    return runs[0][some], runs[1][some]
