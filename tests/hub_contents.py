@@ -71,6 +71,7 @@ class Hub:
     xet: Path | None = None  # folder of the content-addressed storage; without it LFS is spoken
     requests: list[str] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)  # status of requests that begin so
+    twists: dict[str, Any] = field(default_factory=dict)  # see `tests.twisted_hub`; by their start
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property

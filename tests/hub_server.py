@@ -96,7 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"X-Error-Code": refused.code, "X-Error-Message": refused.message}
             told_so = json.dumps({"error": refused.message}).encode()
             answer = refused.status, {k: v for k, v in headers.items() if v}, told_so
-        self._send(*answer)
+        for begin, twist in self.hub.twists.items():
+            if told.startswith(begin):
+                self.close_connection = True
+                twist(self, *answer)
+                return
+        self.send(*answer)
 
     def _chunks(self) -> Iterator[bytes]:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
@@ -110,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.headers.get("Authorization", "")
         return found.removeprefix("Bearer ") or None
 
-    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)

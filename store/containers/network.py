@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from teachonce.store.errors import StoreError, Unreachable
 from teachonce.support.console import counted
-from teachonce.support.errors import first_line
+from teachonce.support.errors import UserError, first_line
 from teachonce.support.redaction import redacted
 
 Result = TypeVar("Result")
@@ -237,6 +237,8 @@ class Line:
             await asyncio.sleep(pause)
 
     def _refused(self, what: str, error: Exception) -> Unreachable:
+        if isinstance(error, UserError):  # of the hub's bounded client, with its remedy
+            return Unreachable(f"{self.url}: cannot be reached: {what}: {error}")
         return Unreachable(
             f"{self.url}: cannot be reached: {what}: {_described(error)}; {_remedy(error)}"
         )

@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from teachonce.support.errors import first_line
+from teachonce.support.errors import UserError, first_line
+from teachonce.support.hub_client import bound_hub_client
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import Source, digests, table_texts
 from teachonce.teacher_dump.corpus.labelled_text import Columns, LabelledText
@@ -64,6 +65,7 @@ class HubSource(Source):
             RepositoryNotFoundError,
         )
 
+        bound_hub_client()
         try:
             return HfApi().dataset_info(self._dataset, timeout=20).sha
         except GatedRepoError:
@@ -76,6 +78,8 @@ class HubSource(Source):
                 f"{self.name}: neither the hub nor this machine has a dataset {self._dataset!r}; "
                 f"check the name"
             ) from None
+        except UserError as error:  # of the bounded client
+            raise CorpusError(f"{self.name}: {error}") from None
         except Exception as error:  # the client passes errors of its transport on, of any kind
             raise CorpusError(
                 f"{self.name}: the hub cannot be reached ({type(error).__name__}); "

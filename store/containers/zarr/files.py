@@ -19,6 +19,7 @@ from teachonce.store.containers.network import ABSENT, Line, check_length
 from teachonce.store.containers.untrusted import MAX_JSON, Folder, files_under
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_of
+from teachonce.support.hub_client import bound_hub_client
 
 Result = TypeVar("Result")
 SMALL = 2**20  # most metadata have fewer bytes
@@ -91,6 +92,8 @@ class FsspecFiles:
     """The files behind a URL that fsspec opens."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        if url.startswith("hf://"):
+            bound_hub_client()
         fs, path = url_to_fs(url, **{"asynchronous": True, **(options or {})})
         self._fs = fs if fs.async_impl else AsyncFileSystemWrapper(fs, asynchronous=True)
         if hasattr(self._fs, "retries"):

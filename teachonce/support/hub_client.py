@@ -1,0 +1,205 @@
+"""Bounds on what a hub may send to the client of huggingface_hub: bytes, time, names and pages.
+
+The client itself reads answers of any size and for any time, waits as long as Retry-After says, and
+joins the names in ETag and X-Repo-Commit to the path of its cache as they come.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from teachonce.support.errors import UserError
+
+MAX_ANSWER = 2**26  # bytes of an answer that is read into memory: lists of files, metadata
+MAX_UNDECLARED = 2**30  # bytes of a file that comes without its length
+ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # of an answer, and the bytes a second added to it
+MAX_WAIT = 300.0  # seconds that a hub may request before the next try; its own window of requests
+MAX_PAGES, PAGES_SECONDS = 1000, 600.0  # of one list; the hub sends 1,000 files with each page
+RANGE = re.compile(r"bytes=(\d*)-(\d+)")
+COMMIT = re.compile(r"\w[\w.-]*")
+NAMES = ("etag", "x-linked-etag")  # become names of files in the cache
+Response = Any  # of httpx or httpx2, by the version of huggingface_hub
+
+
+def bound_hub_client() -> None:
+    """Make huggingface_hub use bounded clients in this process, with the settings of its factory
+    of clients, the caller's own or the default."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    if not isinstance(factory, _Factory):
+        set_client_factory(_Factory(factory))
+
+
+class _Factory:
+    """Make clients whose answers are bounded."""
+
+    def __init__(self, inner: Callable[[], Any]) -> None:
+        self._inner = inner
+
+    def __call__(self) -> Any:
+        client = self._inner()
+        hooks, lists = client.event_hooks, _Lists()
+        client.event_hooks = {
+            "request": [*hooks["request"], _prepare],
+            "response": [*hooks["response"], lists.check, _check],
+        }
+        send = client.send
+
+        # An instance's method is replaced: a transport would lose the environment's proxies.
+        def bounded_send(request: Any, *, stream: bool = False, **words: Any) -> Response:
+            request.extensions["streamed"] = stream
+            response = _in_time(request, lambda: send(request, stream=True, **words))
+            if not stream:
+                try:
+                    response.read()
+                finally:
+                    response.close()
+            return response
+
+        client.send = bounded_send
+        return client
+
+
+def _in_time(request: Any, send: Callable[[], Response]) -> Response:
+    """Return a response once its headers are there, redirects included.
+
+    A socket's timeout begins again with each byte, so that headers could take years; a thread that
+    is given up bounds their time. Raises UserError when it is over.
+    """
+    found: list[Response] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(send())
+        except BaseException as error:
+            failed.append(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(work,), daemon=True)
+    thread.start()
+    sent = int(request.headers.get("Content-Length") or 0)
+    thread.join(ANSWER_SECONDS + sent / SLOWEST)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise _refused(request, f"sends no answer within {ANSWER_SECONDS:.0f} s")
+    return found[0]
+
+
+def _refused(request: Any, what: str) -> UserError:
+    return UserError(
+        f"{request.url}: the hub {what}; check HF_ENDPOINT and the network, and type the same"
+        " command again later"
+    )
+
+
+def _prepare(request: Any) -> None:
+    """Request an answer that is not packed, and set the timeouts that a caller left out."""
+    request.headers["Accept-Encoding"] = "identity"
+    timeouts = request.extensions.get("timeout") or {}
+    for key in ("connect", "read", "write", "pool"):
+        if timeouts.get(key) is None:
+            timeouts[key] = ANSWER_SECONDS
+    request.extensions["timeout"] = timeouts
+
+
+class _Lists:
+    """Bound the pages of each list of files: a page can be empty, and name itself as the next."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # by address: pages, time of the first
+
+    def check(self, response: Response) -> None:
+        request = response.request
+        key = f"{request.method} {request.url.copy_with(query=None)}"
+        if "next" not in response.links:
+            self._seen.pop(key, None)
+            return
+        now = time.monotonic()
+        pages, first = self._seen.get(key, (0, now))
+        self._seen[key] = pages + 1, first
+        if pages >= MAX_PAGES or now - first > PAGES_SECONDS:
+            raise _refused(request, f"sends a list without an end ({pages:,} pages)")
+
+
+def _check(response: Response) -> None:
+    """Refuse an answer by its headers, and bound its body."""
+    request, headers = response.request, response.headers
+    wait = headers.get("Retry-After", "")
+    if wait.isdigit() and (len(wait) > 9 or int(wait) > MAX_WAIT):
+        raise _refused(request, f"requests a pause of {wait:.20} s (HTTP {response.status_code})")
+    if request.method == "HEAD":
+        for name in NAMES:
+            _check_name(response, name, lambda value: value not in (".", "..") and "/" not in value)
+    _check_name(response, "x-repo-commit", lambda value: bool(COMMIT.fullmatch(value)))
+    if request.method == "HEAD":
+        return
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise _refused(request, "sends packed bytes, which were not requested")
+    declared = headers.get("Content-Length", "")
+    most = _most(response, int(declared) if declared.isdigit() else None)
+    if declared.isdigit() and int(declared) > most:
+        raise _refused(request, f"sends {int(declared):,} bytes, expected at most {most:,}")
+    response.stream = _bounded(response, most)
+
+
+def _check_name(response: Response, header: str, fits: Callable[[str], bool]) -> None:
+    value = response.headers.get(header)
+    if value is not None and not fits(value.removeprefix("W/").strip('"')):
+        raise _refused(response.request, f"sends {value:.80} as its {header}, which is no name")
+
+
+def _most(response: Response, declared: int | None) -> int:
+    """The bytes that an answer may have."""
+    request = response.request
+    if response.status_code >= 300 or not request.extensions.get("streamed"):
+        part = RANGE.fullmatch(request.headers.get("Range", ""))
+        if part and response.status_code < 300:
+            return int(part[2]) - int(part[1]) + 1 if part[1] else int(part[2])
+        return MAX_ANSWER
+    return MAX_UNDECLARED if declared is None else min(declared, _free())
+
+
+def _free() -> int:
+    """The bytes that are free on the disk of the cache, of which 1 GiB is left to others."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return max(0, shutil.disk_usage(folder).free - 2**30)
+
+
+def _bounded(response: Response, most: int) -> Any:
+    """Wrap the body of a response: it ends with a UserError behind `most` bytes, or when it comes
+    more slowly than SLOWEST."""
+    inner, request = response.stream, response.request
+    # httpx checks the type of a stream; huggingface_hub 2 brings httpx2, 1 brings httpx.
+    library = sys.modules[type(response).__module__.partition(".")[0]]
+
+    class Bounded(library.SyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            count, first = 0, time.monotonic()
+            for block in inner:
+                count += len(block)
+                if count > most:
+                    raise _refused(request, f"sends more than {most:,} bytes")
+                if time.monotonic() - first > ANSWER_SECONDS + count / SLOWEST:
+                    raise _refused(request, f"sends {count:,} bytes in {ANSWER_SECONDS:.0f} s")
+                yield block
+
+        def close(self) -> None:
+            inner.close()
+
+    return Bounded()

@@ -1,0 +1,127 @@
+"""A hub that misbehaves ends a command in one line, in bounds of time and memory, and writes
+nothing outside of the cache. The whole commands are tried by `tests.integrity.hostile_hubs`."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfFileSystem, close_session, get_session, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
+
+from teachonce.checkpoints.names import resolve_model
+from teachonce.store import open_store
+from teachonce.store.containers import network
+from teachonce.support import hub_client
+from teachonce.support.errors import UserError
+from teachonce.support.hub import Repository
+from teachonce.teacher_dump.corpus.documents import Corpus
+from tests.hub_contents import Hub
+from tests.hub_server import asked_by_this_process, serving
+from tests.twisted_hub import ANSWERS
+
+BOUNDED = ("endless", "long", "dense", "drip", "drip_headers", "circle", "to_file", "wait")
+OUTSIDE = ("outside", "commit_outside", "none_outside")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with a model and a data set, and patience of a second."""
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    (made / "model.safetensors").write_bytes(bytes(100))
+    monkeypatch.setattr(hub_client, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(hub_client, "MAX_UNDECLARED", 2**24)
+    monkeypatch.setattr(network, "FIRST_PATIENCE", 0.3)
+    with serving() as hub:
+        asked_by_this_process(hub, monkeypatch, tmp_path / "a" / "b" / "c" / "d" / "e" / "home")
+        for kind in ("models", "datasets"):
+            hub.add(f"{kind}/user/m", made)
+        HfFileSystem.clear_instance_cache()
+        close_session()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, before[1]))  # if a bound fails
+        yield hub
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        close_session()
+
+
+def refused(hub: Hub, begin: str, twist: str) -> str:
+    """Resolve a model where the requests that begin so meet a twist; return the line."""
+    hub.twists = {begin: ANSWERS[twist]}
+    first = time.monotonic()
+    with pytest.raises(UserError) as found:
+        resolve_model("user/m")
+    assert time.monotonic() - first < 20
+    assert any(each.startswith(begin) for each in hub.requests)
+    return str(found.value)
+
+
+def test_a_hub_that_behaves_is_read(hub: Hub) -> None:
+    assert resolve_model("user/m").revision
+    assert set(Repository("user/m", "dataset").files()) == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("twist", BOUNDED)
+@pytest.mark.parametrize("begin", ["GET /user/m/resolve/main/config", "GET /content"])
+def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> None:
+    """Of the file itself, and of one at another address, where the hub stores large files."""
+    line = refused(hub, begin, twist)
+    assert "\n" not in line
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
+
+
+@pytest.mark.parametrize("twist", OUTSIDE)
+def test_names_stay_in_the_cache(hub: Hub, twist: str, tmp_path: Path) -> None:
+    line = refused(hub, "HEAD /user/m", twist)
+    assert "outside" in line and "which is no name" in line
+    assert not [path for path in tmp_path.rglob("*") if "outside" in path.name]
+
+
+@pytest.mark.parametrize("twist", [*BOUNDED[:5], "wait", "pages", "nested", "names", "sizes"])
+def test_a_list_has_bounds(hub: Hub, twist: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_client, "MAX_PAGES", 20)
+    hub.twists = {"GET /api/datasets/user/m/tree": ANSWERS[twist]}
+    repository = Repository("user/m", "dataset")
+    if twist in ("names", "sizes"):  # compared with what was sent, and used for nothing else
+        assert set(repository.files()) == {{"names": "../../outside", "sizes": "[]"}[twist]}
+        return
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        repository.files()
+
+
+@pytest.mark.parametrize("twist", ["long", "wait", "circle", "list", "nested"])
+def test_a_store_and_a_corpus_end_in_a_line(hub: Hub, twist: str) -> None:
+    hub.twists = {"GET /api/datasets/user/m": ANSWERS[twist]}
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        open_store("hf://datasets/user/m/a.zarr")
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        list(Corpus.open(["hf:user/m"]))
+
+
+def test_no_more_bytes_come_than_a_range_has(hub: Hub) -> None:
+    """Data of a store are read by ranges; a hub that sends the whole object is refused."""
+    hub.twists = {"GET /datasets": ANSWERS["long"]}
+    with pytest.raises(UserError, match="expected at most 2;"):
+        HfFileSystem().cat_file("datasets/user/m/config.json", 0, 1)
+
+
+def test_the_clients_of_a_caller_stay() -> None:
+    made: list[Any] = []
+
+    def own_factory() -> Any:
+        made.append(default_client_factory())
+        return made[-1]
+
+    set_client_factory(own_factory)
+    try:
+        hub_client.bound_hub_client()
+        hub_client.bound_hub_client()
+        assert get_session() is made[0] and len(made[0].event_hooks["response"]) == 2
+    finally:
+        set_client_factory(default_client_factory)

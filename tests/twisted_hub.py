@@ -1,0 +1,167 @@
+"""What a hostile hub does to its answers: each twist sends one answer of `tests.hub_server` in
+another way. `Hub.twists` says for the begin of a request which twist it meets."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+Headers = Mapping[str, str]
+LONG = 2**40  # bytes, or seconds
+BLOCK = b"[" * 2**20
+
+
+class Handler(Protocol):
+    """A request of `tests.hub_server`."""
+
+    hub: Any
+    path: str
+    command: str
+    wfile: Any
+    send_response: Callable[..., None]
+    send_header: Callable[..., None]
+    end_headers: Callable[[], None]
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None: ...
+
+
+Twist = Callable[[Handler, int, Headers, bytes], None]
+
+
+def _sent(handler: Handler, status: int, headers: Headers, blocks: Iterator[bytes]) -> None:
+    """Send headers as they are, and blocks until the client goes away."""
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name, value)
+    with suppress(OSError):
+        handler.end_headers()
+        for block in blocks:
+            handler.wfile.write(block)
+            handler.wfile.flush()
+
+
+def _forever(block: bytes, pause: float = 0.0) -> Iterator[bytes]:
+    while True:
+        yield block
+        time.sleep(pause)
+
+
+def _chunk(block: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(block), block)
+
+
+def endless(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A body without a length and without an end."""
+    blocks = _forever(_chunk(BLOCK))
+    _sent(handler, status, {**headers, "Transfer-Encoding": "chunked"}, blocks)
+
+
+def long(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A length of a terabyte, and as many bytes as are taken."""
+    _sent(handler, status, {**headers, "Content-Length": str(LONG)}, _forever(BLOCK))
+
+
+def dense(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A body of 20 MB that unpacks to 20 GB."""
+    block = gzip.compress(b" " * 2**24)
+    given = {**headers, "Content-Encoding": "gzip", "Content-Length": str(1200 * len(block))}
+    _sent(handler, status, given, iter([block] * 1200))
+
+
+def short(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A length that is more than what comes."""
+    given = {**headers, "Content-Length": str(len(body) + 100)}
+    _sent(handler, status, given, iter([body]))
+
+
+def cut(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A length that is less than what comes."""
+    given = {**headers, "Content-Length": str(len(body) // 2)}
+    _sent(handler, status, given, iter([body]))
+
+
+def drip(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A byte now and then."""
+    given = {**headers, "Content-Length": str(len(body) + 10**6)}
+    _sent(handler, status, given, _forever(b" ", 0.1))
+
+
+def drip_headers(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A byte of a header now and then."""
+    with suppress(OSError):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        for block in _forever(b"a", 0.1):
+            handler.wfile.write(block)
+            handler.wfile.flush()
+
+
+def silence(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """Nothing at all."""
+    time.sleep(60)
+
+
+def circle(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A redirect to the same address."""
+    handler.send(307, {"Location": handler.hub.address + handler.path}, b"")
+
+
+def to_file(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A redirect to a file of the client's machine."""
+    handler.send(307, {"Location": "file:///etc/passwd"}, b"")
+
+
+def wait(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """The wish to wait for years."""
+    handler.send(429, {"Retry-After": str(LONG)}, b"")
+
+
+def outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """Names that lead out of the client's cache."""
+    name = "../../../../../outside"
+    given = {**headers, "ETag": f'"{name}"', "X-Linked-Etag": f'"{name}"'}
+    handler.send(status, given, body)
+
+
+def commit_outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A commit whose name leads out of the client's cache."""
+    handler.send(status, {**headers, "X-Repo-Commit": "../../../../../outside"}, body)
+
+
+def none_outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """A file that is missing, in a commit whose name leads out of the client's cache."""
+    given = {"X-Repo-Commit": "../../../../../outside", "X-Error-Code": "EntryNotFound"}
+    handler.send(404, given, b"")
+
+
+def pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """An empty page of a list, and the next."""
+    url = handler.hub.address + handler.path
+    handler.send(200, {"Link": f'<{url}>; rel="next"'}, b"[]")
+
+
+def wrong_shapes() -> dict[str, Twist]:
+    """JSON of a shape that nobody expects, nested deeply, and none at all."""
+    bodies = {
+        "list": b"[1]", "null": b"null", "number": b"7", "nested": b"[" * 10**5,
+        "no JSON": b"<html>", "nothing": b"", "object": b'{"id": 3, "sha": {}, "siblings": 1}',
+        "names": b'[{"type": "file", "path": "../../outside", "oid": "a", "size": -1}]',
+        "sizes": b'[{"type": "file", "path": [], "oid": null, "size": "many"}]',
+    }  # fmt: skip
+
+    def twist(data: bytes) -> Twist:
+        return lambda handler, status, headers, body: handler.send(200, headers, data)
+
+    return {name: twist(data) for name, data in bodies.items()}
+
+
+ANSWERS: dict[str, Twist] = {
+    each.__name__: each
+    for each in (
+        *(endless, long, dense, short, cut, drip, drip_headers, silence),
+        *(circle, to_file, wait, outside, commit_outside, none_outside, pages),
+    )
+} | wrong_shapes()
+"""All twists, by their names."""
