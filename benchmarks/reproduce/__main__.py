@@ -89,7 +89,7 @@ def main(
         if not dry:
             words = f"{name} --seeds {seeds} --size {size}{' --differences' if differences else ''}"
             said = f"`python -m benchmarks.reproduce {words}`;"
-            body = report(run.source, scores, _prober(run))
+            body = report(run.source, scores, run.chances(), _prober(run))
             took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
     if name in ("all", "best") and not dry:

@@ -23,12 +23,13 @@ PARTS = ("train", "dev", "test")
 class Data:
     """Examples of a task for the small size.
 
-    measure: the column of the task. name: of its files. task: of `downstream`.
+    title, figure: as of `Task`. name: of its files. task: of `downstream`.
     train, test: files of DATA; where there is none to test on, a part of those to train on.
     few: how many are trained on. words: further words of `downstream`, which win.
     """
 
-    measure: str
+    title: str
+    figure: str
     name: str
     task: str
     train: str
@@ -44,7 +45,8 @@ class Data:
         ]
         length = ("--epochs", EPOCHS, "--seeds", "1", "--seed", "{seed}")
         unseen = ("--unseen-labels", "count")  # a part may lack rare ones
-        return Task(self.measure, ("--task", self.task, *files, *length, *unseen, *self.words))
+        words = ("--task", self.task, *files, *length, *unseen, *self.words)
+        return Task(self.title, self.figure, words)
 
     def cut(self, folder: Path) -> None:
         """Write NAME.train.tsv, NAME.dev.tsv and NAME.test.tsv, of other examples each."""
@@ -83,7 +85,13 @@ def cut_all(data: Sequence[Data], work: Work) -> None:
 
 
 def of_files(
-    measure: str, name: str, task: str, *words: str, ending: str = "tsv", dev: bool = True
+    title: str,
+    figure: str,
+    name: str,
+    task: str,
+    *words: str,
+    ending: str = "tsv",
+    dev: bool = True,
 ) -> Task:
     """Return a task of the full size, with the user's own files NAME.train, NAME.dev, NAME.test."""
     files = [
@@ -92,7 +100,8 @@ def of_files(
         if dev or part != "dev"
         for word in (f"--{part}", f"{{data}}/{name}.{part}.{ending}")
     ]
-    return Task(measure, ("--task", task, *files, "--seeds", "1", "--seed", "{seed}", *words))
+    length = ("--seeds", "1", "--seed", "{seed}")
+    return Task(title, figure, ("--task", task, *files, *length, *words))
 
 
 def check_files(work: Work, tasks: Sequence[Task], *others: str) -> None:

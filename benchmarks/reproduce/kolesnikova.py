@@ -53,9 +53,11 @@ TABLE_1 = Published(
         "KL M, 5k (Table 4)": (74.88, 70.86, 91.43, 67.46, 47.82),
     },
 )
-PAIRS, SENTIMENT, ENTITIES, ANSWERS = (
-    "paraphrases macro F1", "sentiment weighted F1", "entity F1", "questions F1"
-)  # fmt: skip
+PAIRS, SENTIMENT = ("paraphrases", "F1"), ("sentiment", "weighted F1")
+ENTITIES, ANSWERS = ("", "entity F1"), ("questions", "F1")
+OF_PAIRS, OF_SENTIMENT, OF_ENTITIES, OF_ANSWERS = (
+    " ".join(each).lstrip() for each in (PAIRS, SENTIMENT, ENTITIES, ANSWERS)
+)
 
 
 def claims(small: str, large: str) -> tuple[Claim, ...]:
@@ -74,7 +76,7 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
         ),
         *(
             Claim("a frozen projection beats a trained one on questions", "4.2, Table 1",
-                  f"{losses} RF", f"{losses} RT", (ANSWERS,), probe=LONGER)
+                  f"{losses} RF", f"{losses} RT", (OF_ANSWERS,), probe=LONGER)
             for losses in ("KL+MSE", "MSE")
         ),
         *(
@@ -82,9 +84,9 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
                   BEST, other, probe=WIDER)
             for other in ("KL M", "KL+MSE RF", "KL+MSE RT", "MSE RT")
         ),
-        Claim(smaller, "C, Table 4", small, large, (PAIRS, ANSWERS), probe=LONGER),
+        Claim(smaller, "C, Table 4", small, large, (OF_PAIRS, OF_ANSWERS), probe=LONGER),
         Claim("and lowers sentiment and entities", "C, Table 4", large, small,
-              (SENTIMENT, ENTITIES), probe=LONGER),
+              (OF_SENTIMENT, OF_ENTITIES), probe=LONGER),
     )  # fmt: skip
 
 
@@ -101,9 +103,9 @@ def arms(vocab: str, large: str, *words: str) -> dict[str, Arm]:
 
 
 RUSSIAN = (
-    Data(PAIRS, "para", "classify", "pairs/ru_para.train.tsv", words=("--label-column", "score")),
-    Data(SENTIMENT, "cedr", "classify", "classify/ru_cedr.train.tsv"),
-    Data(ENTITIES, "ner", "ner", "ner/ru_factrueval.train.tsv"),
+    Data(*PAIRS, "para", "classify", "pairs/ru_para.train.tsv", words=("--label-column", "score")),
+    Data(*SENTIMENT, "cedr", "classify", "classify/ru_cedr.train.tsv"),
+    Data(*ENTITIES, "ner", "ner", "ner/ru_factrueval.train.tsv"),
 )
 
 
@@ -167,10 +169,10 @@ FULL = Source(
     about="the published setting with the teacher and the data given.",
     words=(),
     tasks=[
-        of_files(PAIRS, "paraphraser", "classify"),
-        of_files(SENTIMENT, "rusentiment", "classify"),
-        of_files(ENTITIES, "collection3", "ner"),
-        of_files(ANSWERS, "sberquad", "qa", ending="json"),
+        of_files(*PAIRS, "paraphraser", "classify"),
+        of_files(*SENTIMENT, "rusentiment", "classify"),
+        of_files(*ENTITIES, "collection3", "ner"),
+        of_files(*ANSWERS, "sberquad", "qa", ending="json"),
     ],
     arms={
         "distil-base": Arm(("--recipe", "kolesnikova-distil-base"), (1,)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.reproduce.chance import chance
 from benchmarks.reproduce.costs import (
     NOTHING,
     Cost,
@@ -26,31 +27,32 @@ from teachonce.support.errors import UserError
 
 
 def downstream(
-    work: Work, out: Path, *words: str | Path, measure: str | None = None
+    work: Work, out: Path, *words: str | Path, figure: str | None = None
 ) -> dict[str, float]:
-    """Run `downstream`, unless that is done already, and read the figure that `measure` names, the
-    task's main one by default.
+    """Run `downstream`, unless that is done already, and read the figure of that name, the task's
+    main one by default.
 
     The figure is returned for "test", and by the first part of its name for each of several files.
     A dry run reads none. Raises UserError if the task has no such figure.
     """
     scores = out / "scores.json"
     work.steps.run("teachonce.downstream.cli", *words, "--out", out, done=scores.exists)
-    return {} if work.steps.dry else _read(scores, measure)
+    return {} if work.steps.dry else _read(scores, figure)
 
 
-def figure_named(measure: str, measures: Mapping[str, str]) -> str:
-    """Return the key of the figure that a column is named after: the longest name of a task's
-    `measures` (name to key) that `measure` ends with. Raises UserError if there is none."""
-    named = [name for name in measures if measure.endswith(name)]
-    if not named:
-        raise UserError(f"column {measure!r}: the task's figures are {', '.join(measures)}")
-    return measures[max(named, key=len)]
+def key_of(figure: str, measures: Mapping[str, str]) -> str:
+    """Return the key of a figure in the scores of a task with these `measures` (name to key).
+
+    Raises UserError for a name that the task lacks.
+    """
+    if figure not in measures:
+        raise UserError(f"figure {figure!r}: the task's figures are {', '.join(measures)}")
+    return measures[figure]
 
 
-def _read(path: Path, measure: str | None) -> dict[str, float]:
+def _read(path: Path, figure: str | None) -> dict[str, float]:
     found = json.loads(path.read_text())
-    key = figure_named(measure, found["measures"]) if measure else found["primary"]
+    key = key_of(figure, found["measures"]) if figure else found["primary"]
     scores = {
         split: float(figures[key])
         for split, figures in found["mean"].items()
@@ -151,6 +153,13 @@ class Reproduction:
         finally:
             self._took(before, begun)
         return _by_measure(found)
+
+    def chances(self) -> dict[str, float]:
+        """Return for each task what it scores without training; see `chance`."""
+        return {
+            task.measure: chance([self._filled(word, 0) for word in task.words], task.figure)
+            for task in self.source.tasks
+        }
 
     def settings(self) -> str:
         """Tell the settings that all arms share, in words."""
@@ -266,7 +275,7 @@ class Reproduction:
         for task in self.source.tasks:
             words = [self._filled(word, seed) for word in task.words]
             folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
-            scores = downstream(self.work, folder, *words, "--model", model, measure=task.measure)
+            scores = downstream(self.work, folder, *words, "--model", model, figure=task.figure)
             for file, score in scores.items():
                 found[task.measure if file == "test" else file] = score
         return found

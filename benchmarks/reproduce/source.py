@@ -37,15 +37,24 @@ class Arm:
 
 @dataclass(frozen=True)
 class Task:
-    """A task to score a model by: the words of `downstream` beside --model and --out.
+    """Describe a task that models are scored by.
 
-    measure: the column; it ends with the name of the figure of the task that it shows.
-    In a word, {work} is the folder of all arms, and {seed} the seed of the arm. Several files to
-    test have a column each next to the measure, which is their mean.
+    data: the name of the examples; "" where the source has a single task.
+    figure: the figure that is reported, by its name in the `measures` of `downstream`'s task.
+    words: of `downstream` in addition to --model and --out. In a word, {work} is the folder of all
+        arms, {data} the user's own folder, and {seed} the seed of the arm.
+
+    Each of several files to test has a column of its own next to the mean over the files.
     """
 
-    measure: str
+    data: str
+    figure: str
     words: tuple[str, ...]
+
+    @property
+    def measure(self) -> str:
+        """Return the heading of the task's column: the examples and the name of the figure."""
+        return f"{self.data} {self.figure}".lstrip()
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,10 @@ class Claim:
 
     says, where: the claim in the paper's terms, and its table or section.
     measures: the tasks of which the paper says it; all if empty.
+    average: the paper speaks of the average of the tasks, not of each.
     gains: whether `better` is ahead of `worse`, or else brings nothing over it.
+    near: in place of `gains`: how far `better` may be ahead at most, in the unit of the scores.
+    rows: the rows of the published figures, where they are not named as the arms.
     """
 
     says: str
@@ -71,7 +83,10 @@ class Claim:
     better: str
     worse: str
     measures: tuple[str, ...] = ()
+    average: bool = False
     gains: bool = True
+    near: float | None = None
+    rows: tuple[str, str] | None = None
     probe: Probe | None = None
 
 

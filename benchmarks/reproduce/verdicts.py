@@ -3,97 +3,168 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from benchmarks.common.results import mean_and_deviation, table
+from benchmarks.reproduce.chance import is_trained
 from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import OURS, TEACHER, Claim, Published, Scores, Source
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
-UNJUDGED = "not judged: no such task here"
-CLAIMS = ("the claim", "where", "measure", "here", "figures", "seeds")
+HOLDS, FAILS, UNDECIDED = "holds", "does not", "not decided"
+UNTRAINED, NO_DATA = "not trained", "no data here"
+CHANCE = "chance"
+CLAIMS = ("claim", "where", "here", "figures here, seeds ahead", "published")
 Probed = Callable[[Claim], Scores]
+Chances = Mapping[str, float]  # by measure, what needs no training
 
 
-def report(source: Source, scores: Scores, probed: Probed) -> str:
-    """Tell the figures of all arms beside the published ones, and which claims hold."""
-    told = [arms_table(source, scores)]
+@dataclass(frozen=True)
+class Judged:
+    """What the seeds of two arms say of a claim by one measure."""
+
+    measure: str
+    found: str
+    figures: str
+
+
+def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
+    """Tell the figures of all arms with the published ones in the same row, and which claims
+    hold."""
+    found = [arms_table(source, scores, chances)]
+    if shared := _shared(source):
+        found.append(f"All arms: `{' '.join(shared)}`.")
     if source.published:
-        told.append(_published(source.published))
-    told.append(claims_table(source, scores, probed))
-    return "\n\n".join(told)
+        found.append(f"Published: {source.published.where}.")
+    return "\n\n".join([*found, claims_table(source, scores, chances, probed)])
 
 
-def arms_table(source: Source, scores: Scores) -> str:
-    """Tell the figures of all arms, and how much of the teacher's each keeps."""
-    main = of_tasks(source, scores)
-    rows = []
+def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
+    """Tell the figures of all arms, how much of the teacher's each has, and the published ones."""
+    main, shared, rows = of_tasks(source, scores), _shared(source), []
+    published = source.published or Published("", (), {})
+    blank = [""] * len(published.columns)
     for name, found in scores.items():
         (first, *_) = source.joined.get(name, {name: name}).values()
-        words = " ".join(source.arms[first].words) if first in source.arms else ""
+        words = _words(source, first) if first in source.arms else {}
+        own = [word for pair in words.items() if " ".join(pair) not in shared for word in pair]
         cells = [mean_and_deviation(values) for values in found.values()]
-        rows.append([name, words, *cells, _share(main[name], main[TEACHER])])
-    return table(["", "student-train", *scores[TEACHER], "of the teacher"], rows)
+        cells.append(_share(main[name], main[TEACHER]))
+        rows.append([name, " ".join(own), *cells, *published.rows.get(name, blank)])
+    floor = [f"{chances[each]:.3f}" if each in chances else "" for each in scores[TEACHER]]
+    rows.append([CHANCE, "", *floor, "", *blank])
+    head = ["", "student-train", *scores[TEACHER], "of the teacher"]
+    return table([*head, *(f"published: {column}" for column in published.columns)], rows)
 
 
-def claims_table(source: Source, scores: Scores, probed: Probed) -> str:
-    """Judge each claim by each measure that it is about; where it does not hold, judge it again
-    after its probe."""
+def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
+    """Judge each claim, in one row; where it does not hold, judge it again after its probe."""
     main, rows = of_tasks(source, scores), []
     for claim in source.claims:
-        judged = [(measure, *verdict(claim, main, measure)) for measure in measures(claim, main)]
-        judged = judged or [(", ".join(claim.measures), UNJUDGED, "", "")]
-        rows += [[claim.says, claim.where, *cells] for cells in judged]
-        if claim.probe and any(found == FAILS for _, found, *_ in judged):
+        judged = judge(claim, main, chances)
+        rows.append([claim.says, claim.where, *_cells(judged), _beside(claim, source.published)])
+        if claim.probe and any(each.found == FAILS for each in judged):
             again = main | of_tasks(source, probed(claim))  # a teacher is not trained again
-            for measure in measures(claim, again):
-                about = f"the same, {claim.probe.about}"
-                rows.append([about, "", measure, *verdict(claim, again, measure)])
+            about = f"the same, {claim.probe.about}"
+            rows.append([about, "", *_cells(judge(claim, again, chances)), ""])
     return table(CLAIMS, rows)
 
 
-def measures(claim: Claim, scores: Scores) -> list[str]:
-    """List the measures that a claim is about."""
-    return [name for name in scores[claim.better] if name in (claim.measures or (name,))]
+def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
+    """Judge a claim by each measure that it is about, or by the mean over them if the paper speaks
+    of the average. Return nothing where no such task is here."""
+    names = [name for name in scores[claim.better] if name in (claim.measures or (name,))]
+    every = {
+        name: [list(scores[arm][name]) for arm in (claim.better, claim.worse)] for name in names
+    }
+    floors = {name: chances.get(name, 0.0) for name in names}
+    if claim.average and len(names) > 1:
+        sides = [
+            [statistics.mean(values) for values in zip(*of_arm, strict=True)]
+            for of_arm in zip(*every.values(), strict=True)
+        ]
+        every = {f"mean of {len(names)}": sides}
+        floors = {name: statistics.mean(floors.values()) for name in every}
+    return [_judged(claim, name, one, two, floors[name]) for name, (one, two) in every.items()]
 
 
-def verdict(claim: Claim, scores: Scores, measure: str) -> tuple[str, str, str]:
-    """Tell whether a claim holds by a measure, the two means, and with how many seeds `better` is
-    ahead. Means closer than the larger deviation of the two decide nothing."""
-    ours, theirs = scores[claim.better][measure], scores[claim.worse][measure]
-    seeds = max(len(ours), len(theirs))  # the teacher is scored once
-    ours, theirs = (each * (seeds // len(each)) for each in (ours, theirs))
-    gap = statistics.mean(ours) - statistics.mean(theirs)
-    spread = max(map(statistics.stdev, (ours, theirs))) if len(ours) > 1 else 0.0
-    ahead = gap > spread
-    if claim.gains:
-        found = HOLDS if ahead else FAILS if gap < -spread else UNDECIDED
-    else:
-        found = FAILS if ahead else HOLDS if gap <= 0 else UNDECIDED
+def _judged(
+    claim: Claim, measure: str, ours: list[float], theirs: list[float], floor: float
+) -> Judged:
     figures = (
         f"{claim.better} {statistics.mean(ours):.3f}, {claim.worse} {statistics.mean(theirs):.3f}"
     )
+    arms = {claim.better: ours, claim.worse: theirs}
+    lost = [name for name, values in arms.items() if not is_trained(values, floor)]
+    if lost:
+        return Judged(measure, f"{UNTRAINED}: {', '.join(lost)}", figures)
+    found, won = verdict(claim, ours, theirs)
+    return Judged(measure, found, f"{figures}, {won}")
+
+
+def verdict(claim: Claim, ours: Sequence[float], theirs: Sequence[float]) -> tuple[str, str]:
+    """Tell whether a claim holds by the seeds of both arms, and with how many seeds `better` is
+    ahead. Means closer than the larger deviation of the two decide nothing."""
+    seeds = max(len(ours), len(theirs))  # the teacher is scored once
+    ours, theirs = (list(each) * (seeds // len(each)) for each in (ours, theirs))
+    gap = statistics.mean(ours) - statistics.mean(theirs)
+    spread = max(map(statistics.stdev, (ours, theirs))) if seeds > 1 else 0.0
     won = sum(one > other for one, other in zip(ours, theirs, strict=True))
-    return found, figures, f"{won} of {len(ours)}"
+    if claim.near is not None:
+        inside, outside = gap + spread <= claim.near, gap - spread > claim.near
+    elif claim.gains:
+        inside, outside = gap > spread, gap < -spread
+    else:
+        inside, outside = gap <= 0, gap > spread
+    return HOLDS if inside else FAILS if outside else UNDECIDED, f"{won} of {seeds}"
 
 
 def of_tasks(source: Source, scores: Scores) -> Scores:
     """Leave out the columns of single files."""
-    kept = {task.measure for task in source.tasks}
+    every = {task.measure for task in source.tasks}
     return {
-        name: {measure: values for measure, values in found.items() if measure in kept}
+        name: {measure: values for measure, values in found.items() if measure in every}
         for name, found in scores.items()
     }
 
 
-def _published(published: Published) -> str:
-    rows = [[name, *cells] for name, cells in published.rows.items()]
-    return f"Published ({published.where}):\n\n" + table(["", *published.columns], rows)
+def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
+    """Return the verdict on a claim, by measure where they differ, and its figures."""
+    if not judged:
+        return NO_DATA, ""
+    found = dict.fromkeys(each.found for each in judged)
+    named = {each: [one.measure for one in judged if one.found == each] for each in found}
+    several = [f"{each} ({', '.join(measures)})" for each, measures in named.items()]
+    figures = "; ".join(f"{each.measure}: {each.figures}" for each in judged)
+    return (next(iter(found)) if len(found) == 1 else ", ".join(several)), figures
+
+
+def _beside(claim: Claim, published: Published | None) -> str:
+    """Return the published figures of both arms of a claim, column by column."""
+    names = claim.rows or (claim.better, claim.worse)
+    if published is None or not all(name in published.rows for name in names):
+        return ""
+    pairs = zip(*(published.rows[name] for name in names), strict=True)
+    return ", ".join(f"{one} / {other}" for one, other in pairs if "" not in (one, other))
+
+
+def _words(source: Source, arm: str) -> dict[str, str]:
+    """Return the options of an arm with their values; of an option that is repeated, the last."""
+    words = (*source.words, *source.arms[arm].words)
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _shared(source: Source) -> list[str]:
+    """List the options that all arms have with the same value."""
+    every = [{" ".join(pair) for pair in _words(source, name).items()} for name in source.arms] or [
+        set()
+    ]
+    first = _words(source, next(iter(source.arms))) if source.arms else {}
+    return [pair for pair in map(" ".join, first.items()) if all(pair in each for each in every)]
 
 
 def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
-    """Tell how much of the teacher's figures is kept, mean over the measures."""
+    """Tell how much of the teacher's figures is reached, mean over the measures."""
     if not all(value > 0 for (value,) in teacher.values()):
         return ""
     return f"{statistics.mean(statistics.mean(found[m]) / teacher[m][0] for m in teacher):.0%}"
@@ -101,18 +172,17 @@ def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]])
 
 def compare_best(runs: Mapping[str, Reproduction]) -> str:
     """Compare our recipe with the best of each source: same student, data and steps."""
-    head = ("source", "its best", "measure", "its own", OURS, "ours is ahead", "seeds", "ours")
+    head = ("source", "its best", "measure", "its own", OURS, "ours is ahead", "ours")
     rows, minutes = [], 0.0
     for name, run in runs.items():
         source = run.source
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
         run = replace(run, source=replace(source, arms=arms, joined={}))
-        scores = of_tasks(source, run.scores())
+        scores, chances = of_tasks(source, run.scores()), run.chances()
         minutes += run.minutes()
         words = " ".join(source.arms[OURS].words)
-        claim = Claim("", "", OURS, source.best)
-        for measure, values in scores[OURS].items():
-            found, _, won = verdict(claim, scores, measure)
-            cells = [mean_and_deviation(each) for each in (scores[source.best][measure], values)]
-            rows.append([name, source.best, measure, *cells, found, won, words])
+        for each in judge(Claim("", "", OURS, source.best), scores, chances):
+            both = (scores[arm][each.measure] for arm in (source.best, OURS))
+            cells = [*map(mean_and_deviation, both), each.found]
+            rows.append([name, source.best, each.measure, *cells, words])
     return table(head, rows) + f"\n\nAll arms of these sources took {minutes:.0f} minutes."

@@ -18,11 +18,11 @@ from benchmarks.reproduce.source import (
     Work,
 )
 
-SENTIMENT, PAIRS = "SST-2 accuracy", "MNLI-m accuracy"
-INTENTS, SLOTS = "SNIPS intents accuracy", "SNIPS slots entity F1"
+SENTIMENT, PAIRS = ("SST-2", "accuracy"), ("MNLI-m", "accuracy")
+INTENTS, SLOTS = ("SNIPS intents", "accuracy"), ("SNIPS slots", "entity F1")
 PUBLISHED = Published(
     "differences to mixed on the dev sets of SST-2 and MNLI-m, section 6",
-    (SENTIMENT, PAIRS),
+    ("SST-2 accuracy", "MNLI-m accuracy"),
     {
         "mixed": ("0", "0"),
         "pruned": ("-0.8", "-0.7"),
@@ -53,9 +53,9 @@ def arms(*words: str) -> dict[str, Arm]:
 
 
 EXAMPLES = (
-    Data(SENTIMENT, "sst2", "classify", "classify/en_sst2.train.tsv", "classify/en_sst2.dev.tsv"),
-    Data(INTENTS, "intents", "classify", "intent/en_snips.train.tsv", "intent/en_snips.valid.tsv"),
-    Data(SLOTS, "slots", "ner", "intent/en_snips_slots.train.tsv",
+    Data(*SENTIMENT, "sst2", "classify", "classify/en_sst2.train.tsv", "classify/en_sst2.dev.tsv"),
+    Data(*INTENTS, "intents", "classify", "intent/en_snips.train.tsv", "intent/en_snips.valid.tsv"),
+    Data(*SLOTS, "slots", "ner", "intent/en_snips_slots.train.tsv",
          "intent/en_snips_slots.valid.tsv", few=1200),
 )  # fmt: skip
 LABELS = ("--views", "2", "--logits", "topk:64", "--hidden", "none", "--attention", "none")
@@ -123,11 +123,11 @@ FULL = Source(
     about="the published setting with the teacher and the data given.",
     words=(),
     tasks=[
-        of_files(SENTIMENT, "sst2", "classify", *GLUE),
-        of_files(PAIRS, "mnli", "classify", *GLUE),
-        of_files("MRPC macro F1", "mrpc", "classify", *GLUE),
-        of_files(INTENTS, "snips_intents", "classify", *SNIPS),
-        of_files(SLOTS, "snips_slots", "ner", *SNIPS),
+        of_files(*SENTIMENT, "sst2", "classify", *GLUE),
+        of_files(*PAIRS, "mnli", "classify", *GLUE),
+        of_files("MRPC", "F1", "mrpc", "classify", *GLUE),
+        of_files(*INTENTS, "snips_intents", "classify", *SNIPS),
+        of_files(*SLOTS, "snips_slots", "ner", *SNIPS),
     ],
     arms=arms("--student", "256x6x4")
     | {

@@ -41,7 +41,7 @@ sentence-transformers is scored by its own modules.
 
 \b
 pos       word<TAB>tag, a blank line between sentences: macro F1, accuracy
-ner       the same with IOB tags (B-X first, then I-X): entity F1, accuracy
+ner       the same with IOB tags (B-X first, then I-X): entity and macro F1, accuracy
 classify  columns text (or text_a, text_b of a pair), label: accuracy, macro
           and weighted F1, Matthews
 pair      columns text_a, text_b, score (a number): Pearson, Spearman

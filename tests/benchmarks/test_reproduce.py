@@ -15,6 +15,7 @@ from transformers import AutoModel
 from benchmarks.common import processes
 from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import costs, examples, steps, verdicts
+from benchmarks.reproduce.chance import chance, is_trained
 from benchmarks.reproduce.examples import CHOSEN, PARTS, SCORED, Data
 from benchmarks.reproduce.mukherjee import few_labels
 from benchmarks.reproduce.reproduction import Reproduction, dump, shortened
@@ -25,6 +26,7 @@ from benchmarks.reproduce.source import (
     Prepared,
     Probe,
     Published,
+    Scores,
     Source,
     Task,
     Work,
@@ -66,7 +68,7 @@ def test_arms_are_trained_scored_and_judged(
         title="a",
         about="s",
         words=WORDS,
-        tasks=[Task("macro F1", words), Task("mean accuracy", (*words, "--test", str(one)))],
+        tasks=[Task("", "macro F1", words), Task("mean", "accuracy", (*words, "--test", str(one)))],
         arms={
             "tags": Arm(("--loss", "ce=1")),
             OURS: Arm(("--loss", "ce=1,logit=1", "--vocab", "{work}/tags-{seed}"), (0, 1)),
@@ -101,7 +103,7 @@ def test_arms_are_trained_scored_and_judged(
         "corpus": [of_corpus], "de": [of_de],
         "mean accuracy": [pytest.approx((of_corpus + of_de) / 2)],
     }  # fmt: skip
-    assert "| both | --loss ce=1 |" in verdicts.arms_table(apart, rows)
+    assert "| both | --vocab 300 --loss ce=1 |" in verdicts.arms_table(apart, rows, run.chances())
     before = (work.folder / "tags-0/model.safetensors").stat().st_mtime_ns
     probed = run.probed((OURS, "tags"), again)
     assert probed.keys() == {"tags", OURS}
@@ -116,10 +118,16 @@ def test_arms_are_trained_scored_and_judged(
     assert [line for line in said.splitlines() if line.startswith("## ")] == [
         "## a", "## Our recipe against those of the sources"
     ]  # fmt: skip
-    assert "| teacher |" in said and f"| {OURS} | --loss ce=1,logit=1" in said
-    assert "Published (Table 9):\n\n|  | F1 |" in said and "| tags | 71.3 |" in said
-    assert "| logits help | Table 9 | macro F1 | " in said and "| de | mean accuracy |" in said
-    assert "| a | tags | macro F1 |" in said
+    assert "| teacher |" in said
+    assert f"| {OURS} | --vocab {{work}}/tags-{{seed}} --loss ce=1,logit=1 |" in said
+    assert "All arms: `--student bilstm:8,8 --vocab" not in said  # ours has another vocabulary
+    assert "All arms: `--student bilstm:8,8 --device cpu --steps 2`." in said
+    assert "| published: F1 |" in said and "Published: Table 9." in said
+    (of_tags,) = [line for line in said.splitlines() if line.startswith("| tags |")]
+    assert of_tags.endswith(" | 71.3 |")
+    # A tag alone: what is always given is right always.
+    assert "| logits help | Table 9 | not trained: ours, tags | " in said
+    assert "| a | tags | macro F1 |" in said and "| de | mean accuracy |" in said
     assert (work.folder / "tags-0/model.safetensors").stat().st_mtime_ns == before
 
 
@@ -134,7 +142,8 @@ def test_a_dry_run_lists_every_command_and_makes_nothing(
         return Prepared([store], work.teacher, [text])
 
     source = Source(
-        "a", "s", (), [Task("F1", ("--task", "pos", "--test", "{data}/x.tsv", "--as-is"))],
+        "a", "s", (),
+        [Task("", "macro F1", ("--task", "pos", "--test", "{data}/x.tsv", "--as-is"))],
         {"one": Arm(("--student", "32x2x4", "--vocab", "300", "--loss", "mlm=1", "--epochs", "2")),
          "two": Arm(("--student", "teacher:2", "--vocab", "teacher", "--loss", "mlm=1"))},
         [], "one", prepare,
@@ -205,36 +214,90 @@ def test_a_command_that_fails_ends_all() -> None:
         processes.in_own_process("teachonce.downstream.cli", "--nonsense")
 
 
+SCORES: dict[str, dict[str, list[float]]] = {
+    "a": {"F1": [0.6, 0.61, 0.62]}, "b": {"F1": [0.5, 0.51, 0.52]}, "c": {"F1": [0.4, 0.6, 0.8]},
+    "teacher": {"F1": [1.0]},
+}  # fmt: skip
+
+
+def judged(claim: Claim, scores: Scores = SCORES, **chances: float) -> str:
+    return verdicts._cells(verdicts.judge(claim, scores, chances))[0]
+
+
 def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
-    scores: dict[str, list[float]] = {
-        "a": [0.6, 0.61, 0.62], "b": [0.5, 0.51, 0.52], "c": [0.4, 0.6, 0.8], "teacher": [1.0]
-    }  # fmt: skip
-    tables = {name: {"F1": values} for name, values in scores.items()}
     expected = {
-        ("a", "b", True): "holds", ("b", "a", True): "does not hold",
+        ("a", "b", True): "holds", ("b", "a", True): "does not",
         ("c", "b", True): "not decided", ("b", "a", False): "holds",
-        ("a", "b", False): "does not hold", ("c", "b", False): "not decided",
-        ("teacher", "a", False): "does not hold",
+        ("a", "b", False): "does not", ("c", "b", False): "not decided",
+        ("teacher", "a", False): "does not",
     }  # fmt: skip
     for (better, worse, gains), found in expected.items():
-        claim = Claim("", "", better, worse, gains=gains)
-        assert verdicts.verdict(claim, tables, "F1")[0] == found
+        assert judged(Claim("", "", better, worse, gains=gains)) == found
+    for near, found in ((0.2, "holds"), (0.1, "not decided"), (0.05, "does not")):
+        assert judged(Claim("", "", "a", "b", near=near)) == found
+
+
+def test_an_arm_within_its_seeds_of_chance_is_not_judged() -> None:
+    claim = Claim("", "", "a", "b")
+    assert judged(claim, F1=0.49) == "holds"
+    assert judged(claim, F1=0.5) == "not trained: b"  # .51 with a deviation of .01
+    assert judged(claim, F1=0.7) == "not trained: a, b"
+
+
+def test_an_average_is_judged_by_the_mean_of_its_measures() -> None:
+    scores = {"a": {"F1": [0.5, 0.5], "EM": [0.9, 0.9]}, "b": {"F1": [0.6, 0.6], "EM": [0.5, 0.5]}}
+    claim = Claim("", "", "a", "b")
+    assert judged(claim, scores) == "does not (F1), holds (EM)"
+    average = replace(claim, average=True)
+    assert judged(average, scores) == "holds"
+    ((_, figures),) = [verdicts._cells(verdicts.judge(average, scores, {}))]
+    assert figures == "mean of 2: a 0.700, b 0.550, 2 of 2"
+    assert judged(average, scores, F1=0.6, EM=0.5) == "not trained: b"  # a mean of .55
+
+
+def test_claims_have_one_row_with_the_published_figures() -> None:
     claim = Claim("first", "Table 1", "b", "a", probe=Probe("with more", ("--steps", "9")))
+    published = Published("Table 1", ("F1", "EM"), {"a": (1.5, ""), "b": (2.5, 3)})
     source = Source(
-        "", "", (), [Task("F1", ())], {}, [claim], "a", lambda work: Prepared([], "", [])
-    )
+        "", "", (), [Task("", "F1", ())], {}, [claim], "a",
+        lambda work: Prepared([], "", []), published=published,
+    )  # fmt: skip
     again = {"a": {"F1": [0.5]}, "b": {"F1": [0.6]}}
-    said = verdicts.claims_table(source, tables, lambda claim: again)
-    assert "| first | Table 1 | F1 | does not hold | b 0.510, a 0.610 | 0 of 3 |" in said
-    assert "| the same, with more |  | F1 | holds | b 0.600, a 0.500 | 1 of 1 |" in said
+    said = verdicts.claims_table(source, SCORES, {}, lambda claim: again)
+    row = "| first | Table 1 | does not | F1: b 0.510, a 0.610, 0 of 3 | 2.5 / 1.5 |"
+    assert row in said.splitlines()
+    assert "| the same, with more |  | holds | F1: b 0.600, a 0.500, 1 of 1 |  |" in said
     of_teacher = replace(claim, better="teacher", worse="a", gains=False)
     level = replace(source, claims=[of_teacher])
-    said = verdicts.claims_table(level, tables, lambda claim: {"a": {"F1": [1.1]}})
-    assert "the same, with more |  | F1 | holds | teacher 1.000, a 1.100 |" in said
+    said = verdicts.claims_table(level, SCORES, {}, lambda claim: {"a": {"F1": [1.1]}})
+    assert "the same, with more |  | holds | F1: teacher 1.000, a 1.100, 0 of 1 |" in said
     elsewhere = replace(source, claims=[replace(claim, measures=("EM",))])
-    said = verdicts.claims_table(elsewhere, tables, lambda claim: again)
-    assert "| first | Table 1 | EM | not judged: no such task here |  |  |" in said
-    assert "0.610 ± 0.010 | 61% |" in verdicts.arms_table(source, {**tables})
+    said = verdicts.claims_table(elsewhere, SCORES, {}, lambda claim: again)
+    assert "| first | Table 1 | no data here |  | 2.5 / 1.5 |" in said
+    said = verdicts.arms_table(source, SCORES, {"F1": 0.25})
+    assert "| a |  | 0.610 ± 0.010 | 61% | 1.5 |  |" in said
+    assert "| chance |  | 0.250 |  |  |  |" in said
+
+
+def test_chance_is_the_better_of_two_guesses(tmp_path: Path) -> None:
+    table = tmp_path / "a.tsv"
+    table.write_text("text\tlabel\n" + "x\t0\n" * 3 + "x\t1\n")
+    words = ("--task", "classify", "--as-is", "--test", str(table))
+    assert chance(words, "accuracy") == 3 / 4
+    # Always 0: F1 6/7 and 0. At random: 2 * 3/8 / (5/4) = 3/5, and 2 * 1/8 / (3/4) = 1/3.
+    assert chance(words, "macro F1") == pytest.approx((3 / 5 + 1 / 3) / 2)
+    assert chance(words, "weighted F1") == pytest.approx(3 / 4 * 6 / 7)
+    assert chance(words, "F1") == pytest.approx(2 * (1 / 4) / (1 + 1 / 4))  # always 1
+    assert chance(words, "Matthews") == 0
+    tags = tmp_path / "b.tsv"
+    tags.write_text("a\tN\nb\tN\n\nc\tV\nd\tN\n")
+    two = ("--task", "pos", "--as-is", "--test", str(tags))
+    assert chance(two, "accuracy") == 3 / 4
+    assert chance(("--task", "ner", *two[2:]), "entity F1") == 0
+    other = tmp_path / "c.tsv"
+    other.write_text("a\tN\nb\tV\n")
+    assert chance((*two, "--test", str(other)), "accuracy") == (3 / 4 + 1 / 2) / 2
+    assert not is_trained([0.75, 0.77], 0.75) and is_trained([0.79, 0.77], 0.75)
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -246,7 +309,7 @@ def test_examples_are_cut_into_three(
     (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     by_label = [f"{number}\t{number // 5500}" for number in range(5000, 6000)]
     (tmp_path / "b.tsv").write_text("\n".join(["text\tlabel", *by_label]) + "\n")
-    data = Data("F1", "cut", "classify", "a.tsv", "b.tsv" if separate else "", few=300)
+    data = Data("", "F1", "cut", "classify", "a.tsv", "b.tsv" if separate else "", few=300)
     data.cut(tmp_path)
     found = {part: (tmp_path / f"cut.{part}.tsv").read_text().splitlines() for part in PARTS}
     assert all(lines.pop(0) == "text\tlabel" for lines in found.values())
@@ -256,7 +319,7 @@ def test_examples_are_cut_into_three(
     assert len(set(itertools.chain(*found.values()))) == sum(expected)
     sentences = "\n\n".join(f"a\tO\n{number}\tB-X" for number in range(10))
     (tmp_path / "c.tsv").write_text(f"#\tbook_1\n{sentences}\n")
-    Data("F1", "tags", "ner", "c.tsv").cut(tmp_path)
+    Data("", "entity F1", "tags", "ner", "c.tsv").cut(tmp_path)
     assert not any("#" in path.read_text() for path in tmp_path.glob("tags.*"))
     assert (tmp_path / "tags.test.tsv").read_text().count("\n\n") == 1  # a fifth: two sentences
 

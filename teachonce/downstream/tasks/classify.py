@@ -32,7 +32,8 @@ class Labelled:
 class Classify(LabelTask):
     """Classifies tables of `text` and `label`, or of `text_a`, `text_b` and `label`, as are
     paraphrases, entailment and yes/no questions of a passage. Both texts of a pair are one input.
-    The epoch is chosen by macro F1, in which all classes weigh the same.
+    The epoch is chosen by macro F1, in which all classes weigh the same. If there are
+    two classes, `F1` is that of the last one in alphabetical order: of 1 (not 0), yes (not no).
 
     Rows are pairs where `columns` names one of their columns, or where they have one and no `text`.
 
@@ -95,6 +96,7 @@ class Classify(LabelTask):
                 f"--per-class {self.per_class}: label {rarest!r} has {counts[rarest]} training "
                 "examples; ask for at most as many"
             )
+        self._measure_the_last_of_two()
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
         """Raises UserError also where some examples are texts and others pairs, and for a model
@@ -108,6 +110,11 @@ class Classify(LabelTask):
             )
         _check_alike(splits)
         super().adopt(spec, splits)
+        self._measure_the_last_of_two()
+
+    def _measure_the_last_of_two(self) -> None:
+        if len(self.labels) == 2:
+            self.measures = {**self.measures, "F1": "f1"}
 
     def sample(self, train: Sequence[Labelled], seed: int) -> Sequence[Labelled]:
         if self.per_class is None:
@@ -128,17 +135,24 @@ class Classify(LabelTask):
     def score(
         self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Compute accuracy, macro and weighted F1 and Matthews' correlation with scikit-learn."""
+        """Compute accuracy, macro and weighted F1 and Matthews' correlation with scikit-learn; for
+        two classes also the F1 of the last."""
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
         gold = [example.label for example in examples]
         found = [self.labels[number] for number in np.argmax(predictions, -1)]
-        return {
+        scores = {
             "accuracy": float(accuracy_score(gold, found)),
             "macro_f1": float(f1_score(gold, found, average="macro", zero_division=0)),
             "weighted_f1": float(f1_score(gold, found, average="weighted", zero_division=0)),
             "matthews": float(matthews_corrcoef(gold, found)),
         }
+        if "F1" in self.measures:
+            last = [max(self.labels)]
+            scores["f1"] = float(
+                f1_score(gold, found, labels=last, average="macro", zero_division=0)
+            )
+        return scores
 
 
 def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:

@@ -234,7 +234,7 @@ class Entities(Tagging):
     """
 
     name = "ner"
-    measures = {"entity F1": "entity_f1", "accuracy": "accuracy"}
+    measures = {"entity F1": "entity_f1", "macro F1": "macro_f1", "accuracy": "accuracy"}
     primary = "entity_f1"
 
     def __init__(
@@ -276,11 +276,15 @@ class Entities(Tagging):
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
+        """Compute F1 over all entities, its mean over the kinds of entities, and the accuracy."""
         from seqeval.metrics import f1_score
 
         gold, found = self.words(examples, rows, predictions)
-        entities = float(f1_score(gold, found, zero_division=0))
-        return {"entity_f1": entities, "accuracy": _accuracy(gold, found)}
+        return {
+            "entity_f1": float(f1_score(gold, found, zero_division=0)),
+            "macro_f1": float(f1_score(gold, found, average="macro", zero_division=0)),
+            "accuracy": _accuracy(gold, found),
+        }
 
 
 def _check_iob(splits: Mapping[str, Sequence[Sentence]]) -> None:

@@ -144,6 +144,18 @@ def test_entities_count_whole() -> None:
     score = task.score(sentences, rows, logits)
     assert score["accuracy"] == pytest.approx(3 / 4)
     assert score["entity_f1"] == pytest.approx(1 / 2)
+    assert score["macro_f1"] == pytest.approx(1 / 2)  # of a single kind
+
+
+def test_macro_f1_of_entities_is_the_mean_over_their_kinds() -> None:
+    sentences = [Sentence(tuple("abcd"), ("B-PER", "B-PER", "B-PER", "B-LOC"))]
+    task = Entities()
+    task.prepare({"train": sentences})  # LOC, PER
+    logits = np.eye(2)[[[1, 1, 1, 1]]]
+    score = task.score(sentences, [{"first": [0, 1, 2, 3], "example": 0}], logits)
+    # PER: precision 3/4, recall 1, F1 6/7; LOC: 0; all: precision and recall 3/4
+    assert score["macro_f1"] == pytest.approx((6 / 7 + 0) / 2)
+    assert score["entity_f1"] == pytest.approx(3 / 4)
 
 
 def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None:
@@ -252,7 +264,11 @@ def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Callable[[str],
     numbers = np.array([[*r["labels"], *[IGNORED] * (longest - len(r["labels"]))] for r in rows])
     assert (numbers >= 0).sum() == len(words) + 1 and longest <= 16
     logits = np.eye(len(task.labels))[np.where(numbers >= 0, numbers, 2)]
-    assert task.score(sentences, rows, logits) == {"entity_f1": 1.0, "accuracy": 1.0}
+    assert task.score(sentences, rows, logits) == {
+        "entity_f1": 1.0,
+        "macro_f1": 1.0,
+        "accuracy": 1.0,
+    }
 
 
 NAMES = ["O", "B-PER", "I-PER"]

@@ -180,6 +180,11 @@ def test_classes_are_scored_by_hand() -> None:
     assert score["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
     assert score["weighted_f1"] == pytest.approx((3 * 4 / 5 + 2 / 3) / 4)
     assert score["matthews"] == pytest.approx((2 * 1 - 1 * 0) / np.sqrt(2 * 2 * 3 * 1))
+    assert "f1" not in score
+    task.prepare({"train": examples})
+    assert task.measures["F1"] == "f1"
+    score = task.score(examples, [], np.array([[1, 0], [1, 0], [0, 1], [0, 1]]))
+    assert score["f1"] == pytest.approx(2 / 3)  # of b, the last
 
 
 def test_correlations_see_no_scale_and_survive_a_constant() -> None:

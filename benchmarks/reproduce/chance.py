@@ -1,0 +1,79 @@
+"""What a model scores that has learnt nothing: by the labels of the test files alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.reproduce.costs import given
+from teachonce.downstream.checked import asked_of
+from teachonce.downstream.cli import main as downstream
+from teachonce.downstream.tasks.classify import Classify
+from teachonce.downstream.tasks.tagging import PartsOfSpeech
+
+Shares = Mapping[str, float]
+"""The share of each label among those of a test file."""
+
+
+def chance(words: Sequence[str], figure: str) -> float:
+    """Return the figure of a task, given as words of `downstream`, that needs no training.
+
+    It is the better one of two guesses: always the most frequent label, or a label at random. It is
+    0 for entities, correlations and answers to questions. For several test files it is the mean.
+    """
+    if figure not in GUESSES:
+        return 0.0
+    asked = asked_of(given(downstream, [*words, "--model", "none", "--out", "none"]))
+    kind = {"classify": Classify, "pos": PartsOfSpeech}.get(asked.task or "")
+    if kind is None:
+        return 0.0
+    task = kind(columns=asked.columns())
+    found = []
+    for path in asked.test:
+        labels = Counter(label for example in task.read(path) for label in task.labels_of(example))
+        found.append(GUESSES[figure]({name: n / labels.total() for name, n in labels.items()}))
+    return statistics.mean(found)
+
+
+def is_trained(scores: Sequence[float], chance: float) -> bool:
+    """Return whether the scores of some seeds are above chance by more than their deviation."""
+    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    return statistics.mean(scores) - spread > chance
+
+
+def _accuracy(shares: Shares) -> float:
+    return max(shares.values())
+
+
+def _macro(shares: Shares) -> float:
+    return max(statistics.mean(each.values()) for each in _label_f1(shares))
+
+
+def _weighted(shares: Shares) -> float:
+    return max(sum(shares[name] * f1 for name, f1 in each.items()) for each in _label_f1(shares))
+
+
+def _last(shares: Shares) -> float:
+    return max(each[max(shares)] for each in _label_f1(shares))
+
+
+def _label_f1(shares: Shares) -> list[dict[str, float]]:
+    """Return F1 of each label, for every single answer that is always given, and for answers at
+    random."""
+    always = [
+        {name: 2 * share / (1 + share) if name == answer else 0.0 for name, share in shares.items()}
+        for answer in shares
+    ]
+    a_part = 1 / len(shares)
+    at_random = {name: 2 * share * a_part / (share + a_part) for name, share in shares.items()}
+    return [*always, at_random]
+
+
+GUESSES: Mapping[str, Callable[[Shares], float]] = {
+    "accuracy": _accuracy,
+    "macro F1": _macro,
+    "weighted F1": _weighted,
+    "F1": _last,
+}
+"""By the name of a figure: what the better guess scores. Other figures are 0 without training."""
