@@ -1,7 +1,7 @@
 """The objects of a bucket, by obstore: S3, Google Cloud Storage and Azure by the same few requests.
 
-A request is sent once; `Line` repeats it. A conditional write takes effect only while the object is
-what it was, or is not there; `put_if` reports a server that does not know conditions.
+Each method sends a request through a `Retrier`. A conditional write takes effect only if the object
+is unchanged, or absent; `put_if` raises NotImplementedError if the server supports no conditions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from zarr.core.sync import sync
 
-from teachonce.store.containers.disk_cache import Piece
+from teachonce.store.containers.disk_cache import FetchedBytes
 from teachonce.store.containers.network import (
     ABSENT,
     CREDENTIALS,
-    Line,
     RangeIgnored,
+    Retrier,
     WrongLength,
-    answer_of,
     check_length,
+    http_answer,
 )
 from teachonce.store.containers.untrusted import MAX_JSON
 from teachonce.store.errors import StoreError, Unreachable
@@ -76,16 +76,16 @@ class Bucket:
     """
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
-        self.url, self.line = url, Line(url)
+        self.url, self.retrier = url, Retrier(url)
         self._obstore = library("obstore", EXTRA, f"{url.partition('://')[0]}://")
         self.store = _client(url, options)
         self._suffixes = url.partition("://")[0] in SUFFIXES
 
-    def ask(
+    def send(
         self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         """Send a request until it is answered."""
-        return sync(self.line.ask(what or "its objects", request, size))
+        return sync(self.retrier.send(what or "its objects", request, size))
 
     def read(self, name: str) -> bytes:
         """Read an object of at most MAX_JSON bytes. Raises StoreError if it is larger."""
@@ -100,10 +100,10 @@ class Bucket:
             data = bytes(await found.bytes_async())
             return Tagged(data, str(meta["e_tag"]), meta["last_modified"])
 
-        return self.ask(name, request, 2**20)
+        return self.send(name, request, 2**20)
 
-    async def piece(self, name: str, begin: int, end: int) -> Piece:
-        """Read a range once; see `teachonce.store.containers.far.Fetch`."""
+    async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
+        """Read a range once; see `teachonce.store.containers.remote_ranges.Fetch`."""
         if begin < 0 and self._suffixes:
             asked: Any = {"suffix": -begin}
         elif begin < 0:
@@ -124,7 +124,7 @@ class Bucket:
         whole, (low, high) = int(given.meta["size"]), given.range
         data = await given.bytes_async()
         check_length(name, data, high - low, whole)
-        return Piece(np.frombuffer(data, np.uint8), whole, set())
+        return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
 
     def tagged(self, name: str) -> Tagged | None:
         """Read an object with its tag; None if there is none."""
@@ -143,14 +143,14 @@ class Bucket:
         async def request() -> int:
             return int((await self._obstore.head_async(self.store, name))["size"])
 
-        return self.ask(name, request)
+        return self.send(name, request)
 
     def has_all(self, names: Iterable[str]) -> list[bool]:
         """Whether there are objects of these names; the requests are sent at once."""
 
         async def one(name: str) -> bool:
             try:
-                await self.line.ask(name, lambda: self._obstore.head_async(self.store, name))
+                await self.retrier.send(name, lambda: self._obstore.head_async(self.store, name))
             except ABSENT:
                 return False
             return True
@@ -178,7 +178,7 @@ class Bucket:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole object."""
-        self.ask(name, lambda: self._put(name, data), len(data))
+        self.send(name, lambda: self._put(name, data), len(data))
 
     async def _put(self, name: str, data: bytes, **conditions: Any) -> Any:
         multipart = len(data) > MULTIPART
@@ -192,7 +192,7 @@ class Bucket:
         async def one(item: tuple[str, Path]) -> None:
             name, file = item
             data = file.read_bytes()
-            await self.line.ask(name, lambda: self._put(name, data), len(data))
+            await self.retrier.send(name, lambda: self._put(name, data), len(data))
 
         self._many(one, files.items())
 
@@ -204,13 +204,13 @@ class Bucket:
         """
         mode = "create" if tag is None else {"e_tag": tag}
         try:
-            found = self.ask(name, lambda: self._put(name, data, mode=mode), len(data))
+            found = self.send(name, lambda: self._put(name, data, mode=mode), len(data))
             return str(found["e_tag"])
         except (Unreachable, *ABSENT) as error:
             if isinstance(error, ABSENT):  # it had this tag, and was removed
                 return None
             kind = type(error.__cause__).__name__
-            answer = answer_of(error.__cause__) if error.__cause__ else None
+            answer = http_answer(error.__cause__) if error.__cause__ else None
             if kind in UNCONDITIONAL or (answer and answer.status == 501):
                 raise NotImplementedError from error
             if kind not in HELD and not (answer and answer.status in (409, 412)):
@@ -225,7 +225,7 @@ class Bucket:
         async def request() -> Any:
             return await self._obstore.list_with_delimiter_async(self.store, prefix or None)
 
-        found = self.ask(prefix, request, None)
+        found = self.send(prefix, request, None)
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
@@ -246,14 +246,14 @@ class Bucket:
                 found.update(str(each["path"]) for each in some)
             return {path for path in found if part_of(path) not in parts}
 
-        return self.ask(group, request, None)
+        return self.send(group, request, None)
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; they may be missing."""
 
         async def one(name: str) -> None:
             try:
-                await self.line.ask(name, lambda: self._obstore.delete_async(self.store, name))
+                await self.retrier.send(name, lambda: self._obstore.delete_async(self.store, name))
             except ABSENT:
                 return
 

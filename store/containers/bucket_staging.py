@@ -18,7 +18,7 @@ from typing import Any
 
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease, check_free
-from teachonce.store.containers.interface import Make, Sink, Source
+from teachonce.store.containers.interface import SealContent, Sink, StoreSource
 from teachonce.store.containers.zarr.staging import LAST
 from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
 from teachonce.store.errors import StoreError
@@ -149,7 +149,7 @@ class BucketStaging:
     def _gone(self) -> StoreError:
         return StoreError(f"{self.path}: was removed while it was written; start again")
 
-    def source(self) -> Source:
+    def source(self) -> StoreSource:
         return ZarrSource(self.path)
 
     def part(self, number: int) -> Sink:
@@ -175,7 +175,7 @@ class BucketStaging:
         there = self._bucket.has_all(f"parts/{number}/{ROOT}" for number in found)
         return {number for number, whole in zip(found, there, strict=True) if whole}
 
-    def seal(self, make: Make) -> None:
+    def seal(self, make: SealContent) -> None:
         work = self._work("manifest")
         attributes = ZarrSink(work).finish(make)
         for name in LAST:

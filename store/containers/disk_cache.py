@@ -26,7 +26,7 @@ import google_crc32c
 import numpy as np
 
 from teachonce.store.containers.blosc import Bytes
-from teachonce.store.containers.cache_word import PREFIX
+from teachonce.store.containers.cache_option import PREFIX
 from teachonce.store.containers.memory_map import prefetch
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -39,12 +39,12 @@ UNIT = 4096  # bytes that disks give out
 KEPT_SHARE = 0.9  # of the bound, when room is made: to look at all entries takes time
 
 
-def _named(store: str, name: str) -> str:
+def _entry_prefix(store: str, name: str) -> str:
     """How the names of the entries of an object begin: hexadecimal digits."""
     return hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
 
 
-class Piece(NamedTuple):
+class FetchedBytes(NamedTuple):
     """Bytes of an object, the size of the whole object, and the numbers of the chunks in these
     bytes whose checksum a reader has compared."""
 
@@ -59,7 +59,7 @@ def taken_by(size: int) -> int:
 
 
 @dataclass
-class _Count:
+class _BytesTaken:
     """The bytes that are taken, as the file `lock` holds them while it is locked."""
 
     file: int
@@ -96,14 +96,14 @@ class DiskCache:
         return f"{PREFIX}{self.folder},{self.bound}"
 
     @contextmanager
-    def _counted(self) -> Iterator[_Count]:
+    def _counted(self) -> Iterator[_BytesTaken]:
         """Hold the lock, and the bytes that are taken. Raises OSError."""
         file = files.open_ordinary(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if files.lock(file, wait=True) is None:
                 raise OSError(f"{self.folder}: its file system has no locks; choose a local disk")
             data = os.pread(file, TOTAL.size, 0)
-            taken = _Count(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
+            taken = _BytesTaken(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
             if len(data) != TOTAL.size:
                 self._make_room(taken, None)
             yield taken
@@ -111,7 +111,7 @@ class DiskCache:
             fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
             os.close(file)
 
-    def _make_room(self, taken: _Count, most: int | None) -> None:
+    def _make_room(self, taken: _BytesTaken, most: int | None) -> None:
         """Remove what a kill has left, and the entries that were not used for longest until `most`
         bytes are taken; count what is."""
         found, total = [], 0
@@ -132,7 +132,7 @@ class DiskCache:
         taken.add(total - taken.bytes)
 
     def _path(self, store: str, name: str, begin: int, end: int) -> Path:
-        return self.folder / f"{_named(store, name)}.{begin}.{end}"
+        return self.folder / f"{_entry_prefix(store, name)}.{begin}.{end}"
 
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
         """Whether there is such an entry, damaged or not; the disk begins to read it."""
@@ -142,7 +142,7 @@ class DiskCache:
             return False
         return True
 
-    def get(self, store: str, name: str, begin: int, end: int) -> Piece | None:
+    def get(self, store: str, name: str, begin: int, end: int) -> FetchedBytes | None:
         """Read an entry of a store, which is named by its checksum; None if there is none. A
         damaged one is removed."""
         path = self._path(store, name, begin, end)
@@ -156,11 +156,11 @@ class DiskCache:
         if len(data) >= END.size:
             mark, checksum, whole = END.unpack(data[-END.size :].tobytes())
             if mark == MARK and google_crc32c.value(payload) == checksum:
-                return Piece(payload, whole, set())
+                return FetchedBytes(payload, whole, set())
         self._remove([path])
         return None
 
-    def put(self, store: str, name: str, begin: int, end: int, piece: Piece) -> None:
+    def put(self, store: str, name: str, begin: int, end: int, piece: FetchedBytes) -> None:
         """Write an entry, unless there is no room for it. If the disk fails, that is logged once
         and nothing is written from then on."""
         path = self._path(store, name, begin, end)
@@ -179,13 +179,13 @@ class DiskCache:
                 " lies", PREFIX, self.folder, files.reason(error),
             )  # fmt: skip
 
-    def _has_room(self, taken: _Count, size: int) -> bool:
+    def _has_room(self, taken: _BytesTaken, size: int) -> bool:
         if taken.bytes + size > self.bound:
             self._make_room(taken, max(0, int(self.bound * KEPT_SHARE) - size))
         return taken.bytes + size <= self.bound
 
     def _write(
-        self, taken: _Count, path: Path, size: int, data: tuple[memoryview | bytes, ...]
+        self, taken: _BytesTaken, path: Path, size: int, data: tuple[memoryview | bytes, ...]
     ) -> None:
         taken.add(size)  # before there is a file: a kill leaves less than is counted
         new = path.with_name(f"{files.UNFINISHED}{path.name}-{os.urandom(8).hex()}")
@@ -200,7 +200,7 @@ class DiskCache:
 
     def forget(self, store: str, *names: str) -> None:
         """Remove all entries of objects of a store."""
-        named = {_named(store, name) for name in names}
+        named = {_entry_prefix(store, name) for name in names}
         self._remove([each for each in self.folder.iterdir() if each.name[:32] in named])
 
     def _remove(self, paths: list[Path]) -> None:

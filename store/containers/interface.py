@@ -12,7 +12,7 @@ import numpy as np
 
 from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
-from teachonce.store.containers.untrusted import MAX_TOLD
+from teachonce.store.containers.untrusted import MAX_LISTED
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.layout import ArraySpec
 from teachonce.support.arrays import Array
@@ -20,7 +20,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.files import WRITABLE
 from teachonce.support.lease import Lease, check_free
 
-Make = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
+SealContent = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
 """Makes the root attributes and the manifest of a finished store; the function that it is given
 writes an array of the index, by its path."""
 
@@ -73,14 +73,14 @@ class RowSlices:
 
 
 def damaged_chunks(array: Slices, rows: int) -> list[int]:
-    """Numbers of the first chunks of `rows` rows that cannot be decoded, at most MAX_TOLD."""
+    """Numbers of the first chunks of `rows` rows that cannot be decoded, at most MAX_LISTED."""
     bad = []
     for number, begin in enumerate(range(0, array.shape[0], rows)):
         try:
             array.read(begin, min(begin + rows, array.shape[0]))
         except StoreError:
             bad.append(number)
-            if len(bad) == MAX_TOLD:
+            if len(bad) == MAX_LISTED:
                 break
     return bad
 
@@ -94,11 +94,11 @@ class Flaw(NamedTuple):
 
     line: str
     path: str
-    stranger: bool = False
-    explained_by_strangers: bool = False
+    unknown: bool = False
+    explained_by_unknown: bool = False
 
 
-class Source(Protocol):
+class StoreSource(Protocol):
     """A tree of groups, arrays and attributes that is read."""
 
     path: str
@@ -107,7 +107,7 @@ class Source(Protocol):
     grain: int  # bytes of an array that are decoded at once, about: a smaller gap is read, too
     cache: DiskCache | None  # on a local disk, of what is read
 
-    def keep_on(self, cache: DiskCache, checksum: str) -> None:
+    def use_cache(self, cache: DiskCache, checksum: str) -> None:
         """Cache what is read of a sealed store, which its checksum names, on a local disk; nothing
         where the store itself lies there."""
 
@@ -140,7 +140,7 @@ class Source(Protocol):
         """Drop what is cached of an array that was found damaged: a later read fetches it
         again."""
 
-    def unlawful(self, name: str) -> str | None:
+    def format_violation(self, name: str) -> str | None:
         """What the stored form of an array has that FORMAT.md does not allow; None if nothing."""
 
     def close(self) -> None:
@@ -153,13 +153,13 @@ class Sink(Protocol):
     def attributes(self, group: str, values: dict[str, Any]) -> None: ...
 
     def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
-        """Write a whole array; returns its fingerprint (see Source)."""
+        """Write a whole array; returns its fingerprint (see StoreSource)."""
 
     def close(self) -> None:
         """Finish: everything is on the disk when this returns."""
 
 
-class Right(Protocol):
+class WriteLease(Protocol):
     """The right of this process to write a store, until `close` or its death."""
 
     token: str
@@ -189,7 +189,7 @@ class Staging(Protocol):
     def check_free(self) -> None:
         """Raise Taken if a living process other than this one writes the store."""
 
-    def lease(self) -> Right:
+    def lease(self) -> WriteLease:
         """Take the right to write the store. Raises Taken if a living process has it."""
 
     def clear(self, mark: str = "") -> None:
@@ -211,7 +211,7 @@ class Staging(Protocol):
         their entries into the root's attributes; make its other groups where they are lost. After
         a kill another call goes on."""
 
-    def source(self) -> Source:
+    def source(self) -> StoreSource:
         """Open the unfinished store for reading."""
 
     def part(self, number: int) -> Sink:
@@ -223,7 +223,7 @@ class Staging(Protocol):
     def published(self) -> set[int]:
         """Numbers of the published parts."""
 
-    def seal(self, make: Make) -> None:
+    def seal(self, make: SealContent) -> None:
         """Write index, manifest and root attributes; the store is finished after one last
         rename."""
 

@@ -80,7 +80,7 @@ OF_STATUS = {
 BARE_REDIRECT = "redirect without LOCATION"  # obstore's words where S3 names no other address
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """What a server answered instead of what was requested: HTTP status, and code and message of
     its own if it gave them."""
 
@@ -97,7 +97,7 @@ class WrongLength(OSError):
     """More or fewer bytes came than were requested."""
 
 
-def answer_of(error: BaseException) -> Answer | None:
+def http_answer(error: BaseException) -> HttpAnswer | None:
     """The answer that the error of a client quotes; None if none came."""
     if _module(error) == "obstore" or isinstance(error, FileNotFoundError):
         return _of_obstore(str(error))
@@ -107,7 +107,7 @@ def answer_of(error: BaseException) -> Answer | None:
     for key in ("status", "status_code", "code"):
         status = getattr(answered, key, None)
         if isinstance(status, int) and 300 <= status < 600:
-            return Answer(status, "", first_line(error))
+            return HttpAnswer(status, "", first_line(error))
     return None
 
 
@@ -115,16 +115,16 @@ def _module(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-def _of_obstore(text: str) -> Answer | None:
+def _of_obstore(text: str) -> HttpAnswer | None:
     if BARE_REDIRECT in text:
-        return Answer(301, "PermanentRedirect", "no address was given")
+        return HttpAnswer(301, "PermanentRedirect", "no address was given")
     status = re.search(r"status code: (\d{3})", text)
     if status is None:
         return None
     code, message = (
         re.search(f"<{key}>(.*?)</{key}>", text, re.DOTALL) for key in ("Code", "Message")
     )
-    return Answer(int(status[1]), code[1] if code else "", message[1] if message else "")
+    return HttpAnswer(int(status[1]), code[1] if code else "", message[1] if message else "")
 
 
 def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
@@ -148,9 +148,9 @@ def check_metadata(path: str, file: str, data: bytes | None) -> None:
         )
 
 
-def passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error may not occur again if the request is repeated."""
-    if answer := answer_of(error):
+    if answer := http_answer(error):
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
     kind = type(error).__name__
     if isinstance(error, OSError):  # of most clients; the hub's kind means HF_HUB_OFFLINE
@@ -162,7 +162,7 @@ def _described(error: BaseException) -> str:
     """An answer, or an error, in a few words."""
     if isinstance(error, RangeIgnored | WrongLength):
         return str(error)
-    answer = answer_of(error)
+    answer = http_answer(error)
     if answer is None:
         name = type(error).__name__
         line = first_line(error)
@@ -177,7 +177,7 @@ def _remedy(error: BaseException) -> str:
         return WHOLE_REMEDY
     if _module(error) == "huggingface_hub":
         return HUB_REMEDY
-    if answer := answer_of(error):
+    if answer := http_answer(error):
         found = REMEDIES.get(answer.code) or OF_STATUS.get(answer.status)
         if found:
             return found
@@ -187,7 +187,7 @@ def _remedy(error: BaseException) -> str:
 
 
 @dataclass
-class Line:
+class Retrier:
     """Sends requests to the place of a store, and repeats them for as long as seems worth it."""
 
     url: str  # for people, without a password
@@ -201,7 +201,7 @@ class Line:
     def patience(self) -> float:
         return PATIENCE if self.answered else FIRST_PATIENCE
 
-    async def ask(
+    async def send(
         self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         """Send a request for `what` until it is answered, with growing pauses.
@@ -221,12 +221,12 @@ class Line:
                 return result
             except ABSENT as error:
                 self.answered = True
-                if (answer := answer_of(error)) and answer.code == "NoSuchBucket":
+                if (answer := http_answer(error)) and answer.code == "NoSuchBucket":
                     raise self._refused(what, error) from error
                 raise
             except Exception as error:  # every client raises its own
                 wrong_lengths += isinstance(error, WrongLength)
-                if not passing(error) or wrong_lengths == FETCHES:
+                if not is_transient(error) or wrong_lengths == FETCHES:
                     raise self._refused(what, error) from error
                 spent = time.monotonic() - begun
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1))
@@ -261,17 +261,17 @@ class Line:
             )  # fmt: skip
 
 
-def surely(remote: bool, work: Callable[[], Result]) -> Result:
+def with_refetches(remote: bool, work: Callable[[], Result]) -> Result:
     """Do work that finds damage; if it reads over a network, repeat it before believing the damage.
 
     A network can flip a bit that its own checksums miss. Raises the StoreError of the last try.
     """
-    for _ in fetches(remote)[1:]:
+    for _ in fetch_attempts(remote)[1:]:
         with suppress(StoreError):
             return work()
     return work()
 
 
-def fetches(remote: bool) -> range:
+def fetch_attempts(remote: bool) -> range:
     """One number for each time that something is fetched that looks damaged."""
     return range(FETCHES if remote else 1)

@@ -9,7 +9,7 @@ from teachonce.store.containers.bucket import is_bucket
 from teachonce.store.containers.bucket_staging import BucketStaging
 from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.hdf5.tree import Hdf5Source
-from teachonce.store.containers.interface import Source, Staging
+from teachonce.store.containers.interface import Staging, StoreSource
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import MISSING, NO_QUEUE, NO_STORE, StoreError
@@ -18,7 +18,7 @@ from teachonce.support.errors import UserError, of_path
 LocalStaging = ZarrStaging | Hdf5Staging
 
 
-def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Source:
+def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSource:
     """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, without a request yet.
     Raises StoreError."""
     if "://" in str(path):
@@ -29,7 +29,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sou
         raise StoreError(of_path(error)) from error
 
 
-def _local(path: Path) -> Source:
+def _local(path: Path) -> StoreSource:
     if not path.exists():
         raise StoreError(f"{path}: {MISSING}")
     if path.is_dir():

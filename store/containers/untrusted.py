@@ -14,7 +14,7 @@ MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
 MAX_CHUNK = 2**30
 MAX_RATIO = 2**15  # a chunk of equal bytes shrinks to some 60; real ones do not come near
 SMALL = 2**26  # decoded bytes that any array may have
-MAX_TOLD = 8  # damaged chunks of an array that are named; few bytes may declare 2^26 of them
+MAX_LISTED = 8  # damaged chunks of an array that are named; few bytes may declare 2^26 of them
 JSON_RATIO, JSON_SMALL = 16, 2**20  # of the manifest: half of it is checksums, and nothing shrinks
 MAX_KNOWN = 4096  # folders that are not looked at again
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from teachonce.store.containers.interface import Source
+from teachonce.store.containers.interface import StoreSource
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import MISSING, StoreError, Unreachable
 
@@ -31,7 +31,7 @@ class ChangeWatch:
     stat 40 us, on two busy cores. An unfinished store, which grows, is not watched.
     """
 
-    def __init__(self, source: Source, attributes: Mapping[str, Any]) -> None:
+    def __init__(self, source: StoreSource, attributes: Mapping[str, Any]) -> None:
         self._source, self._place = source, Path(source.path).absolute()
         sealed = attributes.get("state") == "sealed"
         self.opened: str | None = attributes.get("checksum") if sealed else None

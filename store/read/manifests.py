@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.containers.interface import Source
-from teachonce.store.containers.network import surely
+from teachonce.store.containers.interface import StoreSource
+from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import queue_of
 from teachonce.store.errors import NO_NUMBERS, StoreError, without_remedy
 from teachonce.store.format.features import Calibration, Features
@@ -90,7 +90,7 @@ def _read_lengths(value: object, features: Features, sequences: int, where: str)
 
 
 def sealed_manifest(
-    source: Source, attributes: Mapping[str, Any], features: Features
+    source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, bytes]:
     """Read the manifest of a sealed store, and its stored bytes. Raises StoreError if it does not
     match the checksum at the root."""
@@ -139,7 +139,7 @@ def _listed_parts(value: object, features: Features, where: str) -> list[Part]:
     return parts
 
 
-def checked_array(source: Source, name: str, entry: Entry) -> Array:
+def checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
     """Read a whole array outside the parts. Raises StoreError if it is not what its entry says."""
 
     def read() -> Array:
@@ -149,10 +149,10 @@ def checked_array(source: Source, name: str, entry: Entry) -> Array:
             source.forget(name)
             raise
 
-    return surely(source.remote, read)
+    return with_refetches(source.remote, read)
 
 
-def _checked_array(source: Source, name: str, entry: Entry) -> Array:
+def _checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
     with opening():
         array = source.array(name)
     if array.shape != entry.shape or array.dtype.name != entry.dtype:
@@ -167,7 +167,7 @@ def _checked_array(source: Source, name: str, entry: Entry) -> Array:
 
 
 def unsealed_manifest(
-    source: Source, attributes: Mapping[str, Any], features: Features
+    source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> Manifest:
     """Make the manifest of an unfinished store from its published parts. Raises StoreError."""
     manifest, unreadable = readable_manifest(source, attributes, features)
@@ -176,7 +176,7 @@ def unsealed_manifest(
     return manifest
 
 
-def unreadable_part(source: Source, number: int, error: StoreError) -> StoreError:
+def unreadable_part(source: StoreSource, number: int, error: StoreError) -> StoreError:
     """The error for a part that keeps an unfinished store from going on."""
     return StoreError(
         f"{without_remedy(error)}; run `feature-store repair`, which moves part"
@@ -184,7 +184,7 @@ def unreadable_part(source: Source, number: int, error: StoreError) -> StoreErro
     )
 
 
-def _own_entry(source: Source, number: int, shapes: PartShapes) -> Part:
+def _own_entry(source: StoreSource, number: int, shapes: PartShapes) -> Part:
     value = source.attributes(f"parts/{number}").get("part")
     part = Part.from_json(value, shapes, source.path)
     if part.number != number:
@@ -193,7 +193,7 @@ def _own_entry(source: Source, number: int, shapes: PartShapes) -> Part:
 
 
 def published_parts(
-    source: Source, features: Features, numbers: Iterable[int] | None = None
+    source: StoreSource, features: Features, numbers: Iterable[int] | None = None
 ) -> Iterator[Part]:
     """The entries of parts of an unfinished store, of all, ascending, without `numbers`. Raises
     StoreError if one cannot be read."""
@@ -206,13 +206,13 @@ def published_parts(
         yield part
 
 
-def part_numbers(source: Source) -> list[int]:
+def part_numbers(source: StoreSource) -> list[int]:
     """Numbers of the parts of an unfinished store, ascending."""
     numbers = (part_number(name) for name in source.members("parts"))
     return sorted(number for number in numbers if number is not None)
 
 
-def unfinished(source: Source) -> StoreError:
+def unfinished(source: StoreSource) -> StoreError:
     """The error that refuses an unfinished store.
 
     One process writes the parts in order, so one that is missing before another was there and is
@@ -236,7 +236,7 @@ def unfinished(source: Source) -> StoreError:
 
 
 def readable_manifest(
-    source: Source, attributes: Mapping[str, Any], features: Features
+    source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, dict[int, StoreError]]:
     """Make a manifest from the entries that parts hold themselves; parts whose entries cannot be
     read are returned with their errors."""
@@ -251,7 +251,7 @@ def readable_manifest(
     return Manifest(kept, arrays, parts), unreadable
 
 
-def missing_outside(source: Source) -> set[str]:
+def missing_outside(source: StoreSource) -> set[str]:
     """Names of the arrays outside the parts that a store lists and lacks: repair has moved them
     aside, or they were lost."""
     listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
@@ -267,7 +267,7 @@ def calibration_paths(name: str) -> tuple[str, str]:
     return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
 
 
-def read_calibration(source: Source) -> Calibration | None:
+def read_calibration(source: StoreSource) -> Calibration | None:
     """Read (mean, deviation) of every hidden state of an unfinished store; None if it lacks one.
 
     Raises StoreError if a checksum differs.
@@ -280,7 +280,7 @@ def read_calibration(source: Source) -> Calibration | None:
     return {name: (read(mean), read(deviation)) for name, (mean, deviation) in paths.items()}
 
 
-def read_outside(source: Source) -> Callable[[str], Array]:
+def read_outside(source: StoreSource) -> Callable[[str], Array]:
     """Return a reader of the arrays outside the parts of an unfinished store; it raises StoreError
     if a checksum differs."""
     entries = read_entries(source.attributes().get("arrays"), source.path)
@@ -293,7 +293,7 @@ def read_outside(source: Source) -> Callable[[str], Array]:
             raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
         return values
 
-    return lambda name: surely(source.remote, lambda: read(name))
+    return lambda name: with_refetches(source.remote, lambda: read(name))
 
 
 def finite(values: Array, what: str) -> Array:

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from teachonce.store.containers.interface import Slices, Source
-from teachonce.store.containers.network import surely
+from teachonce.store.containers.interface import Slices, StoreSource
+from teachonce.store.containers.network import with_refetches
 from teachonce.store.errors import VERIFY, StoreError, without_remedy
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays
@@ -39,7 +39,7 @@ class PartReader:
 
     def __init__(
         self,
-        source: Source,
+        source: StoreSource,
         part: Part,
         features: Features,
         lengths: Array | None = None,
@@ -62,7 +62,7 @@ class PartReader:
     def array(self, name: str) -> Slices:
         """Open an array of the part. Raises StoreError if it is not what the manifest says."""
         if name not in self._open:
-            array = surely(self._source.remote, lambda: self._opened(name))
+            array = with_refetches(self._source.remote, lambda: self._opened(name))
             if self._cache_policy is not None:
                 array = self._cache_policy.of(array, name)
             self._open[name] = array
@@ -98,11 +98,11 @@ class PartReader:
             self._compare(name, digest(values))
             return values
 
-        return surely(self._source.remote, read)
+        return with_refetches(self._source.remote, read)
 
     def check(self, name: str) -> None:
         """Raise StoreError unless an array matches its checksum; some rows are read at a time."""
-        surely(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
+        with_refetches(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:

@@ -9,7 +9,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import ArrayLike
 
-from teachonce.store.containers.interface import Source
+from teachonce.store.containers.interface import StoreSource
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import ArraySpec, part_arrays
@@ -31,7 +31,7 @@ class PartIndex:
     """
 
     def __init__(
-        self, source: Source, features: Features, manifest: Manifest, watch: ChangeWatch
+        self, source: StoreSource, features: Features, manifest: Manifest, watch: ChangeWatch
     ) -> None:
         self.path, self.features, self.remote = source.path, features, source.remote
         self.grain = source.grain

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from teachonce.store.containers.cache_word import parse_disk_cache
+from teachonce.store.containers.cache_option import parse_disk_cache
 from teachonce.store.containers.disk_cache import DiskCache
-from teachonce.store.containers.interface import Source
-from teachonce.store.containers.network import surely
+from teachonce.store.containers.interface import StoreSource
+from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, TaskSpec
@@ -68,13 +68,13 @@ def open_store(
     kept = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
     source = open_source(path, storage_options)
     try:
-        return surely(source.remote, lambda: _open(source, allow_partial, kept))
+        return with_refetches(source.remote, lambda: _open(source, allow_partial, kept))
     except BaseException:
         source.close()
         raise
 
 
-def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> FeatureStore:
+def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> FeatureStore:
     with opening():
         attributes = source.attributes()
     features = check_root(attributes, source.path)
@@ -89,7 +89,7 @@ def _open(source: Source, allow_partial: bool, cache: DiskCache | None) -> Featu
         source.announce(["manifest", *(p for name in hidden for p in calibration_paths(name))])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
-            source.keep_on(cache, attributes["checksum"])
+            source.use_cache(cache, attributes["checksum"])
             record_copy(source.path, manifest, "disk cache", cache.folder, attributes["checksum"])
         return FeatureStore(source, attributes, features, manifest)
 
@@ -99,7 +99,7 @@ class FeatureStore(Sequence[Record]):
 
     def __init__(
         self,
-        source: Source,
+        source: StoreSource,
         attributes: Mapping[str, Any],
         features: Features,
         manifest: Manifest,

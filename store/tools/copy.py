@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.containers.zarr.files import Remote, remote_files
+from teachonce.store.containers.zarr.files import RemoteFiles, remote_files
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.mixed_vocab import MixedVocab
@@ -282,7 +282,7 @@ def upload(
                 _send(Path(source), remote, name, target)
 
 
-def _target(target: str, storage_options: dict[str, Any] | None) -> Remote:
+def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
     """Open an address for writing. Raises UserError if a store is there."""
     try:
         remote = remote_files(target, storage_options)
@@ -309,7 +309,7 @@ def _sorted_files(store: FeatureStore, arrays: list[str], group: str) -> list[st
     return sorted(files)
 
 
-def _send(folder: Path, remote: Remote, name: str, target: str) -> None:
+def _send(folder: Path, remote: RemoteFiles, name: str, target: str) -> None:
     """Copy one file. Raises StoreError if it arrived cut short."""
     data = (folder / name).read_bytes()
     remote.write(name, data)

@@ -1,4 +1,4 @@
-"""Open a store that is damaged, as far as what is left tells what it was; what was found wrong."""
+"""Open a damaged store by what is left of it, and report the problems found in a store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from teachonce.store.containers.interface import Flaw, Source
-from teachonce.store.containers.network import surely
+from teachonce.store.containers.interface import Flaw, StoreSource
+from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError, without_remedy
@@ -29,11 +29,10 @@ from teachonce.support.console import counted
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, as a line for a person.
+    """One problem of a store, as a line for a person.
 
-    `part` is the number of its part, None outside the parts. `array` is the path of an array whose
-    values are lost. `group` is the path of a group whose metadata are wrong; they hold nothing that
-    is not known otherwise.
+    part: number of its part; None outside the parts. array: path of an array whose values are lost.
+    group: path of a group whose metadata are wrong; they can be derived from the rest of the store.
     """
 
     line: str
@@ -44,38 +43,37 @@ class Problem:
 
 @dataclass
 class Report:
-    """What `verify` read, and what it found.
+    """What `verify` read and found.
 
-    Problems name part, array and chunk. `strangers` are lines, too: files and objects that the
-    format does not know. No reader looks at them. `repair` adds where it moved what is damaged, and
-    what to do next.
+    Problems name part, array and chunk. `unknown` lists files and objects that the format does not
+    define, which no reader opens. `repair` adds the quarantine folder and the next step.
     """
 
     parts: int
     arrays: int = 0
     bytes: int = 0
     found: list[Problem] = field(default_factory=list)
-    odd: list[Flaw] = field(default_factory=list)
-    aside: Path | None = None
+    unknown_flaws: list[Flaw] = field(default_factory=list)
+    quarantine: Path | None = None
     undo: str = ""
     advice: str = ""
 
     def take(self, other: Report) -> None:
-        """Add what another report read and found."""
+        """Add the counts and problems of another report."""
         self.arrays, self.bytes = self.arrays + other.arrays, self.bytes + other.bytes
         self.found += other.found
-        self.odd += other.odd
+        self.unknown_flaws += other.unknown_flaws
 
     @property
     def problems(self) -> list[str]:
         return [problem.line for problem in self.found]
 
     @property
-    def strangers(self) -> list[str]:
-        return [flaw.line for flaw in self.odd]
+    def unknown(self) -> list[str]:
+        return [flaw.line for flaw in self.unknown_flaws]
 
     def damaged_parts(self) -> set[int]:
-        """Numbers of the parts that have lost something that their arrays alone hold."""
+        """Numbers of the parts that have lost values: only their arrays hold these."""
         return {p.part for p in self.found if p.part is not None and p.group is None}
 
     def lost_outside(self) -> set[str]:
@@ -83,7 +81,7 @@ class Report:
         return {p.array for p in self.found if p.part is None and p.array is not None}
 
     def facts(self, path: str) -> dict[str, Any]:
-        """What was found, as JSON."""
+        """Return the result as JSON."""
         return {
             "path": path,
             "sound": not self.problems,
@@ -91,30 +89,30 @@ class Report:
             "arrays": self.arrays,
             "bytes": self.bytes,
             "problems": [without_remedy(problem) for problem in self.problems],
-            "strangers": self.strangers,
+            "strangers": self.unknown,
         }
 
     def lines(self, path: str) -> Iterator[str]:
-        """What was found, in lines."""
+        """Yield the result as lines of text."""
         yield from map(without_remedy, self.problems)
-        yield from self.strangers
+        yield from self.unknown
         if not self.problems:
             sound = "sound"
-            if self.strangers:
-                strangers = counted(len(self.strangers), "stranger")
-                sound = f"sound, with {strangers} (not of the store, and left alone)"
+            if self.unknown:
+                items = counted(len(self.unknown), "unknown item")
+                sound = f"sound, with {items} (not part of the format, left unchanged)"
             yield (
                 f"{path}: {sound}: {counted(self.parts, 'part')}, {counted(self.arrays, 'array')}, "
                 f"{self.bytes:,} decoded bytes match their checksums"
             )
 
     def check(self, path: str) -> None:
-        """Raise StoreError if anything is wrong."""
+        """Raise StoreError if there is a problem."""
         if self.problems:
             raise StoreError(
-                f"{path}: damaged: {counted(len(self.problems), 'problem')}; `feature-store repair`"
-                " moves what is damaged aside and says how it is made again; or restore it from a"
-                " copy"
+                f"{path}: damaged: {counted(len(self.problems), 'problem')}; run `feature-store"
+                " repair`, which prints the command that makes the damaged parts again; or restore"
+                " the store from a copy"
             )
 
 
@@ -122,9 +120,9 @@ class Report:
 class Opened:
     """A store that may be damaged; its calibration is not read.
 
-    `attributes` are those of the root, made anew where they were lost, and `found` is what kept the
-    store from being opened as it is. `manifest` and `checksum` are those of its sealing, as far as
-    they are known: a manifest made anew that agrees with one of them is the one that was lost.
+    attributes: of the root, derived from the rest if they were lost. found: the problems that a
+    normal reader would have raised. manifest, checksum: as they were sealed, if known; a derived
+    manifest that matches one of them equals the lost one.
     """
 
     store: FeatureStore
@@ -141,29 +139,29 @@ class Opened:
 def open_damaged(
     path: str | Path, storage_options: dict[str, Any] | None = None, allow_partial: bool = True
 ) -> Opened:
-    """Open a store by its manifest, or by what else of it says what it held.
+    """Open a store by its manifest or, if that is damaged, by the entries of its parts.
 
-    Raises StoreError if that is not enough, if the address of a store does not give it, or if it is
-    unfinished and not `allow_partial`.
+    Raises StoreError if these do not suffice, if a URL cannot be read, or if the store is
+    unfinished and `allow_partial` is false.
     """
     source = _source(path, storage_options)
     try:
-        return surely(source.remote, lambda: _opened(source, allow_partial))
+        return with_refetches(source.remote, lambda: _opened(source, allow_partial))
     except BaseException:
         source.close()
         raise
 
 
-def _source(path: str | Path, storage_options: dict[str, Any] | None) -> Source:
+def _source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSource:
     try:
         return open_source(path, storage_options)
     except StoreError:
         if "://" in str(path) or not Path(path, "manifest").is_dir():
             raise
-        return ZarrSource(str(path))  # a store whose root is lost
+        return ZarrSource(str(path))  # a store that has lost its root
 
 
-def _opened(source: Source, allow_partial: bool) -> Opened:
+def _opened(source: StoreSource, allow_partial: bool) -> Opened:
     try:
         with opening():
             attributes = source.attributes()
@@ -187,8 +185,11 @@ def _opened(source: Source, allow_partial: bool) -> Opened:
     return Opened(store, attributes, found)
 
 
-def _own_manifest(source: Source, attributes: dict[str, Any]) -> tuple[Manifest, list[Problem]]:
-    """The manifest that the parts' own entries give, and a problem for each that gives none."""
+def _own_manifest(
+    source: StoreSource, attributes: dict[str, Any]
+) -> tuple[Manifest, list[Problem]]:
+    """Return the manifest built from the entries that the parts carry, and a problem for each part
+    without a readable entry."""
     features = check_root(attributes, source.path)
     manifest, unreadable = readable_manifest(source, attributes, features)
     return manifest, [
@@ -197,10 +198,10 @@ def _own_manifest(source: Source, attributes: dict[str, Any]) -> tuple[Manifest,
     ]
 
 
-def _salvaged(source: Source, error: StoreError) -> Opened:
-    """Open a sealed store, which `error` keeps from being opened, by what the rest of it says.
+def _salvaged(source: StoreSource, error: StoreError) -> Opened:
+    """Open a sealed store that a normal reader refuses with `error`, by the rest of its metadata.
 
-    Raises `error` if the rest does not say enough.
+    Raises `error` if these do not suffice.
     """
     try:
         root = source.attributes()
@@ -212,16 +213,18 @@ def _salvaged(source: Source, error: StoreError) -> Opened:
     manifest, found = _own_manifest(source, attributes)
     features = check_root(attributes, source.path)
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
-    store.watch.opened = None  # the root is lost or altered: no change can be seen there
+    store.watch.opened = None  # the root is lost or altered, so later changes cannot be detected
     found.insert(0, Problem(str(error), group=""))
     return Opened(store, attributes, found, data, root.get("checksum"))
 
 
-def _attributes(source: Source, root: dict[str, Any]) -> tuple[dict[str, Any] | None, bytes | None]:
-    """Root attributes of a sealed store, None if they are lost; and its manifest, if it is sound.
+def _attributes(
+    source: StoreSource, root: dict[str, Any]
+) -> tuple[dict[str, Any] | None, bytes | None]:
+    """Return the root attributes of a sealed store (None if lost), and its manifest if it is sound.
 
-    The manifest holds them, too. It is sound if the checksum at the root fits it; otherwise the
-    root is believed, unless it cannot be read.
+    The manifest repeats the attributes. It is sound if it matches the checksum in the root.
+    Otherwise the root is trusted, unless it cannot be read.
     """
     found = dict(root)
     try:
@@ -236,7 +239,7 @@ def _attributes(source: Source, root: dict[str, Any]) -> tuple[dict[str, Any] | 
         known = manifest.get("attributes")
         known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
         found |= {key: value for key, value in known.items() if found.get(key) != value}
-    if "arrays" not in found:  # a store of before these were kept at the root
+    if "arrays" not in found:  # older releases wrote them to the manifest alone
         return None, None
     if not CREATED.fullmatch(str(found.get("created"))):
         written = datetime.fromtimestamp(Path(source.path).stat().st_mtime, UTC)

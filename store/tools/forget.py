@@ -27,10 +27,10 @@ from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import format_runs, parse_runs
 from teachonce.store.format.layout import VERSIONS
 from teachonce.store.read.store import FeatureStore, open_store
-from teachonce.store.tools.copies import remove_caches
 from teachonce.store.tools.copy import begin_copy, contents_of, take_part
 from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
-from teachonce.store.tools.repair import asides
+from teachonce.store.tools.repair import quarantines_of
+from teachonce.store.tools.text_copies import remove_caches
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.tree import write_part
 from teachonce.store.write.writer import StoreWriter
@@ -163,7 +163,7 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
             f"{store.path}: these are all of its documents, and a store has at least one; nothing"
             " was changed: to forget all of them remove the store"
         )
-    if found and (others := asides(Path(store.path))):
+    if found and (others := quarantines_of(Path(store.path))):
         raise UserError(
             f"{others[0]}: holds what `feature-store repair` moved aside, perhaps with these"
             " documents; nothing was changed: remove it, and type this again"

@@ -1,4 +1,7 @@
-"""Move what is damaged of a store aside; the command that made the store makes just this again."""
+"""Quarantine the damaged parts and arrays of a store.
+
+The command that made the store, typed again, makes exactly these again.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +43,18 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
 
-NEW = ".tmp-repair-"  # FORMAT.md, section 9: such names are a killed writer's, and removed
+NEW = ".tmp-repair-"  # names in .tmp- are removed as left by a kill (FORMAT.md, section 9)
 
 
 def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:
-    """Verify a store; if anything is damaged, move that aside, and keep all else.
+    """Verify a store, and move what is damaged into a quarantine folder next to it.
 
-    Returns how many parts are left, and what was found (no problem: the store is unchanged), with
-    the folder beside the store that holds what was damaged, and what to do next. Where nothing is
-    lost that the rest of the store does not tell (a damaged manifest, root or group, bytes in
-    between), the store is finished when this returns. Otherwise it is an unfinished one without
-    what was lost, and the command that made it makes that again; then it has its old bytes. Files
-    that the format does not know stay. After a kill another call repairs the store. Raises
-    UserError if nothing can mend the store.
+    Returns the number of sound parts and the report, which names the quarantine folder and the next
+    step. If no problem was found, the store is unchanged. If everything lost can be derived from
+    the rest (manifest, root, groups, bytes in gaps), the store is sealed again on return. Otherwise
+    it becomes an unfinished store without the damaged parts and arrays; the command that made it
+    makes these again, and the store then has its old bytes. Unknown files are left unchanged. After
+    a kill, call it again. Raises UserError if the store cannot be repaired.
     """
     if "://" in str(path):
         raise UserError(
@@ -65,9 +67,10 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
     lease = Lease(staging.path)
     try:
         PartQueue(staging.path).check_idle()
-        staging.clear()  # what a killed repair, or a killed writer, left
+        staging.clear()  # temporary files of a killed repair or writer
         if isinstance(staging, Hdf5Staging) and StoreWriter.peek(path, "sealed"):
-            staging.clean()  # beside one that cannot be read they may be all that there is
+            # Only next to a readable file: otherwise these parts may be all that is left.
+            staging.clean()
         opened = _opened(staging)
         report = verify_opened(opened, progress)
         _check_hope(staging, opened, report)
@@ -98,8 +101,8 @@ def _lost(opened: Opened, report: Report) -> set[int]:
 
 
 def _check_hope(staging: LocalStaging, opened: Opened, report: Report) -> None:
-    """Raise UserError for a problem that to make something again would not mend: the bytes are
-    those that were written."""
+    """Raise UserError for a problem in values whose checksum is right: making them again would give
+    the same bytes."""
     for problem in report.found:
         if (problem.part, problem.array, problem.group) == (None, None, None):
             raise _hopeless(staging, problem.line, opened.store.identity)
@@ -110,30 +113,32 @@ def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> U
     if isinstance(staging, Hdf5Staging) and staging.parts.exists():
         both = f" and {staging.parts}"
     return UserError(
-        f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; nothing that is left of it can"
-        f" mend this: restore it from a copy, or remove it{both} and type the command that made it"
-        f" again ({making_command(identity)})"
+        f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; nothing left of it can"
+        f" repair this: restore it from a copy, or remove it{both} and type the command that"
+        f" made it again ({making_command(identity)})"
     )
 
 
 def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -> bool:
-    """Take what is damaged out of the store; finish it if nothing is lacking then. Returns whether
-    it is finished."""
+    """Remove what is damaged from the store, and seal it if nothing is missing then.
+
+    Returns whether it is sealed.
+    """
     entries = {name: entry.to_json() for name, entry in opened.store.manifest.arrays.items()}
     attributes = {key: v for key, v in opened.attributes.items() if key != "checksum"}
     attributes |= {"state": "writing", "version": VERSIONS[0], "arrays": entries}
-    aside = Aside(staging.path)
-    Unsealing(opened.store, attributes, report, lease).run(staging, opened.sealed, aside)
+    quarantine = Quarantine(staging.path)
+    Unsealing(opened.store, attributes, report, lease).run(staging, opened.sealed, quarantine)
     opened.store.close()
-    report.aside = aside.path if aside.used else None
-    if aside.used:
-        report.undo = aside.undo()
+    report.quarantine = quarantine.path if quarantine.used else None
+    if quarantine.used:
+        report.undo = quarantine.undo()
     lacking = report.lost_outside() or any(p.part is not None for p in report.found if not p.group)
     if lacking or not opened.sealed:
         return False
     staging.mark = lease.token
-    # Seal it again, if that gives the manifest, or the checksum of it, that it had: then nothing of
-    # it is lacking.
+    # Seal it only if that gives the old manifest or its old checksum, which proves that nothing is
+    # missing.
     with closing(staging.source()) as source:
         made, data = sealed_root(source, attributes, check_root(attributes, str(staging.path)))
     if data != opened.manifest and made["checksum"] != opened.checksum:
@@ -143,29 +148,29 @@ def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -
 
 
 def _advice(opened: Opened, report: Report, left: int, whole: bool) -> str:
-    """What became of the store, and what to do next, as a line; "" if it was sound and is."""
+    """Describe in one line what was done and what to do next; "" if the store was sound."""
     lines, what = [], making_command(opened.store.identity)
     if whole and report.found:
-        lines.append("mended: all that was damaged is known from the rest of the store")
+        lines.append("repaired: everything damaged could be derived from the rest of the store")
     elif not whole and report.found:
         lines.append(
-            f"{counted(left, 'sound part')} kept; type the command that made it again ({what}): it"
-            " makes just what is lacking"
+            f"{counted(left, 'sound part')} left; type the command that made it again ({what}): it"
+            " makes only what is missing"
         )
     elif not whole:
         lines.append(f"is not finished; type the command that makes it again ({what})")
-    if report.aside:
+    if report.quarantine:
         lines.append(
-            f"what was damaged is now in {report.aside}: remove that when the store is sound, or"
-            f" undo this by: {report.undo}"
+            f"what was damaged is now in {report.quarantine}: remove it once the store is sound, or"
+            f" undo the repair with: {report.undo}"
         )
     return "; ".join(lines)
 
 
 class Unsealing:
-    """What is kept of a store, and how it becomes an unfinished store of just that.
+    """Turns a store into an unfinished store of its sound parts and arrays.
 
-    `attributes` are those of the root of the unfinished store.
+    attributes: root attributes of that unfinished store.
     """
 
     def __init__(
@@ -176,95 +181,98 @@ class Unsealing:
         self.parts = [part for part in store.manifest.parts if part.number not in lost]
         self.outside = [n for n in store.manifest.arrays if n not in report.lost_outside()]
 
-    def run(self, staging: LocalStaging, sealed: bool, aside: Aside) -> None:
-        """Move what is lost aside, then write root and groups anew. Killed in between, the store is
-        never sealed with what is damaged, and another repair goes on."""
-        if not isinstance(staging, Hdf5Staging):
-            self._zarr(staging.path, aside)
-        elif sealed:
-            self._sealed_hdf5(staging, aside)
-        else:
-            self._begun_hdf5(staging, aside)
+    def run(self, staging: LocalStaging, sealed: bool, quarantine: Quarantine) -> None:
+        """Quarantine what is damaged, then write root and groups again.
 
-    def _zarr(self, path: Path, aside: Aside) -> None:
-        kept = {part.number for part in self.parts}
-        aside.move_link_out(path / "parts")
+        After a kill in between, no store is sealed with damage, and another repair continues.
+        """
+        if not isinstance(staging, Hdf5Staging):
+            self._zarr(staging.path, quarantine)
+        elif sealed:
+            self._sealed_hdf5(staging, quarantine)
+        else:
+            self._unfinished_hdf5(staging, quarantine)
+
+    def _zarr(self, path: Path, quarantine: Quarantine) -> None:
+        sound = {part.number for part in self.parts}
+        quarantine.move_link_out(path / "parts")
         (path / "parts").mkdir(exist_ok=True)
         for entry in sorted((path / "parts").iterdir()):
-            if (number := part_number(entry.name)) is not None and number not in kept:
-                aside.move(entry)
+            if (number := part_number(entry.name)) is not None and number not in sound:
+                quarantine.move(entry)
         for name in sorted(self.report.lost_outside()):
-            aside.move(path / name)
+            quarantine.move(path / name)
         self._lease.check()
         for group, attributes in sorted(self._groups().items()):
-            _write_group(path, group, attributes, aside)
-        _write_group(path, "", self.attributes, aside)
-        aside.move(path / "manifest")
+            _write_group(path, group, attributes, quarantine)
+        _write_group(path, "", self.attributes, quarantine)
+        quarantine.move(path / "manifest")
 
     def _groups(self) -> dict[str, dict[str, Any]]:
-        """Attributes of the groups that are written anew: those outside the parts, and those of
-        kept parts that have a problem."""
+        """Attributes of the groups to write again: all outside the parts, and in sound parts the
+        groups that have a problem."""
         groups: dict[str, dict[str, Any]] = {
             group: {} for name in self.outside for group in groups_above(name)
         }
-        told = {problem.group for problem in self.report.found}
+        reported = {problem.group for problem in self.report.found}
         for part in self.parts:
             here = f"parts/{part.number}"
             inner = {g for name in part.arrays for g in groups_above(f"{here}/{name}")} - {here}
-            groups |= {group: {} for group in inner & told}
-            if here in told:
+            groups |= {group: {} for group in inner & reported}
+            if here in reported:
                 groups[here] = {"part": part.to_json()}
         return {**groups, "parts": {}}
 
-    def _sealed_hdf5(self, staging: Hdf5Staging, aside: Aside) -> None:
+    def _sealed_hdf5(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
         staging.parts.mkdir(exist_ok=True)
-        self._drop_others(staging, aside)
+        self._drop_others(staging, quarantine)
         for part in self.parts:
             self._write_part(staging, part)
-        self._replace(staging, aside)
+        self._replace(staging, quarantine)
 
-    def _drop_others(self, staging: Hdf5Staging, aside: Aside) -> None:
-        kept = {part.number for part in self.parts}
-        for number in sorted(staging.published() - kept):
-            aside.move(staging.parts / f"{number}.h5")
+    def _drop_others(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
+        sound = {part.number for part in self.parts}
+        for number in sorted(staging.published() - sound):
+            quarantine.move(staging.parts / f"{number}.h5")
 
-    def _begun_hdf5(self, staging: Hdf5Staging, aside: Aside) -> None:
-        self._drop_others(staging, aside)
+    def _unfinished_hdf5(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
+        self._drop_others(staging, quarantine)
         altered = {problem.part for problem in self.report.found}
         for part in self.parts:
             if part.number in altered:
-                aside.keep(staging.parts / f"{part.number}.h5")
+                quarantine.copy(staging.parts / f"{part.number}.h5")
                 self._write_part(staging, part)
         if any(problem.part is None for problem in self.report.found):
-            self._replace(staging, aside)
+            self._replace(staging, quarantine)
 
-    def _replace(self, staging: Hdf5Staging, aside: Aside) -> None:
-        """Write the file of an unfinished store and put it in place of the old one."""
+    def _replace(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
+        """Write the file of an unfinished store, then rename it over the old one."""
         new = staging.path.with_name(f".{staging.path.name}.new-repair-{_random()}")
-        begun = Hdf5Sink(new)
-        begun.attributes("parts", {})
+        sink = Hdf5Sink(new)
+        sink.attributes("parts", {})
         for name in self._in_order(staging):
             values = self.store.outside(name)
-            begun.array(name, teacher_array(values), values)
-        begun.attributes("", self.attributes)
-        begun.close()
+            sink.array(name, teacher_array(values), values)
+        sink.attributes("", self.attributes)
+        sink.close()
         self._lease.check()
-        aside.keep(staging.path)
+        quarantine.copy(staging.path)
         files.rename(new, staging.path)
 
     def _in_order(self, staging: Hdf5Staging) -> list[str]:
-        """The arrays outside the parts in the order of the file, so that a store that is finished
-        again has its bytes back."""
+        """The arrays outside the parts, in the order of the file."""
+        # HDF5 lays arrays out as they are written: only in this order does the store, once it is
+        # sealed again, have its old bytes.
         found: list[str] = []
         for group in sorted(OUTSIDE):
-            with suppress(StoreError):  # damaged: any order will do
+            with suppress(StoreError):  # unreadable: then any order will do
                 found += Hdf5Source(str(staging.path)).arrays(group)
         order = {name: place for place, name in enumerate(found)}
         return sorted(self.outside, key=lambda name: order.get(name, len(order)))
 
     def _write_part(self, staging: Hdf5Staging, part: Part) -> None:
-        """Publish a part anew, array by array: HDF5 would copy whatever lies in its groups, and a
-        file that was made for it crashes it."""
+        """Publish a part again, array by array."""
+        # Not by HDF5's copy: it would take unknown objects along, and a crafted file crashes it.
         here = f"parts/{part.number}"
         new = staging.parts / f"{NEW}{_random()}-{part.number}.h5"
         sink = Hdf5Sink(new, prefix=here)
@@ -277,13 +285,17 @@ class Unsealing:
 
 
 def _random() -> str:
-    """Return what nobody can guess of a temporary name: in an untrusted folder, a link of that name
-    would lead a write outside."""
+    """Return the random part of a temporary name.
+
+    In an untrusted folder a link placed under a predictable name would redirect the write.
+    """
     return secrets.token_hex(8)
 
 
-def _write_group(path: Path, group: str, attributes: dict[str, Any], aside: Aside) -> None:
-    """Write the metadata of a group, unless they are there already."""
+def _write_group(
+    path: Path, group: str, attributes: dict[str, Any], quarantine: Quarantine
+) -> None:
+    """Write the metadata of a group, unless the file has them already."""
     target = path / group / "zarr.json"
     data = json.dumps(GROUP | {"attributes": attributes}, indent=1)
     if target.is_file() and not target.is_symlink() and target.read_bytes() == data.encode():
@@ -293,29 +305,29 @@ def _write_group(path: Path, group: str, attributes: dict[str, Any], aside: Asid
     files.sync(new)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
-        aside.move(target)
+        quarantine.move(target)
     else:
-        aside.keep(target)
+        quarantine.copy(target)
     files.rename(new, target)
 
 
-def asides(store: Path) -> list[Path]:
-    """The folders beside a store into which something of it was moved."""
+def quarantines_of(store: Path) -> list[Path]:
+    """The quarantine folders next to a store."""
     real = store.resolve() if store.is_dir() else store.absolute()
     names = re.compile(rf"{re.escape(real.name)}\.aside-\d+")
     return sorted(path for path in real.parent.iterdir() if names.fullmatch(path.name))
 
 
-class Aside:
-    """The folder `<name>.aside-<n>` beside a store, made when something first goes there.
+class Quarantine:
+    """The folder `<name>.aside-<n>` next to a store, created when something is first moved there.
 
-    Inside, everything has the path that it had beside the store, so that copying the folder over
-    the store's own undoes a repair.
+    Its content has the paths that it had relative to the store's folder: copying it back into that
+    folder undoes a repair.
     """
 
     def __init__(self, store: Path) -> None:
         self._store = store
-        self._real = store.resolve() if store.is_dir() else store.absolute()  # beside the data
+        self._real = store.resolve() if store.is_dir() else store.absolute()  # next to the data
         names = (f"{self._real.name}.aside-{number}" for number in itertools.count(1))
         places = (self._real.with_name(name) for name in names)
         self.path = next(place for place in places if not os.path.lexists(place))
@@ -325,8 +337,8 @@ class Aside:
         return self.path.is_dir()
 
     def move(self, path: Path) -> None:
-        """Move a file or folder there; nothing happens if there is none. Of what a link gives out
-        of the store, the link goes."""
+        """Move a file or folder there, if it exists. If a folder above it is a link out of the
+        store, move that link instead."""
         for above in (*reversed(path.parents), path):
             if above.is_relative_to(self._store) and self._leads_out(above):
                 path = above
@@ -335,19 +347,19 @@ class Aside:
             files.rename(path, self._place(path))
 
     def move_link_out(self, path: Path) -> None:
-        """Move a link there if it leads out of the store: nobody looks where it leads."""
+        """Move a link there if it leads out of the store; its target is not read."""
         if self._leads_out(path):
             self.move(path)
 
     def _leads_out(self, path: Path) -> bool:
-        """Tell whether a path is a link out of the store, or to nothing, such as to itself."""
+        """Return whether a path is a link out of the store, or to nothing, such as to itself."""
         if path == self._store or not path.is_symlink():
             return False
         real = Path(os.path.realpath(path))  # pathlib's resolve raises RuntimeError for a circle
         return not path.exists() or not real.is_relative_to(self._real)
 
-    def keep(self, path: Path) -> None:
-        """Keep a file that is replaced in one step: by a link, or a copy where links cannot be."""
+    def copy(self, path: Path) -> None:
+        """Hard-link a file there before it is replaced; copy it if links are not supported."""
         if os.path.lexists(path):
             place = self._place(path)
             try:
@@ -366,5 +378,5 @@ class Aside:
         return place
 
     def undo(self) -> str:
-        """The command that puts everything back."""
+        """The shell command that undoes the repair."""
         return shlex.join(["cp", "-a", f"{self.path}/.", f"{self._real.parent}/"])

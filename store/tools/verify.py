@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.containers.interface import Flaw
-from teachonce.store.containers.network import fetches
+from teachonce.store.containers.network import fetch_attempts
 from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.extras.mixed_vocab import GROUP as MIXED_VOCAB
 from teachonce.store.extras.mixed_vocab import MixedVocab
@@ -28,7 +28,7 @@ from teachonce.store.read.part import checksum
 from teachonce.store.read.part_laws import check_part
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.damaged import Opened, Problem, Report, open_damaged
-from teachonce.store.tools.laws import parts_with_other_tokens
+from teachonce.store.tools.stored_tokens import parts_with_other_tokens
 from teachonce.support.background import in_order
 
 MAX_THREADS = 16
@@ -75,7 +75,9 @@ def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items
         rest = [problem for problem in report.found if problem.group not in ("", "manifest")]
         report.found = opened.found + rest
         if opened.attributes["version"] > 1:  # its index is as lost as its manifest
-            report.odd = [flaw for flaw in report.odd if flaw.path.split("/")[0] != INDEX]
+            report.unknown_flaws = [
+                flaw for flaw in report.unknown_flaws if flaw.path.split("/")[0] != INDEX
+            ]
     return report
 
 
@@ -99,7 +101,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             _add(report, flaws.result(), set(names))
             report.found += [*_others(store, report), *_broken_teacher(store, report)]
             report.found += _broken_files(store, report)
-            report.odd.sort(key=lambda flaw: flaw.path)
+            report.unknown_flaws.sort(key=lambda flaw: flaw.path)
         except BaseException:  # Ctrl-C, for one, must not wait for what is queued
             threads.shutdown(cancel_futures=True)
             raise
@@ -155,7 +157,7 @@ def _read(report: Report, name: str, problem: str | None, size: int) -> None:
 
 def _checked(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
     """The problem of an array (None if it is sound), and how many of its bytes were read."""
-    for _ in fetches(store.source.remote):
+    for _ in fetch_attempts(store.source.remote):
         problem, size = _check_array(store, name, entry)
         if problem is None:
             break
@@ -175,7 +177,7 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
             return "does not match its checksum", size
         if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
             return "has an altered zarr.json", size
-        if what := store.source.unlawful(name):
+        if what := store.source.format_violation(name):
             return f"is stored with {what} (FORMAT.md, section 3)", size
     except StoreError as error:
         if isinstance(error.__cause__, PermissionError):  # which is no damage
@@ -195,7 +197,7 @@ def _chunks(store: FeatureStore, name: str) -> str:
 def _absent(store: FeatureStore, report: Report) -> set[int]:
     """The numbers of the parts that are not there."""
     absent = set(store.manifest.numbers.tolist())
-    for _ in fetches(store.source.remote):  # a listing may be altered on the way as well
+    for _ in fetch_attempts(store.source.remote):  # a listing may be altered on the way as well
         if absent:
             try:
                 absent -= {part_number(name) for name in store.source.members("parts")}
@@ -210,7 +212,7 @@ def _altered(store: FeatureStore, shapes: PartShapes, part: Part) -> Iterator[Pr
     """A problem if the attribute of a part is not its entry: the manifest has the entry, too."""
     group = f"parts/{part.number}"
     try:
-        for _ in fetches(store.source.remote):
+        for _ in fetch_attempts(store.source.remote):
             found = store.source.attributes(group)
             with suppress(StoreError):  # of an entry that is none
                 if found.keys() == {"part"} and Part.from_json(found["part"], shapes, "") == part:
@@ -225,7 +227,7 @@ def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
     """A problem for each of these groups that has attributes."""
     for group in sorted(groups):
         try:
-            if all(store.source.attributes(group) for _ in fetches(store.source.remote)):
+            if all(store.source.attributes(group) for _ in fetch_attempts(store.source.remote)):
                 yield Problem(
                     f"group {group}: its attributes were altered", part_of(group), group=group
                 )
@@ -247,9 +249,9 @@ def _add(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
     be read, were told already."""
     told = {problem.group for problem in report.found}
     for flaw in flaws:
-        if flaw.stranger:
-            report.odd.append(flaw)
-        elif flaw.path not in told and not (flaw.explained_by_strangers and report.odd):
+        if flaw.unknown:
+            report.unknown_flaws.append(flaw)
+        elif flaw.path not in told and not (flaw.explained_by_unknown and report.unknown_flaws):
             report.found.append(_problem(flaw.line, flaw.path, flaw.path in arrays))
 
 

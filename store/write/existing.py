@@ -1,4 +1,4 @@
-"""What is at the path of a store: nothing, an unfinished store, a finished one, or no store."""
+"""Inspect the path of a store before it is written: nothing, an unfinished or a finished store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def writing(path: Path | str, what: str = "") -> Iterator[None]:
 
 
 def unfinished(staging: Staging) -> dict[str, Any]:
-    """Root attributes of an unfinished store. Raises UserError if there is none."""
+    """Return the root attributes of an unfinished store. Raises UserError if there is none."""
     attributes = root_of(staging)
     if attributes is None or attributes["state"] != "writing":
         raise UserError(f"{staging.path}: is no unfinished store")
@@ -62,18 +62,18 @@ def check_joinable(
     features: Features,
     software: Mapping[str, Any],
 ) -> None:
-    """Raise UserError if a store at `path`, finished or not, is not what would be written."""
+    """Raise UserError if a store at `path`, finished or not, was started with other arguments."""
     attributes = new_attributes(identity, features, software)
-    is_continued(staging_of(path), attributes, shared=True)
+    check_continued(staging_of(path), attributes, shared=True)
 
 
 def new_attributes(
     identity: Mapping[str, Any], features: Features, software: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the root attributes of a store that is begun now."""
+    """Return the root attributes of a store that is started now."""
     return {
         "format": FORMAT,
-        "version": VERSIONS[0],  # what it is in the end is known when it is sealed
+        "version": VERSIONS[0],  # sealing chooses the final one by the number of parts
         "state": "writing",
         "identity": _json(identity, "identity"),
         "features": features.to_json(),
@@ -82,9 +82,9 @@ def new_attributes(
     }
 
 
-def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = False) -> bool:
-    """Whether there is a store. Raises UserError if it has other arguments; a shared one also if it
-    was begun with other software."""
+def check_continued(staging: Staging, attributes: dict[str, Any], shared: bool = False) -> bool:
+    """Whether there is a store to continue. Raises UserError if it has other arguments, and for a
+    `shared` store also if it was started with other software."""
     stored = root_of(staging)
     if stored is None:
         return False
@@ -93,8 +93,8 @@ def is_continued(staging: Staging, attributes: dict[str, Any], shared: bool = Fa
     check_same(staging.path, found, versions if attributes["software"] else "")
     if shared and versions:
         raise UserError(
-            f"{staging.path}: was begun with other versions ({versions}), and processes that"
-            " write one store together must have the same; install those, go on without --shard"
+            f"{staging.path}: was started with other versions ({versions}), and processes that"
+            " write one store together must have the same; install those, continue without --shard"
             " in one process, or give another name"
         )
     return True
@@ -105,19 +105,20 @@ def changed_arguments(
 ) -> list[tuple[str, str, str]]:
     """List what differs between the root attributes of a store and the identity and features,
     as JSON, of a dump; see `differences`."""
-    begun = Features.from_json(stored["features"])
-    told = {**stored["features"], "encodings": begun.level.encodings(begun.kinds)}  # no prose
-    if begun.task and begun.task.problem_type is None and (task := features.get("task")):
-        # A store written before features had it; the teacher's config, which is compared, has it.
+    before = Features.from_json(stored["features"])
+    # Encodings are derived again: releases word their descriptions differently.
+    known = {**stored["features"], "encodings": before.level.encodings(before.kinds)}
+    if before.task and before.task.problem_type is None and (task := features.get("task")):
+        # Older stores lack the problem type; the teacher's config, also compared, includes it.
         features = {**features, "task": {k: v for k, v in task.items() if k != "problem_type"}}
-    then = {**stored, "identity": _published(stored["identity"]), "features": told}
-    now = {"identity": _published(_json(identity, "identity")), "features": features}
+    then = {**stored, "identity": _without_folder(stored["identity"]), "features": known}
+    now = {"identity": _without_folder(_json(identity, "identity")), "features": features}
     return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))
 
 
-def _published(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name the teacher's folder without its path, which stores once had: a hash tells teachers
-    apart."""
+def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Reduce the teacher's path to its last name."""
+    # Older stores hold the whole path. It need not match: the weights are compared by their hash.
     teacher = identity.get("teacher")
     if not isinstance(teacher, Mapping) or not isinstance(teacher.get("id"), str):
         return identity
@@ -125,8 +126,10 @@ def _published(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def finished(path: str | Path) -> dict[str, Any] | None:
-    """Root attributes of a finished store; None if there is none. Raises UserError if what is
-    there is no store, or something else is at work on it."""
+    """Return the root attributes of a finished store; None if there is none.
+
+    Raises UserError if the path is no store, or if another process is working on it.
+    """
     staging = staging_of(path)
     stored = root_of(staging)
     if stored is None or stored["state"] != "sealed":
@@ -136,18 +139,18 @@ def finished(path: str | Path) -> dict[str, Any] | None:
 
 
 def check_writable(path: str | Path, shared: bool = False) -> None:
-    """Raise UserError unless a store can be begun or continued at `path`; `shared` where other
-    processes may write it, too."""
+    """Raise UserError unless a store can be started or continued at `path`. If `shared`, other
+    processes may be writing it."""
     if finished(path) is not None:
         raise UserError(
-            f"{path}: exists already and is finished; {ANOTHER}; or if it is damaged, move what"
-            " is damaged aside with `feature-store repair` and type this again"
+            f"{path}: exists already and is finished; {ANOTHER}; or, if it is damaged, run"
+            " `feature-store repair` and type this again"
         )
     staging = staging_of(path)
     if isinstance(staging, Hdf5Staging) and not staging.exists() and staging.published():
         raise UserError(
-            f"{staging.parts}: holds parts of an unfinished store whose file {path} is gone:"
-            f" put that back and type this again; or remove {staging.parts} to begin anew"
+            f"{staging.parts}: holds parts of an unfinished store whose file {path} is missing:"
+            f" restore it and type this again; or remove {staging.parts} to start from scratch"
         )
     staging.check_place()
     if not shared:
@@ -158,29 +161,29 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
 
 
 def _tidy(staging: Staging) -> None:
-    """Remove what a writer left that was killed between sealing and tidying up.
+    """Remove what a writer left that was killed after sealing, before it could clean up.
 
-    Raises UserError if a writer or a repair is alive: then the parts belong to it.
+    Raises UserError if a writer or a repair is running: the parts may be in use.
     """
     if not isinstance(staging.path, Path):
-        return  # a writer of a bucket leaves a lease and folders of its machine, no more
+        return  # in a bucket only the lease is left, which the next writer replaces
     queue = PartQueue(staging.path)
     left = [lease_path(staging.path), queue.folder]
     left += [staging.parts] if isinstance(staging, Hdf5Staging) else []
     if not any(path.exists() for path in left):
         return
-    # A folder that cannot be written is no reason to refuse.
+    # A read-only folder is no reason to refuse a finished store.
     with suppress(OSError), closing(Lease(staging.path)):
         stored = root_of(staging)
-        if stored and stored["state"] == "sealed":  # a repair may have ended just now
+        if stored and stored["state"] == "sealed":  # a repair may have unsealed it meanwhile
             if isinstance(staging, Hdf5Staging):
                 staging.clean()
             queue.remove()
 
 
 def root_of(staging: Staging) -> dict[str, Any] | None:
-    """Root attributes of the store at a path, None if nothing is there. Raises UserError if it
-    is no store."""
+    """Return the root attributes of the store at a path; None if nothing is there. Raises UserError
+    if it is no store."""
     path = staging.path
     if not staging.exists():
         return None
@@ -193,15 +196,15 @@ def root_of(staging: Staging) -> dict[str, Any] | None:
     except StoreError as error:
         raise UserError(
             f"{path}: exists and is not a feature store that can be continued"
-            f" ({without_remedy(error)}); nothing was touched: if it was one, run"
+            f" ({without_remedy(error)}); nothing was changed: if it was one, run"
             f" `feature-store repair`; else {ANOTHER}"
         ) from error
     return attributes
 
 
 def check_parts(staging: Staging) -> None:
-    """Raise StoreError if a published part of an unfinished store does not say what it holds:
-    hours later it could not be sealed."""
+    """Raise StoreError if a published part of an unfinished store has no readable entry."""
+    # Checked before the work: otherwise sealing would fail, hours later.
     with closing(staging.source()) as source:
         attributes = source.attributes()
         for _ in published_parts(source, check_root(attributes, str(staging.path))):
@@ -209,10 +212,11 @@ def check_parts(staging: Staging) -> None:
 
 
 def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
-    """Root attributes of a store in this state; None if there is none that can be read."""
+    """Return the root attributes of a store if it is in this state; None if it is not, or cannot be
+    read. Raises Unreachable."""
     try:
         attributes = root_of(staging_of(path))
-    except Unreachable:  # nothing is known
+    except Unreachable:  # a network error does not mean that there is no store
         raise
     except UserError:
         return None
@@ -220,7 +224,7 @@ def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
 
 
 def published_counts(path: str | Path) -> tuple[int, int]:
-    """Count the parts and tokens that an unfinished store has so far."""
+    """Count the published parts and tokens of an unfinished store."""
     with closing(staging_of(path).source()) as source:
         features = check_root(source.attributes(), str(path))
         tokens = [part.counts.tokens for part in published_parts(source, features)]
@@ -228,10 +232,10 @@ def published_counts(path: str | Path) -> tuple[int, int]:
 
 
 def calibration(path: str | Path) -> Calibration | None:
-    """(mean, deviation) float32 [D] of every hidden state of an unfinished store; None if it
-    lacks one.
+    """Return (mean, deviation) float32 [D] of every hidden state of an unfinished store; None if
+    one is missing.
 
-    Raises StoreError if a checksum differs: all parts are encoded relative to them.
+    Raises StoreError if a checksum differs, as all parts are encoded relative to these values.
     """
     with closing(staging_of(path).source()) as source:
         return read_calibration(source)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from teachonce.store.containers.interface import Sink, Source, Staging
+from teachonce.store.containers.interface import Sink, Staging, StoreSource
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, check_name
 from teachonce.store.format.index import FEW_PARTS, Write, write_index
@@ -202,7 +202,7 @@ def write_part(
 
 
 def sealed_root(
-    source: Source,
+    source: StoreSource,
     attributes: Mapping[str, Any],
     features: Features,
     write: Write = lambda name, values: None,
@@ -240,7 +240,7 @@ def root_of_parts(
     return found | {"checksum": seal_checksum(data, found["created"])}, data
 
 
-def _lengths(source: Source, part: Part, features: Features) -> Array:
+def _lengths(source: StoreSource, part: Part, features: Features) -> Array:
     try:
         return np.diff(PartReader(source, part, features).token_start).astype(
             length_dtype(features)

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from numpy.typing import ArrayLike
 
-from teachonce.store.containers.interface import Right, Staging
+from teachonce.store.containers.interface import Staging, WriteLease
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
@@ -48,7 +48,7 @@ class StoreWriter:
     calibration = staticmethod(existing.calibration)
     changed_arguments = staticmethod(existing.changed_arguments)
 
-    def __init__(self, staging: Staging, attributes: dict[str, Any], lease: Right) -> None:
+    def __init__(self, staging: Staging, attributes: dict[str, Any], lease: WriteLease) -> None:
         self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
@@ -82,9 +82,9 @@ class StoreWriter:
         existing.check_writable(path, shared)
         staging = staging_of(path)
         attributes = existing.new_attributes(identity, features, software)
-        existing.is_continued(staging, attributes, shared)
+        existing.check_continued(staging, attributes, shared)
         with existing.writing(staging.path):
-            right: Right = lease or staging.lease()
+            right: WriteLease = lease or staging.lease()
             try:
                 staging.mark = right.token
                 existing.check_writable(
@@ -94,7 +94,7 @@ class StoreWriter:
                     if isinstance(staging.path, Path):
                         PartQueue(staging.path).remove()
                     staging.clear()
-                if existing.is_continued(staging, attributes):
+                if existing.check_continued(staging, attributes):
                     existing.check_parts(staging)
                     found = existing.root_of(staging) or {}
                     tree.complete(staging, found, features, arrays)
@@ -124,7 +124,7 @@ class StoreWriter:
         """
         staging = staging_of(path)
         attributes = existing.new_attributes(identity, features, software)
-        if not existing.is_continued(staging, attributes, shared=True):
+        if not existing.check_continued(staging, attributes, shared=True):
             raise UserError(f"{path}: was removed while parts of it were made; start again")
         staging.mark = lease.token
         with suppress(OSError):  # one who was too slow may be writing it yet

@@ -18,7 +18,7 @@ from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.read.derived_copies import record_copy
-from teachonce.store.tools.laws import check_tokens
+from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary

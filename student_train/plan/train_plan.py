@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.store.containers.cache_word import is_disk_cache
+from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.option_fields import SEEDS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from teachonce.store.containers.cache_word import PREFIX
+from teachonce.store.containers.cache_option import PREFIX
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings import alignments
 from teachonce.student_train.settings.option_values import (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from teachonce.store.containers.cache_word import (
+from teachonce.store.containers.cache_option import (
     EXPECTED,
     is_disk_cache,
     parse_disk_cache,

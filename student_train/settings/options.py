@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from teachonce.store.containers.cache_word import is_disk_cache
+from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term

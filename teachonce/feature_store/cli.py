@@ -119,7 +119,7 @@ def repair(path: str) -> Iterator[Output]:
 
     left, report = mend(path, progress=bars)
     facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
-    facts["aside"] = str(report.aside) if report.aside else None
+    facts["aside"] = str(report.quarantine) if report.quarantine else None
     advice = [f"{path}: {report.advice}"] if report.advice else []
     yield Output(report.facts(path) | facts, [*report.lines(path), *advice])
 
@@ -234,8 +234,8 @@ def forget(
     removed; pages, exports, copies and students that were made from the store are listed.
     """
     from teachonce.feature_store.arguments import wish
-    from teachonce.store.tools.copies import copies_left
     from teachonce.store.tools.forget import forget as take_out
+    from teachonce.store.tools.text_copies import copies_left
     from teachonce.student_train.data.token_cache import drop_tables
 
     request, wanted = wish(documents, texts, text_column)

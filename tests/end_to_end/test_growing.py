@@ -128,7 +128,7 @@ def test_a_grown_store_is_what_a_whole_dump_gives(
     out = dumped(teacher, text, tmp_path / f"new.{ext}", grow_from=old, **OPTIONS)
     assert sum(read.values()) == 4 and set(read) == set(lines[20:])
     check_same(out, whole)
-    assert verify(out).problems == verify(out).strangers == []
+    assert verify(out).problems == verify(out).unknown == []
     assert before == (tree(old) if old.is_dir() else {"": old.read_bytes()})
     with open_store(out) as grown, open_store(old) as origin:
         shared = [part.arrays for part in origin.manifest.parts]
@@ -259,7 +259,7 @@ def test_several_processes_and_stops(
                 stops += 1
     contents = {open_store(p).manifest.content() for p in (alone, tmp_path / "shared.zarr", broken)}
     assert len(contents) == 1 and stops > 2
-    assert verify(broken).problems == verify(broken).strangers == []
+    assert verify(broken).problems == verify(broken).unknown == []
 
 
 def test_killed_while_it_grows(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
@@ -295,7 +295,7 @@ def _kill_and_go_on(
     dumped(teacher, text, out, grow_from=old, **options)
     alone = dumped(teacher, text, folder / "alone.zarr", grow_from=old, **options)
     assert open_store(out).manifest.content() == open_store(alone).manifest.content()
-    assert verify(out).problems == verify(out).strangers == []
+    assert verify(out).problems == verify(out).unknown == []
 
 
 def test_what_cannot_grow(
@@ -362,7 +362,7 @@ def test_forgetting_by_text(
     told = ok(feature_store, "forget", path, "--texts", gone)
     says(told, "forgot 7 documents with")
     check_same(path, other)
-    assert verify(path).problems == verify(path).strangers == []
+    assert verify(path).problems == verify(path).unknown == []
     assert not cached.exists() and kept.is_dir()
     says(refused(feature_store, "forget", path, "--texts", gone), "7 documents to forget not in")
     grown = tmp_path / "grown.zarr"

@@ -198,7 +198,7 @@ def test_other_text_and_other_versions_are_refused(begun: Job, tmp_path: Path) -
     node["attributes"]["software"]["tokenizers"] = "0.1"
     root.write_text(json.dumps(node))
     line = refused_to_share(begun)
-    says(line, "was begun with other versions (tokenizers was 0.1 and is", "without --shard")
+    says(line, "was started with other versions (tokenizers was 0.1 and is", "without --shard")
 
 
 def test_a_part_that_was_taken_over_is_left_to_the_other(

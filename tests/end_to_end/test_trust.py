@@ -29,7 +29,7 @@ from tests.end_to_end.support import (
     says,
     write_corpus,
 )
-from tests.store.tools.test_laws import forge, put
+from tests.store.tools.test_stored_tokens import forge, put
 from tests.store.write.test_writing import contents
 
 Teachers = Callable[[str], Path]
@@ -94,7 +94,7 @@ def test_damaged_parts_alone_are_dumped_again(
     with pytest.raises(UserError, match="exists already .* `feature-store repair`"):
         dump(arguments)
     said = ok(feature_store, "repair", store)
-    says(said, f"part 1: array {name}", f"{parts - 2} sound parts kept", "teacher-dump")
+    says(said, f"part 1: array {name}", f"{parts - 2} sound parts left", "teacher-dump")
     with pytest.raises(UserError, match="arguments.seed"):
         dump(DumpOptions(**{**vars(arguments), "seed": 5}))
     done = dump(arguments)

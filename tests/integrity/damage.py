@@ -32,7 +32,7 @@ def problems(path: Path) -> list[str]:
     """Problems and strangers that verify reports. A store that it cannot open is a problem, too."""
     try:
         report = verify(path)
-        return [*report.problems, *report.strangers]
+        return [*report.problems, *report.unknown]
     except StoreError as error:
         return [str(error)]
 

@@ -36,10 +36,10 @@ MOST_STEPS = 10
 PART_TOKENS = 90
 ENDINGS = (
     "sound as it is",
-    "sound, with strangers",
-    "mended by repair",
+    "sound, with unknown items",
+    "repaired",
     "made again by its command",
-    "nothing can mend it: made anew",
+    "beyond repair: made from scratch",
 )
 HEAD = ("store", "cases", *ENDINGS, "dead ends", "most commands")
 Words = tuple[str, ...]
@@ -166,11 +166,11 @@ def follow(scene: Scene, start: str) -> tuple[str, int]:
             if words == scene.command and ending != ENDINGS[4] and scene.state != "unfinished":
                 ending = ENDINGS[3]
             words = ("feature-store", "verify", path)
-        elif not code and ("mended: " in line or ": sound" in line):
-            ending = ENDINGS[2] if "mended: " in line else ending
+        elif not code and ("repaired: " in line or ": sound" in line):
+            ending = ENDINGS[2] if "repaired: " in line else ending
             words = ("feature-store", "verify", path)
         else:
-            if "nothing that is left of it can mend" in line or "to begin anew" in line:
+            if "nothing left of it can repair this" in line or "to start from scratch" in line:
                 ending = ENDINGS[4]
             elif not code and words[1] == "repair" and "is not finished" not in line:
                 ending = ENDINGS[3]
@@ -182,7 +182,7 @@ def _end(scene: Scene, ending: str, line: str) -> str:
     with closing(open_store(scene.path)) as store:
         if store.manifest.content() != scene.content:
             raise DeadEnd(f"other content than before: {line}")
-    return ENDINGS[1] if "stranger" in line and ending == ENDINGS[0] else ending
+    return ENDINGS[1] if "unknown item" in line and ending == ENDINGS[0] else ending
 
 
 # --- damage -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 from numcodecs import Fletcher32
 from numcodecs.jenkins import jenkins_lookup3
 
-from teachonce.store.containers.hdf5.blocks import Blocks, Fields
+from teachonce.store.containers.hdf5.blocks import Blocks, FieldReader
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Dataset, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, append_digest, write_attributes
 from teachonce.store.containers.hdf5.tree import Hdf5File, Hdf5Source
@@ -34,7 +34,7 @@ class _Recorder(Blocks):
         self.met: dict[int, tuple[int, int]] = {}
         super().__init__(path)
 
-    def block(self, address: int, size: int, signature: bytes, what: str) -> Fields:
+    def block(self, address: int, size: int, signature: bytes, what: str) -> FieldReader:
         self.met[address] = size, size - 4
         return super().block(address, size, signature, what)
 

@@ -34,8 +34,8 @@ from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, UserError, open_store
-from teachonce.store.tools.laws import check_tokens
 from teachonce.store.tools.show import sequence_facts
+from teachonce.store.tools.stored_tokens import check_tokens
 from tests.integrity.damage import problems, small_store
 from tests.integrity.forged_hdf5 import forge_hdf5
 from tests.integrity.forged_zarr import forge_zarr

@@ -23,7 +23,7 @@ MAX_BLOCK = MAX_JSON + 2**20  # an attribute of the root is the largest: JSON an
 SUPERBLOCK = b"\x89HDF\r\n\x1a\n"
 
 
-class Fields:
+class FieldReader:
     """Reads the fields of a block one after the other. Raises Damage beyond its end."""
 
     def __init__(self, data: bytes, what: str) -> None:
@@ -61,7 +61,7 @@ class Blocks:
     def __init__(self, path: Path) -> None:
         self.map = FileMap(path)
         self._end = len(self.map.data)
-        fields = Fields(self.read(0, 9, "the superblock"), "the superblock")
+        fields = FieldReader(self.read(0, 9, "the superblock"), "the superblock")
         if fields.take(8) != SUPERBLOCK:
             raise Damage("it does not begin as HDF5 does")
         if fields.number(1) not in (2, 3):
@@ -90,13 +90,13 @@ class Blocks:
             raise Damage(f"{what} has {size:,} bytes, more than {MAX_BLOCK:,}")
         return self.raw(address, size, what).tobytes()
 
-    def block(self, address: int, size: int, signature: bytes, what: str) -> Fields:
+    def block(self, address: int, size: int, signature: bytes, what: str) -> FieldReader:
         """The fields between the signature of a block and the checksum at its end."""
         data = self.read(address, size, what)
         if data[: len(signature)] != signature:
             raise Damage(f"{what} does not begin with {signature.decode('latin-1')}")
         check_sum(data[:-CHECKSUM], data[-CHECKSUM:], what)
-        return Fields(data[len(signature) : -CHECKSUM], what)
+        return FieldReader(data[len(signature) : -CHECKSUM], what)
 
 
 def check_sum(data: bytes, stored: bytes, what: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numcodecs import Fletcher32
 
 from teachonce.store.containers.blosc import Bytes, Damage, decode
-from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
+from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, FieldReader
 from teachonce.store.containers.hdf5.indices import entry_bytes, fixed_array, old_index
 from teachonce.store.containers.hdf5.objects import (
     EXTERNAL,
@@ -144,7 +144,7 @@ class _Layout:
     """Reads the layout message of an array."""
 
     blocks: Blocks
-    fields: Fields
+    fields: FieldReader
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     filters: tuple[int, ...]

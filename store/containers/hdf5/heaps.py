@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from teachonce.store.containers.blosc import Damage
-from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields, check_sum
+from teachonce.store.containers.hdf5.blocks import (
+    CHECKSUM,
+    UNDEFINED,
+    Blocks,
+    FieldReader,
+    check_sum,
+)
 
 MAX_DEPTH = 16
 HUGE = 1  # the type of a B-tree of large objects
@@ -43,14 +49,14 @@ class _Tree:
             whole = (capacity + 1) * whole + capacity
         self._depth, self._count = depth, count
 
-    def records(self) -> Iterator[Fields]:
+    def records(self) -> Iterator[FieldReader]:
         """The records, in order. Raises Damage if a node is met twice."""
         if not self._total:
             return
         met: set[int] = set()
         found = 0
         for record in self._under(self._root, self._count, self._depth, met):
-            yield Fields(record, "a record of a B-tree")
+            yield FieldReader(record, "a record of a B-tree")
             found += 1
         if found != self._total:
             raise Damage(f"a B-tree has {found} records, expected {self._total}")
@@ -77,7 +83,7 @@ class _Tree:
             yield from records[place : place + 1]
 
 
-def records(blocks: Blocks, address: int, kind: int) -> Iterator[Fields]:
+def records(blocks: Blocks, address: int, kind: int) -> Iterator[FieldReader]:
     """The records of a B-tree of some type. Raises Damage."""
     return _Tree(blocks, address, kind).records()
 
@@ -110,9 +116,9 @@ class Heap:
         self._held: dict[int, bytes] = {}
         self._huge: dict[int, tuple[int, int]] | None = None
 
-    def get(self, fields: Fields) -> bytes:
+    def get(self, fields: FieldReader) -> bytes:
         """The object whose heap ID comes next in a record."""
-        found = Fields(fields.take(self._id_bytes), "a heap ID")
+        found = FieldReader(fields.take(self._id_bytes), "a heap ID")
         kind = found.number(1)
         if kind == 0x10:
             return self._large(found)
@@ -124,7 +130,7 @@ class Heap:
             raise Damage("an object of a heap is longer than its block")
         return self._block(address, whole, base)[offset - base : offset - base + size]
 
-    def _large(self, found: Fields) -> bytes:
+    def _large(self, found: FieldReader) -> bytes:
         if self._id_bytes - 1 >= 16:
             return self._blocks.read(found.address(), found.number(8), "an object of a heap")
         if self._huge is None:
@@ -140,7 +146,7 @@ class Heap:
         """A direct block; its checksum is compared when it is first used."""
         if address not in self._held:
             data = self._blocks.read(address, size, "a block of a heap")
-            self._head(Fields(data, "a block of a heap"), b"FHDB", base)
+            self._head(FieldReader(data, "a block of a heap"), b"FHDB", base)
             if self._checked:
                 place = 13 + self._offset_bytes
                 whole = data[:place] + bytes(CHECKSUM) + data[place + CHECKSUM :]
@@ -148,7 +154,7 @@ class Heap:
             self._held[address] = data
         return self._held[address]
 
-    def _head(self, fields: Fields, signature: bytes, base: int) -> None:
+    def _head(self, fields: FieldReader, signature: bytes, base: int) -> None:
         if signature == b"FHDB" and fields.take(4) != signature:
             raise Damage("a block of a heap does not begin with FHDB")
         fields.expect("its version", 1, 0)

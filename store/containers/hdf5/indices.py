@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from teachonce.store.containers.blosc import Damage
-from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, Fields
+from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, FieldReader
 from teachonce.support.arrays import Array
 
 MAX_DEPTH = 16
@@ -88,13 +88,13 @@ def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -
     todo, met = [(address, -1)], {address}
     while todo:
         place, level = todo.pop()
-        head = Fields(blocks.read(place, 24, WHAT), WHAT)
+        head = FieldReader(blocks.read(place, 24, WHAT), WHAT)
         if head.take(4) != b"TREE":
             raise Damage(f"{WHAT} does not begin with TREE")
         head.expect("its type", 1, 1)
         found = head.expect("its level", 1, *([level] if level >= 0 else range(MAX_DEPTH)))
         entries, key = head.number(2), 8 + 8 * (rank + 1)
-        fields = Fields(blocks.read(place + 24, entries * (key + 8) + key, WHAT), WHAT)
+        fields = FieldReader(blocks.read(place + 24, entries * (key + 8) + key, WHAT), WHAT)
         for _ in range(entries):
             size, skipped = fields.number(4), fields.number(4)
             corner = [fields.number(8) for _ in range(rank + 1)][:rank]

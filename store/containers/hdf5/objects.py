@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.containers.blosc import Damage
-from teachonce.store.containers.hdf5.blocks import CHECKSUM, MAX_BLOCK, UNDEFINED, Blocks, Fields
+from teachonce.store.containers.hdf5.blocks import (
+    CHECKSUM,
+    MAX_BLOCK,
+    UNDEFINED,
+    Blocks,
+    FieldReader,
+)
 from teachonce.store.containers.hdf5.heaps import Heap, records
 
 SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
@@ -30,12 +36,12 @@ class Object:
     address: int
     messages: dict[int, list[bytes]] = field(default_factory=dict)
 
-    def one(self, kind: int, what: str) -> Fields:
+    def one(self, kind: int, what: str) -> FieldReader:
         """The body of a message that must be there once."""
         found = self.messages.get(kind, [])
         if len(found) != 1:
             raise Damage(f"{what} is there {len(found)} times")
-        return Fields(found[0], what)
+        return FieldReader(found[0], what)
 
     @property
     def is_dataset(self) -> bool:
@@ -61,41 +67,43 @@ def read_object(blocks: Blocks, address: int) -> Object:
                 todo.append(
                     blocks.block(place, length, signature, HEADER)
                     if signature
-                    else Fields(blocks.read(place, length, HEADER), HEADER)
+                    else FieldReader(blocks.read(place, length, HEADER), HEADER)
                 )
             else:
                 found.messages.setdefault(kind, []).append(body.take(body.left))
     return found
 
 
-def _header(blocks: Blocks, address: int) -> tuple[bytes, Fields, tuple[int, int]]:
+def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int, int]]:
     """How blocks that continue the header of an object begin, its first messages, and the bytes of
     the kind of a message and of what is between its size and its body.
 
     Headers of version 1 are what HDF5 adds to a file that it opens again by default.
     """
     if blocks.read(address, 4, HEADER) != b"OHDR":
-        fields = Fields(blocks.read(address, 16, HEADER), HEADER)
+        fields = FieldReader(blocks.read(address, 16, HEADER), HEADER)
         fields.expect("its version", 1, 1)
         fields.take(7)
-        return b"", Fields(blocks.read(address + 16, fields.number(4), HEADER), HEADER), (2, 4)
-    fields = Fields(blocks.read(address + 4, 2, HEADER), HEADER)
+        return b"", FieldReader(blocks.read(address + 16, fields.number(4), HEADER), HEADER), (2, 4)
+    fields = FieldReader(blocks.read(address + 4, 2, HEADER), HEADER)
     fields.expect("its version", 1, 2)
     flags = fields.number(1)
     before, width = 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0), 1 << (flags & 3)
-    size = Fields(blocks.read(address + before, width, HEADER), HEADER).number(width)
+    size = FieldReader(blocks.read(address + before, width, HEADER), HEADER).number(width)
     fields = blocks.block(address, before + width + size + CHECKSUM, b"OHDR", HEADER)
     fields.take(before + width - 4)
     return b"OCHK", fields, (1, 3 if flags & 4 else 1)
 
 
-def _messages(fields: Fields, kind_bytes: int, marks_bytes: int) -> Iterator[tuple[int, Fields]]:
+def _messages(
+    fields: FieldReader, kind_bytes: int, marks_bytes: int
+) -> Iterator[tuple[int, FieldReader]]:
     while fields.left >= kind_bytes + 2 + marks_bytes:  # less is a gap
         kind, size, marks = (fields.number(n) for n in (kind_bytes, 2, marks_bytes))
         body = fields.take(size)
         if marks & 2:
             raise Damage("a message is shared, which is not followed")
-        yield kind, Fields(body, f"message {kind} of an object")
+        yield kind, FieldReader(body, f"message {kind} of an object")
 
 
 def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
@@ -105,7 +113,7 @@ def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     bodies = [*group.messages.get(LINK, []), *_heaped(blocks, group, LINK_INFO, NAMES)]
     for body in bodies:
-        name, kind, address = _link(Fields(body, "a link"))
+        name, kind, address = _link(FieldReader(body, "a link"))
         if name in found or "/" in name or name in ("", ".", ".."):
             raise Damage(f"link {name!r} is there twice, or cannot be a name")
         found[name] = kind, address
@@ -115,7 +123,7 @@ def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
 def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[bytes]:
     """Objects of the heap that an info message of links or attributes names."""
     for body in thing.messages.get(kind, []):
-        fields = Fields(body, "where links or attributes are")
+        fields = FieldReader(body, "where links or attributes are")
         fields.expect("its version", 1, 0)
         flags = fields.number(1)
         fields.take((8 if kind == LINK_INFO else 2) if flags & 1 else 0)
@@ -133,7 +141,7 @@ def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[byt
             yield body
 
 
-def _link(fields: Fields) -> tuple[str, int, int]:
+def _link(fields: FieldReader) -> tuple[str, int, int]:
     fields.expect("its version", 1, 1)
     flags = fields.number(1)
     kind = fields.number(1) if flags & 8 else HARD
@@ -155,7 +163,7 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
     found: dict[str, bytes | int | str] = {}
     bodies = [*thing.messages.get(ATTRIBUTE, [])]
     for body in [*bodies, *_heaped(blocks, thing, ATTRIBUTE_INFO, ATTRIBUTES)]:
-        fields = Fields(body, "an attribute")
+        fields = FieldReader(body, "an attribute")
         version = fields.expect("its version", 1, 1, 2, 3)
         fields.expect("the sharing of its type", 1, 0)
         sizes = [fields.number(2) for _ in range(3)]
@@ -164,16 +172,16 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
         name = _text(parts[0][: sizes[0]].rstrip(b"\0"))
         if name in found:
             raise Damage(f"attribute {name!r} is there twice")
-        kind = Fields(parts[1][: sizes[1]], f"the type of attribute {name!r}")
+        kind = FieldReader(parts[1][: sizes[1]], f"the type of attribute {name!r}")
         try:
-            shape = dataspace(Fields(parts[2], "the shape of an attribute"))
+            shape = dataspace(FieldReader(parts[2], "the shape of an attribute"))
             found[name] = _value(fields, kind, shape)
         except Damage as error:
             found[name] = str(error)
     return found
 
 
-def _value(fields: Fields, kind: Fields, shape: tuple[int, ...]) -> bytes | int | str:
+def _value(fields: FieldReader, kind: FieldReader, shape: tuple[int, ...]) -> bytes | int | str:
     if shape != ():
         return f"an array of shape {list(shape)} is neither a text nor a whole number"
     dtype = type_of(kind)
@@ -185,7 +193,7 @@ def _value(fields: Fields, kind: Fields, shape: tuple[int, ...]) -> bytes | int 
     return f"{dtype} is neither a text nor a whole number"
 
 
-def dataspace(fields: Fields) -> tuple[int, ...]:
+def dataspace(fields: FieldReader) -> tuple[int, ...]:
     """Read a shape. Raises Damage for one that may grow, or that is none."""
     version = fields.expect("its version", 1, 1, 2)
     rank, flags, kind = (fields.number(1) for _ in range(3))
@@ -225,7 +233,7 @@ INT8 = struct.pack("<B2xIHH", 8, 1, 0, 8)
 VALUES = b"FALSE\0TRUE\0\0\1", b"FALSE\0\0\0TRUE\0\0\0\0\0\1"
 
 
-def type_of(fields: Fields) -> np.dtype[Any]:
+def type_of(fields: FieldReader) -> np.dtype[Any]:
     """Read a type. Raises Damage for all but little-endian numbers, bool and fixed-length text."""
     first = fields.number(1)
     kind, body = first & 15, fields.take(fields.left)

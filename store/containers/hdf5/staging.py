@@ -12,7 +12,7 @@ import numpy as np
 
 from teachonce.store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
 from teachonce.store.containers.hdf5.tree import Hdf5Source
-from teachonce.store.containers.interface import Make, OnDisk, Sink, Source
+from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_number, teacher_array
 from teachonce.support import files
@@ -65,7 +65,7 @@ class Hdf5Staging(OnDisk):
         sink.close()
         files.rename(self._new, self.path)
 
-    def source(self) -> Source:
+    def source(self) -> StoreSource:
         return Hdf5Source(str(self.path))
 
     def clear(self, mark: str = "") -> None:
@@ -95,7 +95,7 @@ class Hdf5Staging(OnDisk):
         numbers = (part_number(file.stem) for file in self.parts.glob("*.h5"))
         return {number for number in numbers if number is not None}
 
-    def seal(self, make: Make) -> None:
+    def seal(self, make: SealContent) -> None:
         sink = Hdf5Sink(self._new)
 
         def write(name: str, values: Array) -> None:

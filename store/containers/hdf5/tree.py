@@ -202,7 +202,7 @@ class Hdf5Source:
     def fingerprint(self, name: str) -> str | None:
         return None
 
-    def keep_on(self, cache: DiskCache, checksum: str) -> None:
+    def use_cache(self, cache: DiskCache, checksum: str) -> None:
         """Do nothing: the file is on a disk."""
 
     def announce(self, names: Iterable[str]) -> None:
@@ -211,7 +211,7 @@ class Hdf5Source:
     def forget(self, name: str) -> None:
         """Do nothing: nothing is cached."""
 
-    def unlawful(self, name: str) -> str | None:
+    def format_violation(self, name: str) -> str | None:
         dataset = self._slices(name).dataset
         checked = 0 in dataset.shape or FLETCHER in dataset.filters
         return None if checked else "chunks without Fletcher-32"
@@ -234,7 +234,7 @@ class Hdf5Source:
             if inner != "parts" or part_number(name) not in parts
         ]
         flaws = [Flaw(f"missing array {name}", name) for name in missing]
-        flaws += [Flaw(_stranger(name), name, stranger=True) for name in strange]
+        flaws += [Flaw(_stranger(name), name, unknown=True) for name in strange]
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
@@ -245,7 +245,7 @@ class Hdf5Source:
         with whole.open("rb") as file:
             file.seek(end)
             if file.read() != file_digest(whole, end):
-                yield Flaw(FILE_ALTERED, "", explained_by_strangers=True)
+                yield Flaw(FILE_ALTERED, "", explained_by_unknown=True)
 
     def damaged_chunks(self, name: str) -> list[int]:
         array = self._slices(name)

@@ -14,8 +14,8 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.core.sync import sync
 
 from teachonce.store.containers.bucket import Bucket, is_bucket
-from teachonce.store.containers.disk_cache import Piece
-from teachonce.store.containers.network import ABSENT, Line, check_length
+from teachonce.store.containers.disk_cache import FetchedBytes
+from teachonce.store.containers.network import ABSENT, Retrier, check_length
 from teachonce.store.containers.untrusted import MAX_JSON, Folder, files_under
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_of
@@ -67,13 +67,13 @@ class LocalFiles:
         return set(files_under(str(self._root), group, parts))
 
 
-class Remote(Files, Protocol):
+class RemoteFiles(Files, Protocol):
     """Files over a network, which can be written."""
 
-    line: Line
+    retrier: Retrier
 
-    async def piece(self, name: str, begin: int, end: int) -> Piece:
-        """See `teachonce.store.containers.far.Fetch`."""
+    async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
+        """See `teachonce.store.containers.remote_ranges.Fetch`."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a file. It is read: an answer without a body names no cause."""
@@ -82,7 +82,7 @@ class Remote(Files, Protocol):
         """Write a whole file."""
 
 
-def remote_files(url: str, options: dict[str, Any] | None) -> Remote:
+def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
     """The files behind a URL: in a bucket by obstore, else by fsspec. Nothing is requested yet.
     Raises ImportError, ValueError for a URL that fsspec cannot open."""
     return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
@@ -98,16 +98,16 @@ class FsspecFiles:
         self._fs = fs if fs.async_impl else AsyncFileSystemWrapper(fs, asynchronous=True)
         if hasattr(self._fs, "retries"):
             self._fs.retries = 1
-        self.line, self._root = Line(url), str(self._fs._strip_protocol(path)).rstrip("/")
+        self.retrier, self._root = Retrier(url), str(self._fs._strip_protocol(path)).rstrip("/")
         self._sizes: dict[str, int] = {}
 
     def _ask(
         self, name: str, request: Callable[[str], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         address = f"{self._root}/{name}".rstrip("/")
-        return sync(self.line.ask(name or "its files", lambda: request(address), size))
+        return sync(self.retrier.send(name or "its files", lambda: request(address), size))
 
-    async def piece(self, name: str, begin: int, end: int) -> Piece:
+    async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
         address = f"{self._root}/{name}"
         if begin <= 0 or name not in self._sizes:  # the first range of a file that is opened
             self._sizes[name] = int(await self._fs._size(address) or 0)
@@ -115,7 +115,7 @@ class FsspecFiles:
         low, high = (max(0, whole + begin), whole) if begin < 0 else (begin, min(end, whole))
         data = await self._fs._cat_file(address, start=low, end=high)
         check_length(name, data, high - low, whole)
-        return Piece(np.frombuffer(data, np.uint8), whole, set())
+        return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
 
     def read(self, name: str) -> bytes:
         def request(address: str) -> Awaitable[bytes]:  # one answer for the size and the bytes
@@ -124,7 +124,7 @@ class FsspecFiles:
 
         data = self._ask(name, request, SMALL)
         if len(data) > MAX_JSON:
-            raise StoreError(f"{self.line.url}: {name} is larger than {MAX_JSON:,} bytes")
+            raise StoreError(f"{self.retrier.url}: {name} is larger than {MAX_JSON:,} bytes")
         return data
 
     def size(self, name: str) -> int:

@@ -28,7 +28,7 @@ def _chain(codecs: Any) -> list[tuple[Any, Any]]:
     return [_named(codec) for codec in codecs] if isinstance(codecs, list) else []
 
 
-def unlawful(node: dict[str, Any], path: str) -> str | None:
+def format_violation(node: dict[str, Any], path: str) -> str | None:
     """What a zarr.json has that the array at `path` of a store must not have; None if nothing."""
     rules = {
         "keys that are not of Zarr 3": node.keys() <= KEYS and node.get("node_type") == "array",

@@ -2,7 +2,7 @@
 array.
 
 Reads what FORMAT.md lets a writer write, and decodes only the Blosc blocks that hold the wanted
-rows. Where `layout_of` gives None, zarr-python reads.
+rows. Where `shard_layout` gives None, zarr-python reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """An array that is one shard, cut into chunks of whole rows."""
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Layout:
         return self.dtype.itemsize * prod(self.shape[1:])
 
 
-def layout_of(node: dict[str, Any]) -> Layout | None:
+def shard_layout(node: dict[str, Any]) -> ShardLayout | None:
     """Read the layout of an array from its zarr.json; None if this module cannot read such an
     array."""
     match node:
@@ -93,7 +93,7 @@ def layout_of(node: dict[str, Any]) -> Layout | None:
         or not (0 < rows <= shard_rows and shape[0] <= shard_rows and shard_rows % rows == 0)
     ):
         return None
-    return Layout(tuple(shape), dtype, rows, shard_rows // rows, bool(packed))
+    return ShardLayout(tuple(shape), dtype, rows, shard_rows // rows, bool(packed))
 
 
 def _checked(data: Bytes, what: str) -> Bytes:
@@ -104,7 +104,7 @@ def _checked(data: Bytes, what: str) -> Bytes:
     return payload
 
 
-def index_bytes(layout: Layout) -> int:
+def index_bytes(layout: ShardLayout) -> int:
     """The bytes of the index at the end of a shard."""
     return layout.chunks * ENTRY_BYTES + CRC_BYTES
 
@@ -122,7 +122,7 @@ def read_index(data: Bytes, end: int) -> list[list[int]]:
 class Shard:
     """The chunks of a shard. `places` are begin and size of each, as `read_index` gives them."""
 
-    def __init__(self, layout: Layout, places: list[list[int]]) -> None:
+    def __init__(self, layout: ShardLayout, places: list[list[int]]) -> None:
         self._layout, self.places = layout, places
 
     def prefetch(self, chunk: int) -> None:
@@ -155,7 +155,7 @@ class Shard:
 class MappedShard(Shard):
     """A mapped shard file. Raises Damage, OSError."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: ShardLayout) -> None:
         self._map = FileMap(path)
         self._data = self._map.data
         end = len(self._data) - index_bytes(layout)
@@ -181,7 +181,7 @@ class ShardMaps:
         self._limit = limit
         self._held: OrderedDict[Path, MappedShard] = OrderedDict()
 
-    def get(self, path: Path, layout: Layout) -> MappedShard:
+    def get(self, path: Path, layout: ShardLayout) -> MappedShard:
         """The map of a file. Raises Damage, OSError."""
         # No lock, which a fork could inherit: two threads may map one file twice, no more.
         shard = self._held.pop(path, None) or MappedShard(path, layout)
@@ -201,7 +201,7 @@ class ShardMaps:
 class ShardSlices(RowSlices):
     """Slices of rows of an array that is one shard, which `opened` returns."""
 
-    def __init__(self, layout: Layout, where: str, opened: Callable[[], Shard]) -> None:
+    def __init__(self, layout: ShardLayout, where: str, opened: Callable[[], Shard]) -> None:
         super().__init__(layout.shape, layout.dtype, where)
         self.layout, self._shard = layout, opened
 

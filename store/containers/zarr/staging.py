@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from teachonce.store.containers.interface import Make, OnDisk, Sink, Source
+from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
 from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource, shard_path
 from teachonce.store.format.layout import groups_above, part_number, teacher_array
 from teachonce.store.format.manifest import Entry, Part
@@ -71,7 +71,7 @@ class ZarrStaging(OnDisk):
         files.sync(new)
         files.rename(new, target)
 
-    def source(self) -> Source:
+    def source(self) -> StoreSource:
         return ZarrSource(str(self.path))
 
     def clear(self, mark: str = "") -> None:
@@ -142,7 +142,7 @@ class ZarrStaging(OnDisk):
     def _write_root(self, attributes: dict[str, Any]) -> None:
         self._write_json(GROUP | {"attributes": attributes}, self.path / "zarr.json")
 
-    def seal(self, make: Make) -> None:
+    def seal(self, make: SealContent) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-manifest"
         attributes = ZarrSink(work).finish(make)
         for name in LAST:

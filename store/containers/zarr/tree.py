@@ -18,14 +18,19 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
 from teachonce.store.containers.disk_cache import DiskCache
-from teachonce.store.containers.far import Far, Range
-from teachonce.store.containers.interface import Flaw, Make, Slices, damaged_chunks
-from teachonce.store.containers.network import ABSENT, check_metadata, fetches, surely
+from teachonce.store.containers.interface import Flaw, SealContent, Slices, damaged_chunks
+from teachonce.store.containers.network import (
+    ABSENT,
+    check_metadata,
+    fetch_attempts,
+    with_refetches,
+)
+from teachonce.store.containers.remote_ranges import ByteRange, RemoteRanges
 from teachonce.store.containers.untrusted import MAX_JSON, check_size
-from teachonce.store.containers.zarr.far_shards import RUN, FarSlices
-from teachonce.store.containers.zarr.files import Files, LocalFiles, Remote, remote_files
-from teachonce.store.containers.zarr.metadata import unlawful
-from teachonce.store.containers.zarr.shards import ShardMaps, ShardSlices, layout_of
+from teachonce.store.containers.zarr.files import Files, LocalFiles, RemoteFiles, remote_files
+from teachonce.store.containers.zarr.metadata import format_violation
+from teachonce.store.containers.zarr.remote_shards import RUN, RemoteSlices
+from teachonce.store.containers.zarr.shards import ShardMaps, ShardSlices, shard_layout
 from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import (
@@ -99,7 +104,7 @@ def _strangers(found: set[str], expected: set[str], broken: set[str]) -> list[Fl
     for file in found - expected - folders:
         if broken.isdisjoint(groups_above(file)):
             tops.add(next(path for path in (*groups_above(file), file) if path not in folders))
-    return [Flaw(_named(top, top in found), top, stranger=True) for top in sorted(tops)]
+    return [Flaw(_named(top, top in found), top, unknown=True) for top in sorted(tops)]
 
 
 def _named(top: str, is_file: bool) -> str:
@@ -135,7 +140,7 @@ class ZarrSink:
             array[...] = np.ascontiguousarray(values)
         return _digest((self.folder / name / "zarr.json").read_bytes())
 
-    def finish(self, make: Make) -> dict[str, Any]:
+    def finish(self, make: SealContent) -> dict[str, Any]:
         """Write the index and the manifest of a store, and close; returns the attributes of its
         root."""
 
@@ -164,7 +169,7 @@ class ZarrSource:
     """Reads a Zarr store from a folder or from anything fsspec knows.
 
     What no reader of ours knows zarr-python reads. `maps` is None for what is not a local folder,
-    `far` for what is one.
+    `ranges` for what is one.
     """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
@@ -172,7 +177,7 @@ class ZarrSource:
         self.remote = "://" in path
         self.grain = REMOTE_GRAIN if self.remote else BLOSC_GRAIN
         self.maps = None if self.remote else ShardMaps()
-        self.far: Far | None = None
+        self.ranges: RemoteRanges | None = None
         self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
         try:
@@ -180,32 +185,32 @@ class ZarrSource:
         except (ImportError, ValueError) as error:
             raise StoreError(f"{path}: cannot be opened ({error})") from error
 
-    def _found(self, path: str) -> Remote:
+    def _found(self, path: str) -> RemoteFiles:
         files = remote_files(path, self.options)
-        self.far = Far(files)
+        self.ranges = RemoteRanges(files)
         return files
 
-    def keep_on(self, cache: DiskCache, checksum: str) -> None:
+    def use_cache(self, cache: DiskCache, checksum: str) -> None:
         """Cache what is read of a sealed store over a network on a local disk."""
         self.cache = cache
-        if self.far is not None:
-            self.far.keep_on(cache, checksum)
+        if self.ranges is not None:
+            self.ranges.use_cache(cache, checksum)
 
     def forget(self, name: str) -> None:
         """Drop what is cached of an array that was found damaged, so that it is fetched
         again."""
-        if self.far is not None:
+        if self.ranges is not None:
             for file in (f"{name}/zarr.json", *(f"{name}/c{'/0' * n}" for n in (1, 2, 3))):
-                self.far.forget(file)
+                self.ranges.forget(file)
 
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""
         try:
-            if self.far is None or "/" not in name:
+            if self.ranges is None or "/" not in name:
                 return self._files.read(name)
-            wanted = Range(name, 0, MAX_JSON)  # which may be on the disk
-            piece = self.far.get(wanted)
-            self.far.used_up(wanted)
+            wanted = ByteRange(name, 0, MAX_JSON)  # which may be on the disk
+            piece = self.ranges.get(wanted)
+            self.ranges.release(wanted)
         except ABSENT:
             return None
         except OSError as error:
@@ -233,7 +238,7 @@ class ZarrSource:
         return node
 
     def attributes(self, group: str = "") -> dict[str, Any]:
-        attributes = surely(self.remote, lambda: self._node(group)).get("attributes", {})
+        attributes = with_refetches(self.remote, lambda: self._node(group)).get("attributes", {})
         if not isinstance(attributes, dict):
             raise StoreError(f"{self.path}: attributes of '{group}/' are not a JSON object")
         return attributes
@@ -246,13 +251,13 @@ class ZarrSource:
         return sorted(name for name in found if name != "zarr.json" and name[:1] != ".")
 
     def announce(self, names: Iterable[str]) -> None:
-        if self.far is not None:
+        if self.ranges is not None:
             for name in names:
-                self.far.ask(Range(f"{name}/zarr.json", 0, MAX_JSON))
-                self.far.ask(Range(shard_path(name, (1,)), 0, RUN))
+                self.ranges.prefetch(ByteRange(f"{name}/zarr.json", 0, MAX_JSON))
+                self.ranges.prefetch(ByteRange(shard_path(name, (1,)), 0, RUN))
 
     def array(self, name: str) -> Slices:
-        return surely(self.remote, lambda: self._opened(name))
+        return with_refetches(self.remote, lambda: self._opened(name))
 
     def _opened(self, name: str) -> Slices:
         try:
@@ -266,7 +271,7 @@ class ZarrSource:
         shard, where = shard_path(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
             with _present(where, shard):
-                stored = array.size if isinstance(array, FarSlices) else self._files.size(shard)
+                stored = array.size if isinstance(array, RemoteSlices) else self._files.size(shard)
             decoded = prod(array.shape) * array.dtype.itemsize
             check_size(where, decoded, chunk, stored, is_json=name == "manifest")
         return array
@@ -275,7 +280,7 @@ class ZarrSource:
         """Open an array in our own reader, with the bytes of a decoded chunk; None if zarr-python
         must read it."""
         try:
-            layout = layout_of(node := self._node(name))
+            layout = shard_layout(node := self._node(name))
         except StoreError:
             if self.remote:
                 raise
@@ -287,11 +292,11 @@ class ZarrSource:
         if self.maps is not None:
             opened = partial(self.maps.get, Path(self.path) / shard, layout)
             return ShardSlices(layout, where, opened), chunk
-        if self.far is None:
+        if self.ranges is None:
             return None
         check_codecs(node, where)
         with _present(where, shard):
-            return FarSlices(self.far, shard, layout, where), chunk
+            return RemoteSlices(self.ranges, shard, layout, where), chunk
 
     def _by_zarr(self, name: str) -> tuple[Slices, int]:
         where = f"{self.path}: array {name}"
@@ -301,10 +306,10 @@ class ZarrSource:
             slices, chunk = open_slices(self.path, name, node, where)
         except Exception as error:  # zarr raises many kinds for damaged metadata
             raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
-        if self.far is not None and all(slices.shape):
+        if self.ranges is not None and all(slices.shape):
             shard = shard_path(name, slices.shape)
             with _present(where, shard):
-                slices.read_from(self.far, shard, self._files.size(shard))
+                slices.read_from(self.ranges, shard, self._files.size(shard))
         return slices, chunk
 
     def fingerprint(self, name: str) -> str | None:
@@ -354,7 +359,7 @@ class ZarrSource:
     ) -> tuple[set[str], set[str]]:
         """Paths of the files in any listing, and in all; one is enough that is as `expected`."""
         found = always = self._files.under(group, parts)
-        for _ in fetches(self.remote)[1:]:
+        for _ in fetch_attempts(self.remote)[1:]:
             if found == always == expected:
                 break
             again = self._files.under(group, parts)
@@ -369,28 +374,28 @@ class ZarrSource:
             return False
 
     def _same(self, name: str, expected: dict[str, Any]) -> bool:
-        for _ in fetches(self.remote):
+        for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
                 if {**self._node(name), "attributes": {}} == expected:
                     return True
         return False
 
     def _manifest_altered(self) -> bool:
-        for _ in fetches(self.remote):
+        for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
-                if self.unlawful("manifest") is None:
+                if self.format_violation("manifest") is None:
                     return False
         return True
 
-    def unlawful(self, name: str) -> str | None:
-        return unlawful(self._node(name), name)
+    def format_violation(self, name: str) -> str | None:
+        return format_violation(self._node(name), name)
 
     def damaged_chunks(self, name: str) -> list[int]:
         array = self.array(name)  # StoreError for what must not even be opened
         return damaged_chunks(array, chunk_rows(self._node(name)))
 
     def close(self) -> None:
-        if self.far is not None:
-            self.far.close()
+        if self.ranges is not None:
+            self.ranges.close()
         if self.maps is not None:
             self.maps.clear()

@@ -16,8 +16,8 @@ from zarr.core.buffer import Buffer, cpu
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from teachonce.store.containers.blosc import decoded_size
-from teachonce.store.containers.far import Far, Range
-from teachonce.store.containers.network import surely
+from teachonce.store.containers.network import with_refetches
+from teachonce.store.containers.remote_ranges import ByteRange, RemoteRanges
 from teachonce.store.containers.untrusted import MAX_CHUNK
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.support.arrays import Array
@@ -93,15 +93,15 @@ class ZarrSlices:
         self.dtype = np.dtype(array.dtype)
         self._fetch: Callable[[], None] | None = None
 
-    def read_from(self, far: Far, shard: str, size: int) -> None:
+    def read_from(self, ranges: RemoteRanges, shard: str, size: int) -> None:
         """Fetch the shard, of `size` bytes, and again if it cannot be decoded: a network can flip a
         bit. Raises FileNotFoundError, and StoreError if it is too large for the memory."""
         if size > MAX_CHUNK:
             raise StoreError(f"{self._where}: {shard} is larger than {MAX_CHUNK:,} bytes")
 
         def fetch() -> None:
-            far.forget(shard)
-            data = far.get(Range(shard, 0, size)).data
+            ranges.forget(shard)
+            data = ranges.get(ByteRange(shard, 0, size)).data
             self._fetched[shard] = cpu.Buffer.from_array_like(data)
 
         fetch()
@@ -110,7 +110,7 @@ class ZarrSlices:
     def read(self, begin: int, end: int) -> Array:
         if begin >= end:
             return np.empty((0, *self.shape[1:]), self.dtype)
-        return surely(self._fetch is not None, lambda: self._read(begin, end))
+        return with_refetches(self._fetch is not None, lambda: self._read(begin, end))
 
     def _read(self, begin: int, end: int) -> Array:
         try:

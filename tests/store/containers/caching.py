@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from teachonce.store.containers.disk_cache import UNIT, DiskCache, Piece
+from teachonce.store.containers.disk_cache import UNIT, DiskCache, FetchedBytes
 
 STORE, LARGEST = "store", 50 * UNIT
 
 
-def piece_of(name: int) -> Piece:
+def piece_of(name: int) -> FetchedBytes:
     """The piece that belongs to a name: nobody else's bytes are like it."""
     chance = np.random.default_rng(name)
     size = int(chance.integers(1, LARGEST))
-    return Piece(chance.integers(0, 256, size, np.uint8), size + name, set())
+    return FetchedBytes(chance.integers(0, 256, size, np.uint8), size + name, set())
 
 
 def put(cache: DiskCache, name: int) -> None:
@@ -27,7 +27,7 @@ def put(cache: DiskCache, name: int) -> None:
     cache.put(STORE, str(name), 0, len(piece.data), piece)
 
 
-def get(cache: DiskCache, name: int) -> Piece | None:
+def get(cache: DiskCache, name: int) -> FetchedBytes | None:
     return cache.get(STORE, str(name), 0, len(piece_of(name).data))
 
 

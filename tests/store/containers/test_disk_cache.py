@@ -21,14 +21,14 @@ import pytest
 
 from teachonce.store import FeatureStore, UserError, open_store
 from teachonce.store.containers import network
-from teachonce.store.containers.cache_word import parse_disk_cache
+from teachonce.store.containers.cache_option import parse_disk_cache
 from teachonce.store.containers.disk_cache import (
     END,
     ENTRY,
     TOTAL,
     UNIT,
     DiskCache,
-    Piece,
+    FetchedBytes,
     taken_by,
 )
 from teachonce.support import files
@@ -56,7 +56,9 @@ def counted(folder: Path) -> int:
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    pieces = {str(n): Piece(np.full(UNIT - END.size, n, np.uint8), 9, set()) for n in range(8)}
+    pieces = {
+        str(n): FetchedBytes(np.full(UNIT - END.size, n, np.uint8), 9, set()) for n in range(8)
+    }
     cache = DiskCache(tmp_path, 5 * UNIT)
     (tmp_path / "notes.txt").write_text("mine")
     for name in "01234":
@@ -71,7 +73,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     DiskCache(tmp_path, 2 * UNIT)  # that have another bound keep to it
     assert sum(sizes(tmp_path)) == counted(tmp_path) == 2 * UNIT
     other.put(
-        "s", "6", 0, 1, Piece(np.zeros(9 * UNIT, np.uint8), 1, set())
+        "s", "6", 0, 1, FetchedBytes(np.zeros(9 * UNIT, np.uint8), 1, set())
     )  # larger than the cache
     assert len(sizes(tmp_path)) == 2
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -177,12 +179,12 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
 def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = DiskCache(tmp_path, 2**24)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    small = Piece(np.zeros(1000, np.uint8), 1, set())
+    small = FetchedBytes(np.zeros(1000, np.uint8), 1, set())
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (UNIT, limit[1]))
         cache.put("s", "small", 0, 1, small)
         for number in range(3):
-            cache.put("s", str(number), 0, 1, Piece(np.zeros(2**16, np.uint8), 1, set()))
+            cache.put("s", str(number), 0, 1, FetchedBytes(np.zeros(2**16, np.uint8), 1, set()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     (line,) = caplog.messages

@@ -103,7 +103,7 @@ def test_a_link_inside_the_store_is_followed(copy: Copy) -> None:
     (path / "parts/0/token").symlink_to("../../moved")
     assert len(open_store(path)[0].token_ids)
     report = verify(path)
-    assert report.problems == [] and report.strangers == ["extra folder moved"]
+    assert report.problems == [] and report.unknown == ["extra folder moved"]
 
 
 @pytest.mark.parametrize("kind", ["external", "soft", "raw", "virtual"])

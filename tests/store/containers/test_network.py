@@ -245,7 +245,7 @@ def test_a_file_system_that_ignores_ranges_is_named(
     try:
         monkeypatch.setattr(type(memory), "cat_file", whole)
         fs = open_store("memory://whole.zarr", storage_options={"skip_instance_cache": True})
-        monkeypatch.setattr("teachonce.store.containers.zarr.far_shards.SMALL", 0)
+        monkeypatch.setattr("teachonce.store.containers.zarr.remote_shards.SMALL", 0)
         with pytest.raises(Unreachable, match="token/id/c/0: the server ignores Range"):
             fs.part(0).read("token/id", 0, 9)
         assert requests.count("/whole.zarr/parts/0/token/id/c/0") == 1

@@ -21,10 +21,10 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.zarr.shards import (
     OPEN_MAPS,
-    Layout,
+    ShardLayout,
     ShardMaps,
     ShardSlices,
-    layout_of,
+    shard_layout,
 )
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.containers.zarr.zarr_python import ZarrSlices
@@ -133,7 +133,7 @@ def test_what_we_do_not_know_is_read_by_zarr_python(
 def test_metadata_that_we_do_not_know(tmp_path: Path) -> None:
     folder = write(tmp_path / "a.zarr", np.zeros((10, 2), "u4"), 5, [])
     text = (folder / "a/zarr.json").read_text()
-    assert layout_of(json.loads(text)) == Layout((10, 2), np.dtype("u4"), 5, 2, False)
+    assert shard_layout(json.loads(text)) == ShardLayout((10, 2), np.dtype("u4"), 5, 2, False)
 
     def changed(*path: Any, value: Any) -> dict[str, Any]:
         node = json.loads(text)
@@ -166,7 +166,7 @@ def test_metadata_that_we_do_not_know(tmp_path: Path) -> None:
         changed(*sharding, "codecs", value=["bytes", "crc32c"]),
         {},
     ):
-        assert layout_of(node) is None, node
+        assert shard_layout(node) is None, node
 
 
 def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:

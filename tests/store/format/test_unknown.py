@@ -91,7 +91,7 @@ def test_arrays_outside_the_parts_are_ignored_and_checked(
     shutil.copytree(sound, path)
     entry = add_array(path, name)
     assert verify(path).problems == []
-    assert verify(path).strangers == ["extra folder " + "/".join(name.split("/")[:2])]
+    assert verify(path).unknown == ["extra folder " + "/".join(name.split("/")[:2])]
     edited(path, lambda root, manifest: manifest["arrays"].update({name: entry}))
     assert verify(path).problems == []
     assert open_store(path)[2].text == open_store(sound)[2].text

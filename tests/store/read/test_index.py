@@ -74,7 +74,7 @@ def test_an_index_says_what_the_list_says(both: list[Path]) -> None:
     assert {key for key in told[0] if told[0][key] != told[1][key]} <= {
         *("path", "version", "created", "bytes_on_disk"),
     }
-    assert [verify(path).problems + verify(path).strangers for path in both] == [[], []]
+    assert [verify(path).problems + verify(path).unknown for path in both] == [[], []]
 
 
 @EXT
@@ -108,11 +108,13 @@ def test_a_damaged_index_is_told_and_mended(both: list[Path]) -> None:
     for file in files[::3]:  # one of each kind
         flip(file, 1, 3)
         found = verify(path)
-        assert len(found.problems) == 1 and "index/" in found.problems[0] and not found.odd
+        assert (
+            len(found.problems) == 1 and "index/" in found.problems[0] and not found.unknown_flaws
+        )
         with pytest.raises(StoreError, match="repair"):
             read(open_store(path))
         _, report = repair(path)
-        assert "mended" in report.advice
+        assert "repaired" in report.advice
         assert contents(path) == before
 
 

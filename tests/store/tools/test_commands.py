@@ -134,7 +134,7 @@ def test_convert_onto_what_is_no_store(made: Made, tmp_path: Path, name: str) ->
     target = tmp_path / name
     target.mkdir() if name.startswith("folder") else target.write_text("mine")
     line = refused("convert", made("h5")[0], target)
-    assert "nothing was touched" in line and "another name, or remove what is there" in line
+    assert "nothing was changed" in line and "another name, or remove what is there" in line
 
 
 @pytest.mark.parametrize("tier", ("topk", "head", "tagging"))

@@ -74,7 +74,7 @@ def check_forgotten(path: Path, kept: list[dict[str, object]], text: str) -> Non
     with open_store(path) as store:
         assert [facts(store, i) for i in range(len(store))] == kept
         assert store.identity["corpus"] == {"hash": "c", "forgotten": "1,4"}
-    assert verify(path).problems == verify(path).strangers == []
+    assert verify(path).problems == verify(path).unknown == []
     assert holding(path.parent, text) == []
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -343,7 +343,7 @@ def test_counts_of_words_go(tmp_path: Path, ext: str) -> None:
     assert not holding(path.parent, "Rumpelstilzchen")
     with open_store(path) as store:
         assert WordCounts.stored(store) is None
-    assert verify(path).problems == verify(path).strangers == []
+    assert verify(path).problems == verify(path).unknown == []
 
 
 def test_parts_that_another_store_shares(copy: Copy, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> Non
     copied = contents(store)
     left, report = repair(store)
     assert left == PARTS and report.problems == []
-    assert report.strangers == ["extra part 7, which is not in the manifest"]
+    assert report.unknown == ["extra part 7, which is not in the manifest"]
     assert contents(store) == copied  # a sound store is left alone, and its strangers
     flip_ids(store, 1)
     left, report = repair(store)
@@ -257,7 +257,7 @@ def test_the_commands_name_each_other(store: Path) -> None:
     with pytest.raises(UserError, match="exists already .* `feature-store repair`"):
         begin(store, SMALL)
     said = run("repair", store)
-    assert "part 0: array token/begin" in said and "2 sound parts kept" in said
+    assert "part 0: array token/begin" in said and "2 sound parts left" in said
     said = run("verify", store)
     assert "is not finished (2 parts there, 1 dropped or lost)" in said and "type it again" in said
     assert "no such file or folder; check the name" in run("repair", store.parent / "none.zarr")

@@ -64,7 +64,7 @@ def test_a_store_with_strangers_is_sound(store: Path) -> None:
     before = contents(store)
     for command in ("verify", "repair"):
         code, said = run(command, store)
-        assert code == 0 and f"sound, with {len(strangers)} strangers" in said
+        assert code == 0 and f"sound, with {len(strangers)} unknown items" in said
         assert [line for line in said.splitlines() if line.startswith("extra")] == strangers
     assert contents(store) == before
     assert [record.text for record in open_store(store)] == texts
@@ -84,7 +84,7 @@ def test_copies_leave_strangers_behind(store: Path) -> None:
         copies.append(store.with_name("d.zarr"))
     for copy in copies:
         report = verify(copy)
-        assert report.problems == report.strangers == []
+        assert report.problems == report.unknown == []
 
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
@@ -99,15 +99,15 @@ def test_strangers_stay_where_something_is_damaged(
     strangers = ADD[store.suffix](store)
     spoil(store, 2)
     _, report = repair(store)
-    assert report.strangers == strangers and report.aside
+    assert report.unknown == strangers and report.quarantine
     assert made_again(store) == report.damaged_parts()
     again = verify(store)
     assert again.problems == []
     if store.is_dir():
-        assert again.strangers == strangers
+        assert again.unknown == strangers
     else:
         assert contents(store) == before
-        with h5py.File(report.aside / store.name) as old:
+        with h5py.File(report.quarantine / store.name) as old:
             assert "notes" in old and "parts/1/token/more/inner" in old
 
 
@@ -142,7 +142,7 @@ def test_a_repair_is_undone_by_what_it_says(store: Path, made: bool) -> None:
     _, said = run("repair", store)
     if made:
         assert made_again(store) == {1} and verify(store).problems == []
-    undo = said.strip().rpartition("undo this by: ")[2]
+    undo = said.strip().rpartition("undo the repair with: ")[2]
     subprocess.run(undo, shell=True, check=True)
     after = contents(store)
     assert {name: after[name] for name in before} == before
@@ -182,6 +182,6 @@ def test_what_the_rest_tells_is_mended_at_once(store: Path, lose: Callable[[Path
     before = contents(store)
     lose(store)
     code, said = run("repair", store)
-    assert code == 0 and "mended: all that was damaged is known" in said
-    assert verify(store).problems == verify(store).strangers == []
+    assert code == 0 and "repaired: everything damaged could be derived" in said
+    assert verify(store).problems == verify(store).unknown == []
     assert contents(store) == before

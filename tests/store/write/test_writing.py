@@ -121,7 +121,7 @@ def test_taken_names_are_refused_untouched(tmp_path: Path) -> None:
     (tmp_path / "c.zarr").write_text("mine")
     (tmp_path / "d.h5").mkdir()
     for name in ("a.h5", "b.zarr", "c.zarr", "d.h5"):
-        with pytest.raises(UserError, match="not a feature store.*nothing was touched"):
+        with pytest.raises(UserError, match="not a feature store.*nothing was changed"):
             begin(tmp_path / name, SMALL)
     assert (tmp_path / "a.h5").read_text() == (tmp_path / "c.zarr").read_text() == "mine"
     with pytest.raises(UserError, match=r"must end in .zarr .* or .h5"):

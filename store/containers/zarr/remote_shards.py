@@ -7,12 +7,12 @@ from collections import Counter
 from threading import Lock
 
 from teachonce.store.containers.blosc import Bytes, Damage
-from teachonce.store.containers.disk_cache import Piece
-from teachonce.store.containers.far import Far, Range
-from teachonce.store.containers.network import surely
+from teachonce.store.containers.disk_cache import FetchedBytes
+from teachonce.store.containers.network import with_refetches
+from teachonce.store.containers.remote_ranges import ByteRange, RemoteRanges
 from teachonce.store.containers.zarr.shards import (
-    Layout,
     Shard,
+    ShardLayout,
     ShardSlices,
     index_bytes,
     read_index,
@@ -24,17 +24,21 @@ RUN = 2**20  # bytes that are requested at once, unless a chunk has more
 SMALL = 4 * RUN  # decoded bytes of an array that probably takes less than RUN bytes
 
 
-def _first(name: str, layout: Layout) -> Range:
+def _first(name: str, layout: ShardLayout) -> ByteRange:
     """What is fetched when an array is opened: its index, or all of a small array."""
     small = layout.shape[0] * layout.row_bytes <= SMALL
-    return Range(name, 0, RUN) if small else Range(name, -index_bytes(layout), index_bytes(layout))
+    return (
+        ByteRange(name, 0, RUN)
+        if small
+        else ByteRange(name, -index_bytes(layout), index_bytes(layout))
+    )
 
 
-class FarShard(Shard):
+class RemoteShard(Shard):
     """The chunks of a shard over a network. Raises Damage, Unreachable."""
 
-    def __init__(self, far: Far, name: str, layout: Layout) -> None:
-        self._far, self._name = far, name
+    def __init__(self, ranges: RemoteRanges, name: str, layout: ShardLayout) -> None:
+        self._ranges, self._name = ranges, name
         first, tail = _first(name, layout), index_bytes(layout)
         piece = self._piece(first)
         end = piece.whole - tail
@@ -42,23 +46,23 @@ class FarShard(Shard):
             raise Damage(f"the file has {piece.whole} bytes, too few for its index")
         whole = first.begin == 0 and piece.whole <= len(piece.data)
         if first.begin == 0 and not whole:  # not as small as it seemed
-            piece = self._piece(Range(name, -tail, tail))
+            piece = self._piece(ByteRange(name, -tail, tail))
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], end))
         self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
-        self._decoded, self._read = Counter[Range](), Counter[Range]()  # bytes of each run
+        self._decoded, self._read = Counter[ByteRange](), Counter[ByteRange]()  # bytes of each run
         for run, (_, size) in zip(self._runs, self.places, strict=True):
             # The last chunk counts as full, so that small arrays, which are read often, stay.
             self._decoded[run] += layout.rows * layout.row_bytes if size else 0
         self._lock = Lock()
 
-    def _piece(self, wanted: Range) -> Piece:
+    def _piece(self, wanted: ByteRange) -> FetchedBytes:
         try:
-            return self._far.get(wanted)
+            return self._ranges.get(wanted)
         except FileNotFoundError as error:
             raise Damage(f"{self._name} is missing") from error
 
     def prefetch(self, chunk: int) -> None:
-        self._far.ask(self._runs[chunk])
+        self._ranges.prefetch(self._runs[chunk])
 
     def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
         super().read_into(chunk, low, high, out)
@@ -69,7 +73,7 @@ class FarShard(Shard):
             if done:
                 self._read[run] = 0
         if done:  # an epoch reads each row once
-            self._far.used_up(run)
+            self._ranges.release(run)
 
     def stored(self, chunk: int) -> tuple[Bytes, set[int]]:
         run, (begin, size) = self._runs[chunk], self.places[chunk]
@@ -77,36 +81,36 @@ class FarShard(Shard):
         return piece.data[begin - run.begin : begin - run.begin + size], piece.sound
 
 
-class FarSlices(ShardSlices):
+class RemoteSlices(ShardSlices):
     """Slices of rows of an array that is one shard, over a network."""
 
-    def __init__(self, far: Far, name: str, layout: Layout, where: str) -> None:
+    def __init__(self, ranges: RemoteRanges, name: str, layout: ShardLayout, where: str) -> None:
         """Fetch the index, or all of a small array. FileNotFoundError if it is missing."""
         super().__init__(layout, where, self._opened)
-        self._far, self._name = far, name
-        self._found: FarShard | None = None
+        self._ranges, self._name = ranges, name
+        self._found: RemoteShard | None = None
         self._lock = Lock()
-        self.size = far.get(_first(name, layout)).whole if all(layout.shape) else 0
+        self.size = ranges.get(_first(name, layout)).whole if all(layout.shape) else 0
 
-    def _opened(self) -> FarShard:
+    def _opened(self) -> RemoteShard:
         with self._lock:
-            self._found = self._found or FarShard(self._far, self._name, self.layout)
+            self._found = self._found or RemoteShard(self._ranges, self._name, self.layout)
             return self._found
 
     def read_into(self, begin: int, end: int, out: Array) -> None:
-        surely(True, lambda: self._read_sound(begin, end, out))
+        with_refetches(True, lambda: self._read_sound(begin, end, out))
 
     def _read_sound(self, begin: int, end: int, out: Array) -> None:
         try:
             super().read_into(begin, end, out)
         except StoreError:
             with self._lock:
-                self._far.forget(self._name)
+                self._ranges.forget(self._name)
                 self._found = None
             raise
 
 
-def _runs_of(name: str, places: list[list[int]]) -> list[Range]:
+def _runs_of(name: str, places: list[list[int]]) -> list[ByteRange]:
     """The range that is requested for each chunk: it and its neighbours, up to RUN bytes."""
     edges, run_of = list[list[int]](), dict[int, int]()
     for chunk in sorted(range(len(places)), key=places.__getitem__):
@@ -116,4 +120,4 @@ def _runs_of(name: str, places: list[list[int]]) -> list[Range]:
         else:
             edges.append([low, low + size])
         run_of[chunk] = len(edges) - 1
-    return [Range(name, *edges[run_of[chunk]]) for chunk in range(len(places))]
+    return [ByteRange(name, *edges[run_of[chunk]]) for chunk in range(len(places))]

@@ -17,7 +17,7 @@ from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.format.manifest import seal_checksum
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.store.tools.copy import convert
-from teachonce.store.tools.laws import check_tokens
+from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.store.making import TOKENIZER

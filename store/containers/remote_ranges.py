@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from zarr.core.sync import sync
 
-from teachonce.store.containers.disk_cache import DiskCache, Piece
-from teachonce.store.containers.network import Line
+from teachonce.store.containers.disk_cache import DiskCache, FetchedBytes
+from teachonce.store.containers.network import Retrier
 from teachonce.store.errors import Unreachable
 
 MEMORY = 2**29  # bytes of ranges; more only while they are requested ahead
@@ -21,7 +21,7 @@ AT_ONCE = 64  # requests that are sent ahead
 UNWRITTEN = 2**28  # bytes that wait for a slow disk; what comes then is not cached there
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes begin..end of an object, as far as it has them; its last -begin ones if begin < 0."""
 
     name: str
@@ -29,17 +29,17 @@ class Range(NamedTuple):
     end: int
 
 
-class Fetch(Protocol):
+class RangeFetcher(Protocol):
     """Fetches a range once."""
 
-    line: Line
+    retrier: Retrier
 
-    async def piece(self, name: str, begin: int, end: int) -> Piece:
+    async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
         """Read a range. Raises FileNotFoundError if there is no such object, WrongLength if other
         bytes came."""
 
 
-class Far:
+class RemoteRanges:
     """Reads ranges of objects. Threads may share it; a forked process may not.
 
     Ranges that are requested ahead wait for one of AT_ONCE places; others do not wait. Raises
@@ -49,12 +49,14 @@ class Far:
     at a time, which have 0.5 to 1.1 GB, and the first pool takes a quarter of that.
     """
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: RangeFetcher) -> None:
         self._fetch = fetch
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._ranges: OrderedDict[Range, Future[Piece]] = OrderedDict()  # the last used last
-        self._sizes: dict[Range, int] = {}  # of the ranges that have arrived
-        self._unread: set[Range] = set()  # requested ahead
+        self._ranges: OrderedDict[ByteRange, Future[FetchedBytes]] = (
+            OrderedDict()
+        )  # the last used last
+        self._sizes: dict[ByteRange, int] = {}  # of the ranges that have arrived
+        self._unread: set[ByteRange] = set()  # requested ahead
         self._bytes = 0
         self._lock = Lock()
         self._loop = sync(_running_loop())
@@ -64,17 +66,17 @@ class Far:
         self._writer = ThreadPoolExecutor(1, "disk-cache")
         self._unwritten = 0
 
-    def keep_on(self, disk: DiskCache, store: str) -> None:
+    def use_cache(self, disk: DiskCache, store: str) -> None:
         """Cache what is fetched from now on a disk as well, under the checksum of the store."""
         self._disk, self._store = disk, store
 
-    def ask(self, wanted: Range) -> None:
+    def prefetch(self, wanted: ByteRange) -> None:
         """Request a range that is read soon."""
         disk = self._disk if wanted not in self._ranges else None
         if disk is None or not disk.announced(self._store, *wanted):
             self._request(wanted, ahead=True)
 
-    def get(self, wanted: Range) -> Piece:
+    def get(self, wanted: ByteRange) -> FetchedBytes:
         """Read a range: from memory, from the disk, or over the network."""
         with self._lock:
             self._unread.discard(wanted)
@@ -91,9 +93,9 @@ class Far:
         try:
             return (future or self._request(wanted)).result()
         except CancelledError:
-            raise self._failure or Unreachable(f"{self._fetch.line.url}: was closed") from None
+            raise self._failure or Unreachable(f"{self._fetch.retrier.url}: was closed") from None
 
-    def _request(self, wanted: Range, ahead: bool = False) -> Future[Piece]:
+    def _request(self, wanted: ByteRange, ahead: bool = False) -> Future[FetchedBytes]:
         """The future of a range, which is requested unless it was before."""
         with self._lock:
             if wanted not in self._ranges:
@@ -104,13 +106,13 @@ class Far:
             self._ranges.move_to_end(wanted)
             return self._ranges[wanted]
 
-    async def _fetched(self, wanted: Range, ahead: bool) -> Piece:
+    async def _fetched(self, wanted: ByteRange, ahead: bool) -> FetchedBytes:
         name, begin, end = wanted
         size = end if begin < 0 else end - begin
         try:
             async with self._places if ahead else nullcontext():
-                piece = await self._fetch.line.ask(
-                    name, lambda: self._fetch.piece(name, begin, end), size
+                piece = await self._fetch.retrier.send(
+                    name, lambda: self._fetch.fetch(name, begin, end), size
                 )
         except Exception as error:
             with self._lock:
@@ -126,7 +128,7 @@ class Far:
                 self._hold(wanted, piece)
         return piece
 
-    def _write(self, disk: DiskCache, wanted: Range, piece: Piece) -> None:
+    def _write(self, disk: DiskCache, wanted: ByteRange, piece: FetchedBytes) -> None:
         disk.put(self._store, *wanted, piece)
         with self._lock:
             self._unwritten -= len(piece.data)
@@ -139,7 +141,7 @@ class Far:
                 self._ranges[waiting].cancel()
                 self._drop(waiting)
 
-    def _hold(self, wanted: Range, piece: Piece) -> None:
+    def _hold(self, wanted: ByteRange, piece: FetchedBytes) -> None:
         """Count a range that has arrived, and drop those that were read longest ago. The lock is
         held."""
         self._sizes[wanted] = len(piece.data)
@@ -150,13 +152,13 @@ class Far:
             if old in self._sizes and (old not in self._unread or self._bytes > 2 * MEMORY):
                 self._drop(old)
 
-    def _drop(self, old: Range) -> None:
+    def _drop(self, old: ByteRange) -> None:
         """Release the memory of a range. The lock is held."""
         self._ranges.pop(old, None)
         self._unread.discard(old)
         self._bytes -= self._sizes.pop(old, 0)
 
-    def used_up(self, done: Range) -> None:
+    def release(self, done: ByteRange) -> None:
         """Release the memory of a range that is not read again soon."""
         with self._lock:
             self._drop(done)

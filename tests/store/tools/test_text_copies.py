@@ -85,7 +85,7 @@ def test_caches_go_and_copies_are_named(path: Path, tmp_path: Path) -> None:
         str(mapped): "mapped",
     }
     assert facts["copies_not_found"] == []
-    assert verify(path).problems == verify(path).strangers == []
+    assert verify(path).problems == verify(path).unknown == []
     shutil.rmtree(out)
     convert(path, tmp_path / "later.zarr")  # of the text that is left
     facts = forgotten(path, 2)
