@@ -25,9 +25,14 @@ from teachonce.support.console import check_device, counted
 from teachonce.support.installed import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.teacher.forward import BatchOutput, forward
-from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions, load_teacher
 from teachonce.teacher_dump.windows.cutting import encoder
-from teachonce.teacher_dump.windows.masked_views import RANDOM, Vocabulary, mask_spans, masked_input
+from teachonce.teacher_dump.windows.masked_views import (
+    RANDOM,
+    MaskVocabulary,
+    mask_spans,
+    masked_input,
+)
 from teachonce.teacher_dump.windows.window import Window, length_batches
 from teachonce.training.device import resolved_device
 
@@ -108,7 +113,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         attention=_spec(store.features.attention),
         device=chosen,
         precision=precision,
-        vectors=VectorWords(arguments["pooling"], arguments["prompt"]),
+        vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
     )
     return compare(store, teacher, sample, seed)
 
@@ -338,7 +343,7 @@ class _Sample:
             return None
         return masked_input(
             *(window.ids, window.offsets, window.special, spans),
-            Vocabulary.of(tokenizer),
+            MaskVocabulary.of(tokenizer),
             self._key(record, view),
         )[0]
 

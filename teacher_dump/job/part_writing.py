@@ -23,7 +23,7 @@ from teachonce.teacher_dump.teacher.heads import (
     sampled_logits,
     top_logits,
 )
-from teachonce.teacher_dump.windows.masked_views import Vocabulary, mask_spans, masked_input
+from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, mask_spans, masked_input
 from teachonce.teacher_dump.windows.window import Window, length_batches
 
 Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
@@ -51,7 +51,7 @@ def write_part(
     start = starts(lengths)
     writing = writer.part(part.number, lengths)
     writing.set_sequences(sequences_of(windows, features))
-    inputs, vocabulary = [w.teacher_ids for w in windows], Vocabulary.of(teacher.tokenizer)
+    inputs, vocabulary = [w.teacher_ids for w in windows], MaskVocabulary.of(teacher.tokenizer)
     batches = length_batches([len(ids) for ids in inputs], plan.options.batch_tokens)
     for view in range(features.views):
         # Masks and draws depend on these keys, never on the batch: so a dump that was killed, or

@@ -239,7 +239,7 @@ def open_corpus(options: DumpOptions) -> Corpus:
 
 
 def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
-    from teachonce.teacher_dump.teacher.teacher import VectorWords, load_teacher  # loads torch
+    from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher  # loads torch
 
     return load_teacher(
         model,
@@ -248,7 +248,7 @@ def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
         attention=options.attention,
         device=options.device,
         precision=options.precision,
-        vectors=VectorWords(options.pooling, options.prompt),
+        vectors=VectorOptions(options.pooling, options.prompt),
     )
 
 

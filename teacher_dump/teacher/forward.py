@@ -1,4 +1,5 @@
-"""Runs batches through the teacher: halves those too large for memory, repeats NaN in float32."""
+"""Runs batches through the teacher. Halves batches that do not fit into memory; runs sequences with
+NaN or infinity again in float32."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from teachonce.support.errors import UserError, out_of_memory
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import Window, padded
 
-QUOTED = 40  # characters of a text by which a person finds it
+QUOTED = 40  # characters of a text that a message quotes, so that a person can find the text
 Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]
 
 
@@ -28,13 +29,13 @@ class BatchOutput:
     lengths: Array  # [B]
     hidden: dict[str, Array]  # [N,D]
     attention: dict[str, list[Array]]  # B maps [L,L]
-    # what `Logits` gives, the log-partition last: each [N,...], or [B,...] if `of_sequences`
+    # The result of `Logits`, the log-partition last: each [N,...], or [B,...] if `of_sequences`.
     logits: tuple[Array, ...]
     of_sequences: bool = False
     vectors: Array | None = None  # [B,W]
 
     def of(self, chosen: Array) -> BatchOutput:
-        """Keep some of the sequences: `chosen` is bool [B]."""
+        """Select sequences: `chosen` is bool [B]."""
         tokens = np.repeat(chosen, self.lengths)
         return BatchOutput(
             self.sequences[chosen],
@@ -77,12 +78,12 @@ def forward(
     tally: Counter[str],
     logits: Logits | None = None,
 ) -> Iterator[BatchOutput]:
-    """Run batches (numbers of `windows`) over token ids `inputs`; every sequence comes once.
+    """Run batches of sequences, given as indices into `windows` and their token ids `inputs`.
 
-    A batch that memory does not hold is halved until it fits. Sequences with NaN or infinity are
-    run again in float32 if the teacher is narrower. `logits` reads the head's input of a batch:
-    [N,D] of its tokens, or [B,D] where the head classifies sequences. `tally` counts `halved`
-    batches and `widened` sequences. Raises UserError, which names the sequence, where neither
+    A batch that does not fit into memory is halved until it fits. If the teacher computes in bf16
+    or fp16, sequences with NaN or infinity are run again in float32. `logits` receives the head's
+    input of a batch: [N,D] for tokens, [B,D] if the head classifies sequences. `tally` counts
+    `halved` batches and `widened` sequences. Raises UserError, which names the sequence, if neither
     helps.
     """
 
@@ -96,19 +97,19 @@ def forward(
     queue = deque((batch, False) for batch in batches)
     while queue:
         batch, wide = queue.popleft()
-        known = _run(teacher, windows, inputs, batch, logits, wide)
-        if known is None:
+        output = _run(teacher, windows, inputs, batch, logits, wide)
+        if output is None:
             if len(batch) == 1:
                 raise UserError(
                     f"{name(batch[0])}: its {len(inputs[batch[0]])} tokens alone do not fit into"
-                    " the memory; free some or take another --device and start again with the same"
-                    " arguments, or dump anew with a smaller --max-length or --attention none"
+                    " memory; free some or use another --device and run the same command again, or"
+                    " start a new dump with a smaller --max-length or --attention none"
                 )
             half = len(batch) // 2
             queue.extendleft([(batch[half:], wide), (batch[:half], wide)])
             tally["halved"] += 1
             continue
-        features = known.unusable()
+        features = output.unusable()
         bad = np.logical_or.reduce(list(features.values()))
         if bad.any():
             if wide or not teacher.narrow:
@@ -117,9 +118,9 @@ def forward(
                 raise UserError(f"{name(batch[i])}: {teacher.unusable(where)}")
             queue.appendleft((batch[bad], True))
             tally["widened"] += int(bad.sum())
-            known = known.of(~bad)
-        if len(known.sequences):
-            yield known
+            output = output.of(~bad)
+        if len(output.sequences):
+            yield output
 
 
 def _of_one_length(batch: Array, inputs: Sequence[Array]) -> list[Array]:
@@ -136,7 +137,7 @@ def _run(
     logits: Logits | None,
     wide: bool,
 ) -> BatchOutput | None:
-    """Run one batch; None if memory does not hold it."""
+    """Run one batch; None if it does not fit into memory."""
     try:
         with ExitStack() as stack:
             if wide:

@@ -1,4 +1,5 @@
-"""Finds a head's best logits and the mass of all others in one Triton kernel: no [N,V] is written.
+"""Finds the top logits of a head and the mass of all others in one Triton kernel, without an [N,V]
+array in memory.
 
 Runs on GPUs, and needs triton, which CUDA builds of torch install. `heads.top_logits` decides when
 to use it.
@@ -10,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-MOST = 128  # logits kept of a row, which stay in registers
-ROWS, COLUMNS = 64, 128  # of states and of the vocabulary that a program multiplies at once
-PROGRAMS = 256  # at least, to fill a GPU: where rows are few, programs share the vocabulary
+MOST = 128  # top logits per row: they stay in registers
+ROWS, COLUMNS = 64, 128  # tile of a program: rows of states, and pieces of the vocabulary
+PROGRAMS = 256  # at least, to fill a GPU: if rows are few, programs share the vocabulary
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -46,12 +47,12 @@ def _kernel(  # type: ignore[no-untyped-def]
                 x, w = x.to(tl.float32), w.to(tl.float32)
             logits = tl.dot(x, w, logits, input_precision="ieee")
         logits += tl.load(bias + pieces, mask=pieces < end, other=float("-inf"))[None, :]
-        # Lanes that look for the best disagree about NaN: only the mass shows it.
+        # Comparisons with NaN are false, so the top logits cannot show it: only the mass does.
         odd = logits != logits
         poison = tl.sum(tl.where(odd, 1.0, 0.0), 1)
         logits = tl.where(odd, float("-inf"), logits)
-        # While a logit is better than the worst that is kept, the two change places: what leaves
-        # is added to the others' mass with the rest of the tile. After the first tiles few are.
+        # While a logit exceeds the lowest of the top K, the two swap places: the old one is added
+        # to the others' mass with the rest of the tile. After the first tiles swaps are rare.
         top, place = tl.max(logits, 1, return_indices=True)
         lowest, slot = tl.min(best, 1, return_indices=True)
         while tl.max((top > lowest).to(tl.int32), 0) > 0:
@@ -77,27 +78,27 @@ def _kernel(  # type: ignore[no-untyped-def]
 def best_logits(
     weight: torch.Tensor, bias: torch.Tensor, states: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the k best of the logits states [N,D] @ weight [V,D].T + bias [V].
+    """Find the k highest logits of states [N,D] @ weight [V,D].T + bias [V].
 
-    Returns ids [N,k] and float32 logits [N,k], best first, and of all other logits the sum of
-    exp(logit - best logit) [N]. States and weight are both float32 or both bfloat16; sums are
-    float32. Results are exact but for rounding: of equal logits any may be kept. A row with a NaN
-    logit has a NaN sum.
+    Returns ids [N,k] and float32 logits [N,k], highest first, and the sum [N] of exp(logit -
+    highest logit) over all other logits. States and weight are both float32 or both bfloat16; sums
+    are float32. Results are exact up to rounding; between equal logits the choice is arbitrary. A
+    row with a NaN logit has a NaN sum.
     """
     n, width = states.shape
-    vocabulary, kept = len(weight), max(16, triton.next_power_of_2(k))
+    vocabulary, slots = len(weight), max(16, triton.next_power_of_2(k))
     blocks = triton.cdiv(n, ROWS)
     tiles = triton.cdiv(vocabulary, COLUMNS)
     tiles_each = triton.cdiv(tiles, min(tiles, triton.cdiv(PROGRAMS, blocks)))
     parts = triton.cdiv(tiles, tiles_each)
-    best = states.new_empty((n, parts, kept), dtype=torch.float32)
-    ids = states.new_empty((n, parts, kept), dtype=torch.int32)
+    best = states.new_empty((n, parts, slots), dtype=torch.float32)
+    ids = states.new_empty((n, parts, slots), dtype=torch.int32)
     highest, left = (states.new_empty((n, parts), dtype=torch.float32) for _ in range(2))
     with torch.cuda.device_of(states):
         _kernel[(blocks, parts)](
             states.contiguous(), weight.contiguous(), bias, best, ids, highest, left,
             n, vocabulary, width, tiles_each * COLUMNS,
-            K=kept, ROWS=ROWS, COLUMNS=COLUMNS, INNER=32 if weight.itemsize == 4 else 64,
+            K=slots, ROWS=ROWS, COLUMNS=COLUMNS, INNER=32 if weight.itemsize == 4 else 64,
             # The interpreter of the tests takes bfloat16 for integers.
             WIDE=not isinstance(_kernel, triton.JITFunction), num_warps=8,
         )  # fmt: skip

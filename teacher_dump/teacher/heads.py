@@ -1,6 +1,6 @@
-"""Takes from a head what is kept: the K best log-probabilities, random draws, or its input.
+"""Reads from a head what a store holds: the top K log-probabilities, random draws, or its input.
 
-Logits of a whole vocabulary are never kept; logits of a task's few labels are kept all.
+Logits over a whole vocabulary are never stored; all logits over the few labels of a task are.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from transformers import PreTrainedModel
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, out_of_memory
 
-CHUNK_ELEMENTS = 1 << 23  # logits that exist at once: 32 MB in float32, whatever the batch
+CHUNK_ELEMENTS = 1 << 23  # logits in memory at once: 32 MB in float32, for any batch size
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The last step of an LM head: logits [N,V] = values [N,D] @ weight.T + bias."""
+    """The last layer of a head: logits [N,V] = values [N,D] @ weight.T + bias."""
 
     weight: torch.Tensor  # float32 [V,D]
     bias: torch.Tensor  # float32 [V]
-    rounded: bool = False  # the weights are bfloat16 numbers
+    rounded: bool = False  # whether bfloat16 can represent the weights exactly
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Decoder:
-        """Make a float32 decoder of any weights: bfloat16 logits are a tenth of a nat off."""
+        """Create a float32 decoder from weights of any precision."""
+        # Logits in bfloat16 would be off by a tenth of a nat.
         wide = weight.detach().float()
         shift = wide.new_zeros(len(wide)) if bias is None else bias.detach().float()
         return cls(wide, shift, weight.dtype == torch.bfloat16)
@@ -41,11 +42,11 @@ class Decoder:
 
     @cached_property
     def narrow(self) -> torch.Tensor:
-        """The weight in bfloat16; where it is `rounded` nothing is lost."""
+        """The weight in bfloat16, exact if it is `rounded`."""
         return self.weight.bfloat16()
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield a few rows of `values` [N,D] at a time, as a slice, and their float32 logits."""
+        """Yield slices of the rows of `values` [N,D] with their float32 logits."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
         rounded = self.rounds(values)
         for begin in range(0, len(values), rows):
@@ -55,15 +56,15 @@ class Decoder:
             yield part, logits
 
     def rounds(self, values: torch.Tensor) -> bool:
-        """Whether the weights and `values` are bfloat16 numbers."""
+        """Whether bfloat16 represents weights and `values` exactly."""
         return self.rounded and values.dtype == torch.bfloat16
 
 
 @contextmanager
 def _products_of_bfloat16() -> Iterator[None]:
-    """Let float32 matrix products round their factors to bfloat16, where that is faster.
+    """Let float32 matrix products round their factors to bfloat16, which is faster on a GPU.
 
-    Factors that are bfloat16 numbers lose nothing by it: sums and results stay float32.
+    Exact if the factors are bfloat16 numbers: sums and results stay float32.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -74,10 +75,10 @@ def _products_of_bfloat16() -> Iterator[None]:
 
 
 def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
-    """Take the decoder off a model with a head over a `vocabulary` (of tokens, classes or tags).
+    """Remove the decoder from a model whose head has `vocabulary` outputs (tokens, classes, tags).
 
     Afterwards the model's `logits` are the decoder's input. Raises UserError if the model has no
-    linear decoder with so many outputs.
+    linear decoder with this number of outputs.
     """
     found = [
         (name, m)
@@ -86,14 +87,14 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
     ]
     if found:
         name, linear = found[-1]
-        _replace(model, name, nn.Identity())
+        _set_module(model, name, nn.Identity())
         return Decoder.of(linear.weight, linear.bias)
-    # DeBERTa multiplies by the embeddings, without a decoder of its own.
+    # DeBERTa's head has no decoder: it multiplies by the input embeddings.
     for name, module in model.named_modules():
         bias = getattr(module, "bias", None)
         over_pieces = isinstance(bias, nn.Parameter) and bias.shape == (vocabulary,)
         if over_pieces and hasattr(module, "LayerNorm"):
-            _replace(model, name, _WithoutDecoder(module))
+            _set_module(model, name, _WithoutDecoder(module))
             embeddings: Any = model.get_input_embeddings()
             return Decoder.of(embeddings.weight, bias)
     raise UserError(
@@ -111,18 +112,18 @@ class _WithoutDecoder(nn.Module):
         return output
 
 
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
 
 
 def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, Array, Array, Array]:
-    """Keep the k best logits of each row of `values` [N,D].
+    """Compute the top k log-probabilities of each row of `values` [N,D].
 
-    Returns ids int32 [N,K] and log-probabilities [N,K], best first, the log of the mass left over
-    [N], and the log-partition [N].
+    Returns ids int32 [N,K] and log-probabilities [N,K], highest first, the log of the remaining
+    probability [N], and the log-partition [N].
     """
-    kept: list[tuple[torch.Tensor, ...]] = []
+    chunks: list[tuple[torch.Tensor, ...]] = []
     # For bfloat16 numbers only: in float32 the kernel was never timed against cuBLAS.
     fused = values.is_cuda and decoder.rounds(values) and fuses(k, values.device)
     best_of = fused_logits if fused else chunked_logits
@@ -131,28 +132,29 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
         total = (best - highest).double().exp_().sum(-1) + left
         log_total = total.log().float()
         rest = left.log() - log_total
-        kept.append(
+        chunks.append(
             (ids.int(), best - highest - log_total[:, None], rest, highest[:, 0] + log_total)
         )
-    joined = [torch.cat(part).cpu().numpy() for part in zip(*kept, strict=True)]
-    return joined[0], joined[1], joined[2], joined[3]
+    columns = [torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True)]
+    return columns[0], columns[1], columns[2], columns[3]
 
 
-Best = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""For some rows at a time: ids [N,K] and logits [N,K], best first; and of all other logits the sum
-of exp(logit - best) [N]."""
+TopLogits = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""For a chunk of rows at a time: ids [N,K] and logits [N,K], highest first, and the sum [N] of
+exp(logit - highest) over all other logits."""
 
 
-def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
-    """Compute the logits of a few rows of `values` [N,D] at a time, and keep the k best."""
+def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> TopLogits:
+    """Compute the logits of `values` [N,D] in chunks of rows, and yield the top k."""
     for _, logits in decoder.logits(values):
         best, ids = logits.topk(k, dim=-1)
-        # The best are left out of the sum, not subtracted: a sure teacher's rest would be lost.
+        # The top logits are excluded from the sum, not subtracted from the total: if they have
+        # nearly all of the probability, the difference would be rounding error.
         yield ids, best, logits.scatter_(1, ids, -torch.inf).sub_(best[:, :1]).exp_().sum(-1)
 
 
-def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
-    """Give the results of `chunked_logits` by one kernel, for k up to `fused_head.MOST`."""
+def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> TopLogits:
+    """Compute the same as `chunked_logits` in one kernel, for k up to `fused_head.MOST`."""
     from teachonce.teacher_dump.teacher import fused_head
 
     if decoder.rounds(values):
@@ -163,29 +165,24 @@ def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> Best:
 
 @cache
 def fuses(k: int, device: torch.device) -> bool:
-    """Whether the kernel of `fused_head` works for k logits on a device.
-
-    Triton may be missing, or the compiler that it calls, or the room for so many logits.
-    """
+    """Whether the kernel of `fused_head` works for k logits on a device."""
     try:
         from teachonce.teacher_dump.teacher import fused_head
 
         # Neither width fills a tile; rows of 192 are aligned and read faster than rows of 130.
         return k <= fused_head.MOST and all(_kernel_agrees(k, device, w) for w in (130, 192))
-    except Exception as error:  # whatever compilers and drivers raise
+    except Exception as error:  # Triton, its compiler or the driver may be missing or too old
         if out_of_memory(error):  # then a smaller batch is tried
             raise
         return False
 
 
 def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
-    """Whether the kernel agrees with `chunked_logits` on random bfloat16 numbers.
-
-    There are so many rows that a program has several tiles of the vocabulary.
-    """
+    """Whether the kernel agrees with `chunked_logits` on random bfloat16 numbers."""
     from teachonce.teacher_dump.teacher import fused_head
 
     random = torch.Generator(device).manual_seed(0)
+    # Enough rows that a program computes several tiles of the vocabulary.
     rows = fused_head.PROGRAMS // 2 * fused_head.ROWS + 1
     values, weight = (
         torch.randn(n, width, generator=random, device=device).bfloat16() for n in (rows, 300)
@@ -204,10 +201,10 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
 
 
 def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tuple[Array, Array]:
-    """Draw token ids from the teacher's distribution, by inverse transform of `uniform` [N,draws].
+    """Draw token ids from the teacher's distribution by inverse transform of `uniform` [N,draws].
 
-    Returns the ids [N,draws] and the log-partition [N]. Counts of draws are an unbiased estimate of
-    the probabilities (random-sampling distillation, ACL 2025).
+    Returns the ids [N,draws] and the log-partition [N]. Counts of draws estimate the probabilities
+    without bias (random-sampling distillation, ACL 2025).
     """
     draws: list[torch.Tensor] = []
     partitions: list[torch.Tensor] = []

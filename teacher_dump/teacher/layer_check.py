@@ -1,5 +1,5 @@
-"""Runs a teacher over short texts before a dump: are its layers those of transformers, and its
-numbers those of a text alone?"""
+"""Checks a teacher on short texts before a dump: the states of its layers must equal transformers'
+hidden_states, and padding must not change the output for a text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
-LENGTH = 130  # tokens of a text: more than the windows and chunks of sparse attention, if they pad
-CLOSE = 1e-4  # of the largest value; both sides are of one forward pass
-# Of the norm of one token's, or one text's, numbers. Batches of other shapes are rounded otherwise:
-# by up to 1e-5 in float32, and by some per cent in 24 layers of bfloat16.
+LENGTH = 130  # tokens of a text: more than a window or chunk of sparse attention, which may pad
+CLOSE = 1e-4  # tolerance relative to the largest value; both sides are of one forward pass
+# Tolerances relative to the norm of a token's or text's vector. Rounding depends on the shape of a
+# batch: up to 1e-5 in float32, and some per cent in 24 layers of bfloat16.
 ALIKE, ALIKE_NARROW = 1e-3, 0.1
 
 
@@ -24,11 +24,12 @@ ALIKE, ALIKE_NARROW = 1e-3, 0.1
 def check_layers(
     name: str, base: Any, layers: int, limit: int | None, maps: bool, arguments: Mapping[str, Any]
 ) -> None:
-    """Run an encoder over two short texts of random pieces and compare each layer's states [2,L,D],
-    and if requested `maps` [2,L,L], with those that transformers itself gives.
+    """Compare each layer's states [2,L,D], and its attention `maps` [2,L,L] if requested, with the
+    output of transformers for two short texts.
 
-    name: of the checkpoint. limit: tokens of its longest input. arguments: of its forward pass.
-    Raises UserError if they differ, or if the encoder cannot read such texts.
+    name: the checkpoint, for messages. limit: the longest input in tokens. arguments: keyword
+    arguments of the forward pass. Raises UserError if they differ, or if the encoder cannot read
+    such texts.
     """
     length = min(LENGTH, limit or LENGTH)
     states = Accumulator({str(n): [n] for n in range(layers + 1)})
@@ -61,8 +62,8 @@ def check_layers(
 
 
 def padding_changes_numbers(teacher: Any) -> bool:
-    """Return whether a `Teacher` gives a text other states, maps, head inputs or vectors next to a
-    longer one, by the padding behind it, than alone.
+    """Return whether padding changes the states, maps, head inputs or vectors of a text: whether
+    its output in a batch with a longer text differs from its output alone.
 
     Raises UserError if the model cannot read such texts.
     """
@@ -88,7 +89,7 @@ def padding_changes_numbers(teacher: Any) -> bool:
 
 @contextmanager
 def _refusing(kind: str, length: int) -> Iterator[None]:
-    """Raise UserError, which names the `kind` of model, for an error of its forward pass."""
+    """Turn any error of the forward pass into UserError, which names the `kind` of model."""
     try:
         yield
     except UserError as error:
@@ -108,6 +109,6 @@ def _compare(kind: str, what: str, own: Sequence[Any], theirs: Sequence[Any] | N
         if not same or (ours - wanted).abs().max() > CLOSE * wanted.abs().max():
             flag = "--hidden" if what == "states" else "--attention"
             raise UserError(
-                f"{kind}: the {what} of layer {number} are not what transformers gives for it;"
+                f"{kind}: the {what} of layer {number} differ from the output of transformers;"
                 f" use {flag} none, or choose a BERT-like encoder"
             )

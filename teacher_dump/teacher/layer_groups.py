@@ -1,4 +1,4 @@
-"""Reads which layers the options --hidden and --attention average, without torch."""
+"""Parses --hidden and --attention into groups of layers, without torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ WORDS = ("mean", "mean:0", "groups:N", "layer:I")
 
 
 def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
-    """Read `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list as (kind, number) each; [] for
-    `none`. The number of a mean is its first layer. An error begins with `where`.
+    """Parse `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list of them into (kind, number)
+    pairs; `none` gives []. The number of a mean is its first layer.
 
-    Raises UserError for an unknown word and for `none` with others.
+    Raises UserError, which begins with `where`, for an unknown word and for `none` with others.
     """
     words = [part.strip() for part in spec.split(",")]
     found = []
     for word in words if words != ["none"] else ():
         kind, _, number = word.partition(":")
         if word == "none":
-            raise UserError(f"{where}{spec}: none beside others; leave it out")
+            raise UserError(f"{where}{spec}: none cannot be combined with others; leave it out")
         if word in ("mean", "mean:0"):
             found.append((kind, int(number or 1)))
         elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
@@ -31,15 +31,14 @@ def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
 
 
 def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]]:
-    """Return the names and layer numbers of a feature option, such as `mean`, `mean:0`, `groups:3`,
-    `layer:4` or a comma list of them.
+    """Return the layer numbers of each feature that an option requests, by the feature's name.
 
-    Layers are counted from 1 (the first transformer layer) to `layers`; `layer:0` is the output of
-    the embeddings. `mean` averages layers 1..L, `mean:0` the embeddings as well, `groups:N` cuts
-    layers 1..L into N equal consecutive groups.
+    Layers are numbered from 1 (the first transformer layer) to `layers`; layer 0 is the output of
+    the embeddings. `mean` averages layers 1..L, `mean:0` layers 0..L, and `groups:N` divides layers
+    1..L into N equal consecutive groups.
 
-    Raises UserError for an unknown word, `none` with others, a layer that does not exist or
-    groups that do not divide the layers.
+    Raises UserError like `feature_words`, for a layer that does not exist, and if N does not divide
+    the number of layers.
     """
     groups: dict[str, list[int]] = {}
     for kind, number in feature_words(spec, where):

@@ -1,4 +1,7 @@
-"""Reads states and attention maps from the layers of a network while it runs, averaged."""
+"""Averages states and attention maps of a network's layers with hooks, during the forward pass."""
+
+# Averaging during the pass needs memory for one tensor per group; `output_hidden_states` would hold
+# the states of every layer at once.
 
 from __future__ import annotations
 
@@ -44,19 +47,19 @@ class Accumulator:
                 self.sums[name].add_(value, alpha=1 / len(members))
 
     def take(self) -> dict[str, torch.Tensor]:
-        """Return the means, and begin from scratch."""
+        """Return the means, and reset them."""
         sums, self.sums = self.sums, {}
         self.added.clear()
         return sums
 
     def check(self) -> None:
-        """Raise UserError unless each layer has been added once."""
+        """Raise UserError unless each layer was added exactly once."""
         for name, members in self.groups.items():
             for layer in members:
                 if (count := self.added[name, layer]) != 1:
                     raise UserError(
-                        f"layer {layer} of the teacher gave its output {count} times in one pass,"
-                        f" expected once, so {name} cannot be taken: use --hidden none and"
+                        f"layer {layer} of the teacher ran {count} times in one forward pass,"
+                        f" expected once, so {name} cannot be computed: use --hidden none and"
                         " --attention none"
                     )
 
@@ -65,15 +68,16 @@ class Accumulator:
 def tapped(
     base: nn.Module, layers: int, length: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
-    """While this context is open, give states [B,L,D] and attention maps [B,L,L] of every forward
-    pass of `base`, over inputs of `length` L, to the accumulators.
+    """Add states [B,L,D] and attention maps [B,L,L] of every forward pass of `base`, over inputs of
+    `length` L, to the accumulators, until the context is closed.
 
-    State i is the input of layer i + 1, and the last state is the output of the encoder. Final
-    norms and convolutions between layers are therefore part of the states, as in transformers' own
-    `hidden_states`. If layers pad what they read behind its end, as those of Longformer do, states
-    of the padding are left out. Attention maps are probabilities, averaged over heads. Raises
-    UserError for a layer that sees fewer tokens than the input has, and for maps of another shape.
+    State i is the input of layer i + 1; the last state is the output of the encoder. Attention maps
+    are probabilities, averaged over heads. Raises UserError if a layer reads fewer tokens than the
+    input has, or if maps have another shape.
     """
+    # Inputs, not outputs: so final norms and convolutions between layers are part of the states, as
+    # in transformers' `hidden_states`. Longformer's layers pad their input at the end; the hooks
+    # leave out the states of that padding.
     handles = []
     modules = find_layers(base, layers)
     for i, layer in enumerate(modules):

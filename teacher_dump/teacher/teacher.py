@@ -52,8 +52,8 @@ class Head:
     """The head of a teacher.
 
     kind: a key of `loading.FACTORIES`, or `embedding`; None if the checkpoint has no head, or none
-    was requested. decoder: the last step of that head. task: what it was fine-tuned for; None for
-    LM heads. text_vectors: how a text becomes a vector, for the kind `embedding`.
+    was requested. decoder: the last layer of the head. task: its labels and problem type; None for
+    LM heads. text_vectors: pooling and modules for the kind `embedding`.
     """
 
     kind: str | None = None
@@ -62,14 +62,14 @@ class Head:
     text_vectors: TextVectors | None = None
 
 
-class VectorWords(NamedTuple):
-    """How `--pooling` and `--prompt` change the vectors of a sentence encoder; None: its own."""
+class VectorOptions(NamedTuple):
+    """The options `--pooling` and `--prompt`; None for the checkpoint's own."""
 
     pooling: str | None = None
     prompt: str | None = None
 
 
-NO_WORDS = VectorWords()
+CHECKPOINT_VECTORS = VectorOptions()
 
 
 @dataclass
@@ -90,14 +90,12 @@ class Activations:
 
 
 class Teacher:
-    """A model in evaluation mode, with taps for averaged states and maps.
+    """A model in evaluation mode, with hooks that average states and maps.
 
-    `name` is what the user typed, `revision` the commit on the hub, None for a folder. `head` is a
-    key of `networks.FACTORIES`, and `decoder` the last step of that head; both are None where the
-    checkpoint has no head (or `none` was asked for). `task` is what the head was fine-tuned for,
-    None for LM heads. With the head `embedding`, `text_vectors` says how a text becomes a vector.
-    `notes` are lines on what no code reads of the checkpoint's files. `one_length` is True if
-    padding changes the numbers of a text: batches then have texts of one length.
+    `name` is what the user typed, `revision` the commit on the hub (None for a folder). `head`,
+    `decoder`, `task` and `text_vectors` are the fields of `Head`. `notes` are lines about fields of
+    the checkpoint's files that nothing reads. `one_length` is True if padding changes the output
+    for a text: each batch then has texts of one length.
     """
 
     def __init__(
@@ -127,18 +125,18 @@ class Teacher:
                 f"--attention {attention}: the embeddings (layer 0) attend to nothing; count from 1"
             )
         self.device = next(model.parameters()).device
-        # Some families return maps only when asked; the others would keep all of them if asked.
-        asks = "output_attentions" in inspect.signature(self.base.forward).parameters
-        self._arguments = {"output_attentions": True} if asks and self.attention.groups else {}
+        # Families with this argument return maps only if it is set. Without the check the others
+        # would hold the maps of all layers in memory, which the hooks do not need.
+        has_flag = "output_attentions" in inspect.signature(self.base.forward).parameters
+        self._arguments = {"output_attentions": True} if has_flag and self.attention.groups else {}
         caches = "use_cache" in inspect.signature(self.base.forward).parameters
         if head.kind == "causal" or (head.kind == EMBEDDING and caches):
-            self._arguments["use_cache"] = False  # no next token needs the keys and values
+            self._arguments["use_cache"] = False  # nothing is generated: no KV cache
         self._attend_to_all()
 
     @property
     def reads_types(self) -> bool:
-        """Whether the model reads which of two texts a token is of: by its embeddings of types,
-        as its tokenizer gives them."""
+        """Whether the model and its tokenizer use token_type_ids."""
         types = getattr(self.config, "type_vocab_size", None) or 0
         return types > 1 and "token_type_ids" in self.tokenizer.model_input_names
 
@@ -146,9 +144,9 @@ class Teacher:
     def run(self, ids: Array, present: Array, types: Array | None = None) -> Activations:
         """Run the model over token ids [B,L]; `present` bool [B,L] is False on padding.
 
-        `types` [B,L] of pairs of texts are read where the model `reads_types`.
+        `types` [B,L], the token types of pairs of texts, are passed if the model `reads_types`.
         """
-        self.hidden.take()  # a pass that ran out of memory leaves its sums
+        self.hidden.take()  # drops the sums of a pass that ran out of memory
         self.attention.take()
         inputs = {
             "input_ids": torch.from_numpy(ids).long().to(self.device),
@@ -182,7 +180,7 @@ class Teacher:
 
     @contextmanager
     def widened(self) -> Iterator[None]:
-        """Compute in float32 while this context is open; weights stay as rounded as they are."""
+        """Compute in float32 while this context is open, with the rounded weights."""
         before = [(tensor, tensor.dtype) for tensor in self._narrow()]
         try:
             for tensor, _ in before:
@@ -193,7 +191,7 @@ class Teacher:
                 tensor.data = tensor.data.to(dtype)
 
     def unusable(self, where: str) -> str:
-        """Explain in one line NaN or infinity that the teacher gave in float32, too."""
+        """Return a message for NaN or infinity that float32 did not avoid."""
         line = f"the teacher {self.name} gives NaN or infinity ({where}), in float32, too"
         for name, value in self.model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
@@ -201,41 +199,40 @@ class Teacher:
                 if value.itemsize < 4:
                     cause += ", or too large for it: try --precision fp32"
                 return f"{line}: its {name} holds NaN or infinity in {value.dtype}; {cause}"
-        return f"{line}; leave that document out, or take another checkpoint"
+        return f"{line}; leave that document out, or use another checkpoint"
 
     @property
     def sparse_from(self) -> int | None:
-        """Tokens up to which a BigBird with sparse attention attends to all of them; None for other
-        models. What it gives for more depends on the longest text of the batch."""
+        """The longest input in tokens for which BigBird's sparse attention is full; None for other
+        models. For longer inputs its output depends on the longest text of the batch."""
         if getattr(self.config, "attention_type", None) != "block_sparse":
             return None
         return int((5 + 2 * self.config.num_random_blocks) * self.config.block_size)
 
     def _attend_to_all(self) -> None:
-        """Have a BigBird do at once, and for good, what it would do at its first short batch."""
+        """Switch BigBird to full attention."""
+        # transformers does this at the first batch that is short enough, and never back: outputs
+        # would depend on the order of batches.
         if self.sparse_from is not None:
             self.base.set_attention_type("original_full")
 
     def check_layers(self) -> None:
-        """Raise UserError if the layers do not give the states and maps that are asked for."""
+        """Raise UserError if the layers do not give the requested states and maps."""
         maps = bool(self.attention.groups)
         if self.hidden.groups or maps:
             limit = self.max_length()
             check_layers(self.name, self.base, self.layers, limit, maps, self._arguments)
 
     def max_length(self) -> int | None:
-        """Return the longest input in tokens, special ones included; None if it is unknown."""
+        """Return the longest input in tokens, special tokens included; None if it is unknown."""
         positions = getattr(self.config, "max_position_embeddings", None)
         if self.sparse_from is not None:
             positions = min(positions or self.sparse_from, self.sparse_from)
         return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 
     def weights(self) -> Iterator[tuple[str, Array]]:
-        """Yield parameters by name, in a fixed order; a store rounds them to float16.
-
-        They are those of the encoder, and of a masked-LM head all but its output embeddings.
-        Raises UserError for a finite number that float16 cannot hold.
-        """
+        """Yield the parameters of the encoder and of a masked-LM head, without its output
+        embeddings, by name and in a fixed order. A store rounds them to float16."""
         found = self.base.state_dict()
         if self.head == "mlm" and self.decoder:
             encoder = f"{self.model.base_model_prefix}."
@@ -250,7 +247,7 @@ class Teacher:
     def weights_hash(self) -> str:
         """Return the SHA-256 of the names and values of all parameters.
 
-        It does not depend on the place of the checkpoint.
+        Copies of a checkpoint in other folders or file formats have the same hash.
         """
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
@@ -291,22 +288,23 @@ def load_teacher(
     attention: str = "mean",
     device: str = "cpu",
     precision: str = "fp32",
-    vectors: VectorWords = NO_WORDS,
+    vectors: VectorOptions = CHECKPOINT_VECTORS,
 ) -> Teacher:
     """Load a checkpoint (folder, model id or alias).
 
-    `head` is one of `networks.FACTORIES`, `none`, `embedding`, or `auto` for the head that is in
-    the checkpoint. `vectors` change those of the head `embedding`.
+    `head` is a key of `loading.FACTORIES`, `none`, `embedding`, or `auto` for the head that is in
+    the checkpoint. `vectors` applies to the head `embedding`.
+
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
-    none, or lacks the head asked for: transformers would fill it with random numbers.
+    none, or lacks the requested head, which transformers would fill with random numbers.
     """
     resolved = model if isinstance(model, ResolvedModel) else resolve_teacher(model)
     local = Path(resolved.path_or_id).is_dir()
     if (head == EMBEDDING or local) and (subfolder := static_module(resolved)) is not None:
         if head != EMBEDDING:
             raise UserError(
-                f"{resolved.name}: a table of word vectors, which gives vectors of texts alone;"
-                " give --head embedding"
+                f"{resolved.name}: a table of word vectors, which gives only vectors of texts; add"
+                " --head embedding"
             )
         return _static_teacher(resolved, subfolder, hidden, attention, device, vectors)
     config = load_config(resolved)
@@ -316,8 +314,8 @@ def load_teacher(
     tokenizer = load_tokenizer(resolved)
     if not tokenizer.is_fast:
         raise UserError(
-            f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which key the"
-            " store; add a tokenizer.json (fast tokenizer) to the checkpoint"
+            f"{resolved.name}: {type(tokenizer).__name__} gives no character offsets, which the"
+            " store needs for each token; add a tokenizer.json (fast tokenizer) to the checkpoint"
         )
     _check_sizes(config, resolved.name)
     check_pieces(tokenizer, config.vocab_size, resolved.name)
@@ -349,7 +347,7 @@ def load_teacher(
 
 
 def _check_sizes(config: Any, name: str) -> None:
-    """Raise UserError for a family whose configuration lacks a size that each store has."""
+    """Raise UserError if the configuration lacks a size that each store holds."""
     for size in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if not isinstance(getattr(config, size, None), int):
             raise UserError(
@@ -358,8 +356,8 @@ def _check_sizes(config: Any, name: str) -> None:
             )
 
 
-def _replaced(model: ResolvedModel, vectors: VectorWords) -> list[str]:
-    """Say that --pooling takes the place of what a folder of sentence-transformers has."""
+def _replaced(model: ResolvedModel, vectors: VectorOptions) -> list[str]:
+    """Return a note if --pooling replaces the modules of a sentence-transformers folder."""
     if not (vectors.pooling and listed_modules(model)):
         return []
     return [f"{MODULES}: --pooling {vectors.pooling} replaces its modules, prompts and lengths"]
@@ -371,9 +369,9 @@ def _static_teacher(
     hidden: str,
     attention: str,
     device: str,
-    vectors: VectorWords,
+    vectors: VectorOptions,
 ) -> Teacher:
-    """Load a table of word vectors, whose states are its rows."""
+    """Load a table of word vectors as a teacher; its hidden states are rows of the table."""
     network, tokenizer = load_static(model, subfolder)
     check_pieces(tokenizer, network.config.vocab_size, model.name)
     how = text_vectors(model, tokenizer, network.config.hidden_size, *vectors)

@@ -1,11 +1,11 @@
-"""Cuts documents into windows: texts that the teacher reads at once, with tokens and offsets.
+"""Cuts documents into windows: inputs of the teacher, with text, tokens and offsets.
 
-A window is cut between words, so that its text, tokenised alone, gives its tokens. Every document
-is tokenised once; one that is too long is cut where the offsets say, and each of its windows is
-tokenised alone.
+Documents are cut between words, so that the text of a window, tokenized alone, gives its tokens.
+Each document is tokenized once. A document that is too long is cut by its offsets, and its windows
+are tokenized again, alone.
 
-Characters that UTF-8 cannot hold (lone surrogates, which JSON escapes can make) become U+FFFD. A
-window without any token (blanks, control characters) is left out. Both are counted.
+Characters that UTF-8 cannot encode (lone surrogates, which JSON escapes can contain) become U+FFFD.
+Windows without any token (blanks, control characters) are left out. Both are counted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
-SEGMENT = 50_000  # characters of a long document that are tokenised at once to look for cuts
+SEGMENT = 50_000  # characters of a long document that are tokenized at once to find cuts
 LOOKAHEAD = 64  # windows of one document that are proposed at once
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 1_000_000  # a batch ends with whichever comes first
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 1_000_000  # a batch ends at whichever is reached first
 
 Encode = Callable[[list[Any]], list[Any]]  # of texts, or of pairs of texts
 Sizes = tuple[int, int, int]  # max_length, max_length less the special tokens, stride
@@ -38,17 +38,17 @@ def iter_windows(
     stride: int = 0,
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
-    """Yield the windows of all documents in order, each of at most `max_length` tokens in all.
+    """Yield the windows of all documents in order, each with at most `max_length` tokens.
 
-    `tokenizer` is a fast tokenizer of transformers. With stride 0 the texts of a document's
-    windows, joined, are the document. With stride N windows overlap: each begins at the first word
-    from which at most N tokens are left to the end of the window before it. Cuts are made before
-    blanks and CJK characters, else between words (`masked_views.word_spans`). A word longer than a
-    window is cut inside, but not between a letter and its marks.
+    `tokenizer` is a fast tokenizer of transformers. With stride 0 the concatenated windows are the
+    document. With stride N windows overlap: each begins at the first word that is at most N tokens
+    before the end of the previous window. Cuts are made before blanks and CJK characters, else
+    between words (`masked_views.word_spans`). A word longer than a window is cut inside, but not
+    between a letter and its combining marks.
 
-    `counters` is filled on the way: `no_tokens` (windows left out), `surrogates` (characters
-    replaced). Raises UserError for a slow tokenizer, for an impossible `max_length` or `stride`,
-    and for a character that alone gives more tokens than a window holds.
+    `counters` receives `no_tokens` (windows left out) and `surrogates` (characters replaced).
+    Raises UserError for a slow tokenizer, for a `max_length` or `stride` out of range, and for a
+    character that alone gives more tokens than a window holds.
     """
     budget = checked_budget(tokenizer, max_length)
     if not 0 <= stride < budget:
@@ -67,9 +67,9 @@ def iter_windows(
 
 
 def checked_budget(tokenizer: Any, max_length: int) -> int:
-    """Return how many tokens of text a window of `max_length` tokens holds.
+    """Return `max_length` minus the number of special tokens.
 
-    Raises UserError for a slow tokenizer, and where there is no room for two.
+    Raises UserError for a slow tokenizer, and if fewer than two tokens of text fit.
     """
     specials = int(fast_backend(tokenizer).num_special_tokens_to_add(is_pair=False))
     if max_length < specials + 2:
@@ -83,28 +83,28 @@ def checked_budget(tokenizer: Any, max_length: int) -> int:
 def fast_backend(tokenizer: Any) -> Any:
     """Return the `tokenizers.Tokenizer` of a fast tokenizer.
 
-    Raises UserError for a slow one, and for one that gives other tokens each time.
+    Raises UserError for a slow tokenizer, and for one with BPE dropout.
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            f"tokenizer {name}: a slow one, without the offsets by which the store keys "
-            f"every token; a fast tokenizer (tokenizer.json) is needed"
+            f"tokenizer {name}: a slow one, without the offsets that the store needs for each"
+            " token; a fast tokenizer (tokenizer.json) is required"
         )
     backend = tokenizer.backend_tokenizer
     if dropout := getattr(backend.model, "dropout", None):
         raise UserError(
-            f"tokenizer {name}: drops {dropout:.0%} of its merges at random, so that a text has"
-            " other tokens each time; set model.dropout in tokenizer.json to null"
+            f"tokenizer {name}: drops {dropout:.0%} of its merges at random, so a text has other"
+            " tokens each time; set model.dropout in tokenizer.json to null"
         )
     return backend
 
 
 def encoder(backend: Any) -> Encode:
-    """Make a function that encodes whole texts, or pairs of texts, by a `tokenizers.Tokenizer`."""
+    """Return a function that encodes texts, or pairs of texts, without truncation and padding."""
 
     def encode(texts: list[Any]) -> list[Any]:
-        # transformers leaves the truncation and padding of its last call behind
+        # transformers sets truncation and padding on the backend and does not reset them.
         backend.no_truncation()
         backend.no_padding()
         return list(backend.encode_batch(texts))
@@ -113,7 +113,7 @@ def encoder(backend: Any) -> Encode:
 
 
 def document_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the documents in lists whose tokens memory holds."""
+    """Yield the documents in lists of bounded size."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -146,11 +146,11 @@ def _cut_batch(
         proposed = list(zip(active, plans, strict=True))
         tried = iter(encode([cutter.text[b:e] for cutter, plan in proposed for b, e, _ in plan]))
         for cutter, plan in proposed:
-            cutter.keep(plan, [next(tried) for _ in plan])
+            cutter.accept(plan, [next(tried) for _ in plan])
         active = [cutter for cutter in active if not cutter.done]
     for i, document in enumerate(documents):
         if i in long:
-            windows = long[i].kept
+            windows = long[i].windows
         else:
             windows = [make_window(texts[i], document.number, 0, False, encodings[i])]
         for window in windows:
@@ -161,10 +161,11 @@ def _cut_batch(
 
 
 class Cutter:
-    """Cuts a long document: proposes windows by the offsets of a segment, and keeps those that fit.
+    """Cuts a long document: proposes windows by the offsets of a segment, and accepts them if they
+    fit.
 
-    Now and then a text gives more tokens alone than it had in its document. Its window is then
-    proposed again, shorter.
+    A text tokenized alone occasionally has more tokens than the same characters have inside the
+    document. Its window is then proposed again, shorter.
     """
 
     def __init__(
@@ -176,21 +177,21 @@ class Cutter:
         sizes: Sizes,
     ) -> None:
         self.text = text
-        self.kept: list[Window] = []
+        self.windows: list[Window] = []
         self._number = number
         self._encode = encode
         self._max_length, self._budget, self._stride = sizes
-        # int64 and contiguous, or every search would copy the array
+        # int64 and contiguous: np.searchsorted would copy any other array at every call.
         words = word_spans(text).astype(np.int64)
         self._word_begin, self._word_end = words.T.copy()
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
         first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
-        # places to cut, each list ascending: the preferred ones, then all ends and begins of words
+        # Places to cut, each list ascending: preferred places, then all ends and begins of words.
         self._cuts = (np.sort(first_choice), words.reshape(-1))
-        # begin of the next window, end of the last one kept
+        # Begin of the next window, and end of the last accepted window.
         self._begin = self._end = 0
         self._lookahead = LOOKAHEAD
-        # tokens that the last try had too many, and the character that this one must not pass
+        # How many tokens the rejected window had too many, and the last end that may be tried.
         self._surplus, self._ceiling = 0, len(text)
         self._reach = SEGMENT
         if whole is None:
@@ -203,7 +204,7 @@ class Cutter:
         return self._end >= len(self.text)
 
     def plan(self) -> list[tuple[int, int, int]]:
-        """Propose the next windows, at most `_lookahead`: (begin, end, begin of the one after)."""
+        """Propose at most `_lookahead` windows: (begin, end, begin of the following window)."""
         spans: list[tuple[int, int, int]] = []
         begin, last = self._begin, self._end
         while len(spans) < self._lookahead and last < len(self.text):
@@ -214,8 +215,8 @@ class Cutter:
             begin, last = following, end
         return spans
 
-    def keep(self, spans: list[tuple[int, int, int]], encodings: list[Any]) -> None:
-        """Keep the windows up to the first that is too long."""
+    def accept(self, spans: list[tuple[int, int, int]], encodings: list[Any]) -> None:
+        """Accept the proposed windows up to the first that is too long."""
         for (begin, end, following), encoding in zip(spans, encodings, strict=True):
             surplus = len(encoding) - self._max_length
             if surplus > 0:
@@ -223,7 +224,9 @@ class Cutter:
                 return
             word = np.searchsorted(self._word_begin, begin) - 1
             hard = bool(word >= 0 and begin < self._word_end[word])
-            self.kept.append(make_window(self.text[begin:end], self._number, begin, hard, encoding))
+            self.windows.append(
+                make_window(self.text[begin:end], self._number, begin, hard, encoding)
+            )
             self._begin, self._end = following, end
             self._surplus, self._ceiling = 0, len(self.text)
         self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)
@@ -235,7 +238,7 @@ class Cutter:
             self._begin = begin
             self._surplus, self._ceiling = self._surplus + surplus, end - 1
         elif begin < self._end:
-            # no new text fits with the overlap: leave the overlap out
+            # No new text fits after the overlap: start without the overlap.
             self._begin, self._surplus, self._ceiling = self._end, 0, len(self.text)
         else:
             raise UserError(
@@ -244,8 +247,8 @@ class Cutter:
             )
 
     def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:
-        """Find the window from `begin`, or from `last` if no new text fits with the overlap."""
-        # a tokenizer may put a mark of its own before a text that has no blank to begin with
+        """Find the window from `begin`, or from `last` if no new text fits after the overlap."""
+        # SentencePiece tokenizers may put a token before a text that does not begin with a blank.
         budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
         first, high = self._limit(begin, budget)
         high = min(high, ceiling)
@@ -264,7 +267,7 @@ class Cutter:
         return begin, cut if cut > begin else high
 
     def _limit(self, begin: int, budget: int) -> tuple[int, int]:
-        """Find where the first token of a window begins, and the last place where it may end."""
+        """Find the begin of the first token of a window, and the last place where it may end."""
         while True:
             if begin < self._segment[0]:
                 self._load(begin)
@@ -279,7 +282,7 @@ class Cutter:
             self._load(begin)
 
     def _overlapping(self, begin: int, end: int) -> int:
-        """Find where the window after (begin, end) begins."""
+        """Find the begin of the window after (begin, end)."""
         if self._stride == 0 or end == len(self.text):
             return end
         after = int(np.searchsorted(self._token_begin, end))
@@ -299,6 +302,6 @@ class Cutter:
         ordinary = ~np.array(encoding.special_tokens_mask, bool)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)[ordinary] + begin
         self._segment = (begin, end)
-        # a normaliser may swap characters: make the spans ascend
+        # A normalizer may swap characters: make the spans ascend.
         self._token_begin = np.maximum.accumulate(offsets[:, 0])
         self._token_end = np.maximum.accumulate(offsets[:, 1])

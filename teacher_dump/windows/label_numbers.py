@@ -1,4 +1,4 @@
-"""Turns gold labels of texts and tags of words into the numbers of the teacher's labels."""
+"""Converts gold labels of texts and tags of words to label ids of the teacher."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ from teachonce.teacher_dump.corpus.tag_schemes import (
 from teachonce.teacher_dump.windows.window import Window
 
 SHOWN = 10  # labels that an error lists
-WHOLE = re.compile(r"-?\d+\.0")
-"""A whole number as pandas writes it if some rows have none."""
-UNNAMED = re.compile(r"LABEL_\d+")
-"""What transformers calls a label whose name nobody gave."""
+WHOLE = re.compile(r"-?\d+\.0")  # an integer in a pandas column with missing values, which is float
+UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name for a label without a name
 
 
 def ignore(line: str) -> None:
-    """Print nothing."""
+    """Discard a line."""
 
 
 class Labels:
-    """Finds the labels of a teacher by name or number.
+    """Finds the label ids of a teacher by name or number.
 
-    A whole number in the corpus is the number of a label. If some labels have whole numbers for
-    names, it is a name instead, and so is the name of a class in a schema (ClassName). -1 is no
-    label. A corpus has names or numbers, not both: `say` is called with a line that explains
-    numbers, and with one if tags are converted to the scheme of the teacher's tags.
+    An integer in the corpus is a label id; -1 means no label. It is a name instead if the names of
+    the teacher's labels are integers, or if it is a class of a dataset schema (ClassName). A corpus
+    may have names or numbers, not both. `say` receives a line that explains numbers, and a line if
+    tags are converted to the teacher's scheme.
     """
 
     def __init__(self, task: TaskSpec, teacher: str, say: Callable[[str], object] = ignore) -> None:
@@ -52,17 +50,18 @@ class Labels:
             ids = {NO_LABEL: -1}
         self._numbers = ids | {name: number for number, name in enumerate(task.labels)}
         self._names = [name for name in task.labels if name != task.later_label]
-        self._met: dict[bool, tuple[str, str]] = {}  # by whether it is a number: first label, place
+        # Whether a label is a number -> the first such label and its place.
+        self._first_seen: dict[bool, tuple[str, str]] = {}
         scheme = scheme_of(self._names) if task.kind == "tagging" else None
         self._scheme = scheme if scheme in LAST_AND_SINGLE or is_iob(self._names) else None
         self._convert, self._described = self._scheme in LAST_AND_SINGLE, False
         self._from: str | None = None
 
     def number(self, name: str, where: str) -> int:
-        """Return the number of a label.
+        """Return the id of a label; `where` is its place in the corpus, for messages.
 
-        Raises UserError, which names `where`, for a label that the teacher does not have, and for a
-        number in a corpus that also has names.
+        Raises UserError for a label that the teacher does not have, and for a number in a corpus
+        that also has names.
         """
         if isinstance(name, ClassName) and name not in self.task.labels:
             raise self._unknown(name, where)
@@ -73,29 +72,29 @@ class Labels:
         if found is None or found == self.task.later_number:
             raise self._unknown(name, where)
         by_number = name not in self.task.labels
-        if found >= 0 and by_number not in self._met:
-            self._met[by_number] = name, where
+        if found >= 0 and by_number not in self._first_seen:
+            self._first_seen[by_number] = name, where
             self._check_one_kind()
         return found
 
     def _check_one_kind(self) -> None:
-        if len(self._met) == 2:
-            (name, there), (number, here) = self._met[False], self._met[True]
+        if len(self._first_seen) == 2:
+            (name, there), (number, here) = self._first_seen[False], self._first_seen[True]
             raise UserError(
-                f"{here}: label {number!r} is the number of a label, but {name!r} ({there}) is the"
-                " name of one; write names alone, or numbers alone"
+                f"{here}: label {number!r} is a number, but {name!r} ({there}) is a name; write"
+                " either names or numbers"
             )
-        if True in self._met:
+        if True in self._first_seen:
             every = enumerate(self.task.labels)
             shown = ", ".join(f"{n} = {name}" for n, name in every if n < SHOWN)
             more = ", ..." if len(self.task.labels) > SHOWN else ""
-            self._say(f"labels of the corpus are numbers of the teacher's: {shown}{more}")
+            self._say(f"labels of the corpus are taken as the teacher's label ids: {shown}{more}")
 
     def _unknown(self, name: str, where: str) -> UserError:
         names = self._names
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         what = "tag" if self.task.kind == "tagging" else "label"
-        remedy = "correct the corpus, or take the teacher that was trained for it"
+        remedy = "correct the corpus, or use a teacher that was trained on these labels"
         classes, number = isinstance(name, ClassName), name.lstrip("-").isdigit()
         if all(UNNAMED.fullmatch(known) for known in names) and (classes or not number):
             remedy = "write their names into id2label and label2id of its config.json"
@@ -114,13 +113,15 @@ class Labels:
         others: Mapping[str, str] = {},
         entities: Mapping[str, str] = {},
     ) -> None:
-        """Raise UserError for the first name, with its place, that the teacher does not have.
+        """Compare all labels of a corpus with the teacher's; each argument maps labels to places.
 
-        If the teacher's tags are IOB, raise it also for the first tag that may not follow the tag
-        before it, unless the tags of the corpus are of another scheme, from which they will be
-        converted; `entities` are these tags and their places in the scheme ENTITIES. `others` are
-        names and places of what this teacher does not read: labels of texts if it tags words, tags
-        if it classifies texts.
+        met: names of labels or tags. steps: pairs of consecutive tags. others: labels of the other
+        kind, of texts if the teacher tags words, and tags if it classifies texts. entities: the
+        tags in the scheme ENTITIES, for a conversion.
+
+        Raises UserError for the first name that the teacher does not have. If the teacher's tags
+        are IOB and need no conversion, raises it also for the first tag that may not follow the tag
+        before it.
         """
         self._check_kind(others)
         tags = {*met, *(tag for _, tag in steps)} - {NO_LABEL}
@@ -136,14 +137,14 @@ class Labels:
             self.number(name, where)
         if self.task.kind == "tagging" and is_iob(self._names) and not self._convert:
             for (before, tag), where in steps.items():
-                if (called := self._named(tag)) is not None:
-                    check_order(self._named(before), called, where)
+                if (called := self._teacher_tag(tag)) is not None:
+                    check_order(self._teacher_tag(before), called, where)
 
     def _check_kind(self, others: Mapping[str, str]) -> None:
         for name, where in others.items():
             if self.task.kind == "tagging":
                 raise UserError(
-                    f"{where}: {name!r} is a label of the whole text, but the teacher"
+                    f"{where}: {name!r} is a label of a whole text, but the teacher"
                     f" {self._teacher} tags words; give a --label-column with tags or spans"
                 )
             if name != OUTSIDE:
@@ -152,24 +153,24 @@ class Labels:
                     " classifies texts; give a --label-column with labels of texts"
                 )
 
-    def _named(self, tag: str | None) -> str | None:
-        """Return the name of the label that a tag of the corpus means; None where there is none."""
+    def _teacher_tag(self, tag: str | None) -> str | None:
+        """Return the teacher's name of a tag of the corpus; None if it means no label."""
         if tag is None or tag == BEGINNING:
             return tag
         number = self._numbers[tag]
         return self.task.labels[number] if number >= 0 else None
 
     def _in_scheme(self, gold: Gold) -> Gold:
-        """Return tags of words in the scheme of the teacher's."""
-        asked = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in gold.tags]
-        if not (self._convert and self._scheme and scheme_of(asked)):
+        """Convert tags of words to the teacher's scheme."""
+        given = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in gold.tags]
+        if not (self._convert and self._scheme and scheme_of(given)):
             return gold
-        found = converted(asked, self._scheme)
-        if found != asked and not self._described:
+        found = converted(given, self._scheme)
+        if found != given and not self._described:
             self._described = True
             self._say(
                 f"tags of the corpus are {self._from or 'of another scheme'}; they are converted to"
-                f" {self._scheme}, as the teacher's"
+                f" {self._scheme}, the scheme of the teacher"
             )
         tags = tuple(
             (begin, end, old if old == NO_LABEL else new)
@@ -189,10 +190,10 @@ class Labels:
             yield replace(window, numbers=numbers)
 
     def _tags(self, window: Window, gold: Gold, where: str) -> Array:
-        """Number the tags of a window's tokens: int32 [T], -1 where there is none.
+        """Return the tag ids of a window's tokens: int32 [T], -1 for no tag.
 
-        The first piece of a word has the word's tag; a piece of several words has the tag of the
-        first. The later pieces have the teacher's `later_label`, where it has one.
+        The first piece of a word gets the word's tag; a piece over several words gets the tag of
+        the first. Later pieces get the teacher's `later_label`, if it has one.
         """
         tags = np.full(len(window.ids), -1, np.int32)
         begin, end = window.offsets.astype(np.int64).T

@@ -1,8 +1,7 @@
-"""Masks words for the views of a sequence, and makes what the teacher reads in each.
+"""Masks whole words in the views of a sequence.
 
-Everything here is a pure function of its arguments. Rare words can be masked more often: by counts
-of the words of a corpus. The draws come straight from the Philox counter
-generator (Salmon et al. 2011), whose raw output numpy keeps the same in every version.
+Every function is a pure function of its arguments. Rare words can be masked more often, by their
+counts in the corpus.
 """
 
 from __future__ import annotations
@@ -23,12 +22,9 @@ from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.windows.window import storable
 from teachonce.training.rare_masks import rare_weights, waits
 
-MASK, RANDOM, KEEP = 0, 1, 2
-"""Actions on a masked word: the mask token, a random token, the token itself."""
-
-Key = tuple[int, int, int]
-"""(seed, view, sequence)"""
-COUNTED_WORDS = 1 << 23  # takes some ten seconds, and a gigabyte if all of them differ
+MASK, RANDOM, KEEP = 0, 1, 2  # actions on a masked word: mask token, random token, unchanged
+Key = tuple[int, int, int]  # seed, view, sequence
+COUNTED_WORDS = 1 << 23  # counting takes some ten seconds, and 1 GB if all words differ
 
 _CJK = "\u3005-\u3007\u3040-\u3098\u309b-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
 _CJK += "\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
@@ -37,7 +33,7 @@ _SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
 
 
 def joins(character: str) -> bool:
-    """Whether the character belongs to the one before it: a mark, a joiner, a skin tone."""
+    """Whether a character modifies the character before it: a mark, a joiner, a skin tone."""
     if character == _ZERO_WIDTH_SPACE:
         return False
     kind = unicodedata.category(character)
@@ -45,8 +41,8 @@ def joins(character: str) -> bool:
 
 
 def _ranges(codes: Iterable[int]) -> str:
-    """Write characters as ranges of a pattern's character class, which match faster than a list."""
-    first_last: list[list[int]] = []
+    """Write code points as ranges of a regex character class."""
+    first_last: list[list[int]] = []  # ranges match faster than a list of all characters
     for code in codes:
         if first_last and first_last[-1][1] == code - 1:
             first_last[-1][1] = code
@@ -57,7 +53,7 @@ def _ranges(codes: Iterable[int]) -> str:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    # every mark and format character of Unicode lies in these two ranges
+    # Every mark and format character of Unicode is in these two ranges.
     codes = chain(range(0x20000), range(0xE0000, 0xE1000))
     mark = _ranges(code for code in codes if joins(chr(code)))
     letter = rf"[^\W{_CJK}]"
@@ -72,24 +68,25 @@ def _word_pattern() -> re.Pattern[str]:
 
 
 def word_spans(text: str) -> Array:
-    """Find the words of a text, whatever the tokenizer: int32 [W, 2] of (begin, end), ascending.
+    """Find the words of a text: int32 [W, 2] of (begin, end), ascending.
 
-    A word is one Chinese or Japanese character, a longest run of letters, digits and underscores
-    (with inner apostrophes: `don't`), or one other visible character. The marks and joiners that
-    follow belong to it. Blanks, control characters and zero-width spaces are in no word.
+    A word is one Chinese or Japanese character, a maximal run of letters, digits and underscores
+    (with inner apostrophes: `don't`), or one other visible character; each with the marks and
+    joiners that follow. Blanks, control characters and zero-width spaces belong to no word. Words
+    do not depend on a tokenizer, so that any student can mask the same ones.
     """
     spans = (match.span() for match in _word_pattern().finditer(text))
     return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
 
 
 def words_of(text: str) -> list[str]:
-    """List the words of a text, as strings."""
+    """Return the words of a text as strings."""
     found: list[str] = _word_pattern().findall(text)
     return found
 
 
 def cjk_positions(text: str) -> Array:
-    """Find the Chinese and Japanese characters of a text: their places int64 [n], ascending."""
+    """Find the positions of Chinese and Japanese characters: int64 [n], ascending."""
     return np.fromiter((match.start() for match in re.finditer(f"[{_CJK}]", text)), np.int64)
 
 
@@ -103,11 +100,11 @@ def mask_spans(
 ) -> Array:
     """Choose the words to mask in a view: int32 [M, 3] of (begin, end, action), ascending.
 
-    M = max(1, floor(probability * W + u)) of the W words with u uniform in [0, 1), so that
-    `probability` of the words is masked on average and a text with a word is never without a masked
-    one. All words are equally likely. With the `counts` of a corpus, words are drawn one after the
-    other by their `rare_weights` instead. Each gets the action 0 (mask token) with 80 %, 1 (random
-    token) with 10 %, 2 (kept) with 10 % (Devlin et al. 2019, section 3.1). View 0 is plain.
+    M = max(1, floor(probability * W + u)) of W words, with u uniform in [0, 1): on average the
+    share `probability` is masked, and at least one word. All words are equally likely; with the
+    word `counts` of a corpus they are drawn without replacement by their `rare_weights`. The action
+    is 0 (mask token) with probability 0.8, 1 (random token) 0.1, 2 (unchanged) 0.1 (Devlin et al.
+    2019, section 3.1). View 0 has no masks.
     """
     words = word_spans(text)
     if view == 0 or len(words) == 0:
@@ -122,30 +119,27 @@ def mask_spans(
     return np.column_stack((words[chosen], action)).astype(np.int32)
 
 
-class Vocabulary(NamedTuple):
-    """What masking needs of a tokenizer: its mask token, its size, and its special tokens.
-
-    `size` is not that of the model's embeddings: some models pad these with rows never trained.
-    """
+class MaskVocabulary(NamedTuple):
+    """The ids of a tokenizer that masking needs: mask token, size and special tokens."""
 
     mask: int
-    size: int
+    size: int  # of the tokenizer: some models pad their embeddings with rows that are not trained
     special: Iterable[int]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Vocabulary:
-        """Take it of a tokenizer of transformers."""
+    def of(cls, tokenizer: Any) -> MaskVocabulary:
+        """Read it from a transformers tokenizer."""
         return cls(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids)
 
 
 def masked_input(
-    ids: Array, offsets: Array, special: Array, spans: Array, vocabulary: Vocabulary, key: Key
+    ids: Array, offsets: Array, special: Array, spans: Array, vocabulary: MaskVocabulary, key: Key
 ) -> tuple[Array, Array]:
-    """Make what the teacher reads in a view: (ids [T], mask bool [T]).
+    """Return the teacher's input in a view: ids [T] and mask bool [T].
 
-    `mask` marks the tokens that share a character with a span and are not special; a token over two
-    spans takes the action of the first. Action 0 gives the mask token, 1 a random token that is not
-    special, 2 the token itself. `key` is the (seed, view, sequence) that drew the spans.
+    `mask` is true for ordinary tokens that share a character with a span; a token over two spans
+    gets the action of the first. Action 0 gives the mask token, 1 a random ordinary token, 2 the
+    unchanged token. `key` is the key with which the spans were drawn.
     """
     if len(spans) == 0:
         return ids.copy(), np.zeros(len(ids), bool)
@@ -159,18 +153,20 @@ def masked_input(
     return result, mask
 
 
-def _random_ids(count: int, vocabulary: Vocabulary, key: Key) -> Array:
-    """Draw int64 [count], uniform over the ids of a vocabulary that are not special."""
+def _random_ids(count: int, vocabulary: MaskVocabulary, key: Key) -> Array:
+    """Draw int64 [count], uniform over the ids that are not special."""
     special = np.unique(np.fromiter(vocabulary.special, np.int64))
     special = special[special < vocabulary.size]
     ordinary = vocabulary.size - len(special)
     rank = (_uniform(count, key, _TOKENS) * ordinary).astype(np.int64)
-    # the special ids before the rank-th ordinary id push it up
+    # Skip the special ids below the rank-th ordinary id.
     return rank + np.searchsorted(special - np.arange(len(special)), rank, side="right")
 
 
 def _uniform(count: int, key: Key, stream: int) -> Array:
     seed, view, sequence = key
+    # Philox (Salmon et al. 2011) directly: numpy guarantees the raw output of a bit generator for
+    # every version, but not the methods of `Generator`.
     generator = np.random.Philox(
         key=np.array([seed % 2**64, view], np.uint64),
         counter=np.array([0, 0, stream, sequence], np.uint64),
@@ -179,10 +175,8 @@ def _uniform(count: int, key: Key, stream: int) -> Array:
 
 
 def count_words(corpus: Corpus) -> WordCounts:
-    """Count the words of the first texts of every source, up to COUNTED_WORDS in all.
-
-    Words are counted, not tokens, so that teachers with other tokenizers mask the same words.
-    """
+    """Count the words of the first texts of every source, up to COUNTED_WORDS in all."""
+    # Words, not tokens: so teachers with other tokenizers mask the same words.
     counts = Counter[str]()
     for source in corpus.sources:
         left = COUNTED_WORDS // len(corpus.sources)

@@ -1,9 +1,9 @@
-"""The sequences that a store has of documents: windows of texts, of pairs, of parallel texts.
+"""Makes sequences of a store from documents: windows of texts, of pairs, of parallel texts.
 
-A pair of texts is one window, with both texts as the teacher reads them at once. Of two parallel
-texts, such as a sentence and its translation, the window has the student's text and the tokens of
-the other one, which the teacher reads. Neither is divided into windows: what is too long is cut,
-because a label or vector is of the whole text.
+The two texts of a pair are one window, which the teacher reads as one input. For parallel texts,
+such as a sentence and its translation, the window has the student's text and the token ids of the
+teacher's text. Pairs and parallel texts are truncated, not divided into windows, because a label or
+vector belongs to the whole text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ def windows_of(
     counters: Counter[str] | None = None,
     parallel: bool = False,
 ) -> Iterator[Window]:
-    """Yield the windows of all documents in order, without numbers of labels; see `iter_windows`
-    and `iter_pairs`, and for documents of two `parallel` texts `iter_parallel`."""
+    """Yield the windows of all documents in order, without label ids.
+
+    Dispatches to `iter_windows`, `iter_truncated`, `iter_pairs`, or with `parallel` to
+    `iter_parallel`.
+    """
     task, vector, length = features.task, features.embedding, features.max_length
     if vector and parallel:
         return iter_parallel(documents, tokenizer, length, vector.prompt, counters)
@@ -49,29 +52,29 @@ def windows_of(
     if features.separator is None:
         return iter_windows(documents, tokenizer, length, stride, counters)
     if task and task.is_score:
-        documents = whole_pairs(documents, features.separator, "a score is of both")
+        documents = whole_pairs(documents, features.separator, "a score needs both")
     return iter_pairs(documents, tokenizer, length, features.separator, counters)
 
 
 def windows_as_in(store: FeatureStore, documents: Iterable[Document]) -> Iterator[Window]:
-    """Yield the windows that a store would have of documents, by the tokenizer that it keeps.
+    """Yield the windows of documents as a store would hold them, with the store's tokenizer.
 
-    Raises UserError for a merged store that does not hold how its documents were cut.
+    Raises UserError for a merged store, which does not record how its documents were cut.
     """
     arguments = store.identity.get("arguments")
     stride = arguments.get("stride") if isinstance(arguments, dict) else None
     if not isinstance(stride, int):
         raise UserError(
-            f"{store.path}: does not tell how its documents were cut (--stride), so texts cannot be"
-            " found in it; give numbers of documents or hashes of their texts"
+            f"{store.path}: does not record how its documents were cut (--stride), so texts cannot"
+            " be found in it; give numbers of documents or hashes of their texts"
         )
     side = store.teacher_settings("tokenizer_config.json").get("truncation_side", "right")
-    return windows_of(documents, _Stored(store.tokenizer(), side), store.features, stride)
+    return windows_of(documents, _StoredTokenizer(store.tokenizer(), side), store.features, stride)
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """A stored tokenizer in the place of one of transformers."""
+class _StoredTokenizer:
+    """A stored tokenizer with the attributes of a transformers tokenizer that are used here."""
 
     backend_tokenizer: Any
     truncation_side: Any
@@ -85,13 +88,13 @@ def iter_pairs(
     separator: str,
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
-    """Yield a window of at most `max_length` tokens for each document, a pair that `separator`
+    """Yield a window of at most `max_length` tokens for each document, whose two texts `separator`
     divides.
 
-    Of a longer pair the longer text is cut first, until both have as many tokens (`longest_first`
-    of tokenizers), each as `Truncation` cuts. `counters` is filled as by `iter_windows`.
-    Raises UserError for a slow tokenizer, for one that puts nothing between two texts, for an
-    impossible `max_length`, and for a character that alone gives more tokens than fit.
+    If a pair is too long, its longer text is truncated until both have equally many tokens, then
+    both (`longest_first` of tokenizers), each by `Truncation`. `counters` is filled like in
+    `iter_windows`. Raises UserError for a slow tokenizer, for one that puts no token between two
+    texts, for a `max_length` that is too small, and for a character that alone does not fit.
     """
     backend = fast_backend(tokenizer)
     if not has_pair_form(backend):
@@ -104,9 +107,9 @@ def iter_pairs(
     if max_length < specials + 2:
         raise UserError(
             f"--max-length {max_length}: expected at least {specials + 2} "
-            f"({specials} special tokens and one of each text)"
+            f"({specials} special tokens and one token of each text)"
         )
-    fit = _Fitting(Truncation.of(tokenizer), max_length, specials, separator)
+    fit = _PairTruncation(Truncation.of(tokenizer), max_length, specials, separator)
     tally = Counter[str]() if counters is None else counters
     for batch in document_batches(documents):
         for window in fit.windows(batch, tally):
@@ -117,8 +120,8 @@ def iter_pairs(
 
 
 def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iterator[Document]:
-    """Yield the documents; raise UserError at a pair of which one text is empty, and say `why` both
-    are needed."""
+    """Yield the documents; raise UserError at a pair with an empty text. The message says `why`
+    both texts are needed."""
     for document in documents:
         for text, side in zip(
             split_pair(document.text, separator, document.source), ("first", "second"), strict=True
@@ -127,13 +130,13 @@ def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iter
                 raise UserError(
                     f"{document.source}: the {side} text of pair {document.number + 1} is empty"
                     f" ({document.text.replace(separator, ' | ')!r:.60}), and {why};"
-                    " fill it in, or take the row out"
+                    " fill it in, or remove the row"
                 )
         yield document
 
 
-class _Fitting:
-    """Makes pairs fit into `max_length` tokens, of which `specials` are special ones."""
+class _PairTruncation:
+    """Truncates pairs to `max_length` tokens, of which `specials` are special tokens."""
 
     def __init__(
         self, truncation: Truncation, max_length: int, specials: int, separator: str
@@ -161,7 +164,7 @@ class _Fitting:
             yield replace(window, gold=document.gold, lost=lost)
 
     def _cut(self, pair: tuple[str, ...], document: Document) -> tuple[str, ...]:
-        """Cut a pair's texts to as many tokens as fit, the longer one first."""
+        """Truncate the texts of a pair, the longer one first, until they fit."""
         heads = self._encode([text[:SEGMENT] for text in pair])
         counts = [len(head) - sum(head.special_tokens_mask) for head in heads]
         shorter = min(min(counts), self._budget // 2)
@@ -172,7 +175,8 @@ class _Fitting:
         return tuple(self._beginning(text, head, budget, document) for text, head, budget in each)
 
     def _beginning(self, text: str, head: Any, budget: int, document: Document) -> str:
-        """Return what has at most `budget` tokens of a text, of which `head` is tokenised."""
+        """Truncate a text to `budget` tokens; `head` is the encoding of its first SEGMENT
+        characters."""
         whole = head if len(text) <= SEGMENT else None
         begin, end = self._truncation.checked_span(text, budget, whole, document)
         return text[begin:end]
@@ -185,13 +189,13 @@ def iter_parallel(
     prompt: str,
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
-    """Yield a window of at most `max_length` tokens for the second text of each document, with the
-    tokens of the first, at most as many, as `Window.read`; `prompt` is put before both.
+    """Yield a window for the second text of each document, with the token ids of the first text as
+    `Window.read`. Each text has at most `max_length` tokens; `prompt` is put before both.
 
-    `counters` is filled as by `iter_windows`, where `no_tokens` counts texts. Raises
-    UserError as `iter_windows` does, and at an empty text.
+    `counters` is filled like in `iter_windows`, but `no_tokens` counts texts. Raises UserError like
+    `iter_windows`, and for an empty text.
     """
-    for batch in document_batches(whole_pairs(documents, SEPARATOR, "each is of no use alone")):
+    for batch in document_batches(whole_pairs(documents, SEPARATOR, "one is of no use alone")):
         first, second = (
             iter_truncated(_sides(batch, side), tokenizer, max_length, prompt, counters)
             for side in (0, 1)
@@ -208,8 +212,8 @@ def _sides(documents: list[Document], side: int) -> Iterator[Document]:
 
 
 def window_digests(windows: Iterable[Window], gold: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, hash) of the documents of windows, see `store.tools.documents`; with `gold`
-    the hash is also of the numbers of their labels."""
+    """Yield (number, hash) of each document, as in `store.tools.documents`. With `gold` the hash
+    covers the label ids, too."""
     return document_digests((window.document, _digest(window, gold)) for window in windows)
 
 

@@ -1,11 +1,10 @@
-"""Truncates texts that have one label or vector each, to the tokens that `truncation=True` of
-transformers gives.
+"""Truncates texts with one label or vector each, to the tokens of transformers' `truncation=True`.
 
-A store needs a text whose own tokens are the stored ones, so a text is cut where a token ends. This
-is inside a word where the last token that fits is part of one. Where a token is part of a character
-the cut is before that character, and the text has up to a few tokens fewer than in transformers.
-With `truncation_side` left most tokenizers read the rest of a word otherwise than in the whole
-word: the text then begins at the next word.
+The text of a sequence, tokenized alone, must give its stored tokens. So a text is cut where a token
+ends, if need be inside a word. If a token covers only part of a character, the cut is before this
+character, and the text has a few tokens fewer than in transformers. With `truncation_side` left,
+most tokenizers tokenize the rest of a word differently than in the whole word: the text then begins
+at the next word.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from teachonce.teacher_dump.windows.cutting import (
 from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
-TRIES = 16  # cuts that are tried before one with other tokens than transformers' is taken
-SPARE = 64  # tokens behind a cut in a long text, of which only a stretch is tokenised
+TRIES = 16  # cuts that are tried before one whose tokens differ from transformers' is accepted
+SPARE = 64  # tokens after a cut that a tokenized stretch of a long text must have
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """Cuts single texts by a tokenizer.
+    """Truncates single texts with a tokenizer.
 
-    `encode` takes a list of texts. With `left` the beginning of a text is cut off, by
-    `truncation_side` of tokenizer_config.json.
+    `encode` takes a list of texts. With `left` (`truncation_side` of tokenizer_config.json) the
+    beginning of a text is cut off.
     """
 
     encode: Callable[[list[Any]], list[Any]]
@@ -47,17 +46,17 @@ class Truncation:
 
     @staticmethod
     def of(tokenizer: Any) -> Truncation:
-        """Make it of a fast tokenizer of transformers. Raises UserError for a slow one."""
+        """Create it from a transformers tokenizer. Raises UserError for a slow one."""
         side = getattr(tokenizer, "truncation_side", "right")
         return Truncation(encoder(fast_backend(tokenizer)), side == "left")
 
     def span(
         self, text: str, budget: int, whole: Any = None, prompt: int = 0
     ) -> tuple[int, int] | None:
-        """Find the (begin, end) of the longest stretch of a text that has at most `budget` tokens.
+        """Find the (begin, end) of the longest stretch of a text with at most `budget` tokens.
 
-        `whole` is the encoding of the text, if there is one. None where no character after the
-        first `prompt` ones fits.
+        `whole` is the encoding of the text, if known. Returns None if no character after the first
+        `prompt` characters fits.
         """
         ids, begin, end = self._tokens(text, budget, whole)
         if len(ids) <= budget:
@@ -85,18 +84,18 @@ class Truncation:
     def checked_span(
         self, text: str, budget: int, whole: Any, document: Document, prompt: str = ""
     ) -> tuple[int, int]:
-        """Find the `span` of a text of a document; raise UserError where nothing fits."""
+        """Find the `span` of a document's text. Raises UserError if no character fits."""
         span = self.span(text, budget, whole, len(prompt))
         if span is None:
             room = f" after the prompt {prompt!r:.60}" if prompt else ""
             raise UserError(
-                f"{document.source}: of text {document.number + 1} no character fits into the"
+                f"{document.source}: no character of text {document.number + 1} fits into the"
                 f" {budget} tokens that --max-length leaves{room}; give a larger --max-length"
             )
         return span
 
     def _tokens(self, text: str, budget: int, whole: Any) -> tuple[Array, Array, Array]:
-        """Return ids, begins and ends of the tokens at the side of a text that is not cut off."""
+        """Return ids, begins and ends of tokens, from the side of the text that is not cut off."""
         reach = SEGMENT
         while True:
             stretch = text[-reach:] if self.left else text[:reach]
@@ -106,7 +105,7 @@ class Truncation:
             reach *= 4
         ids, offsets = found
         offsets += len(text) - len(stretch) if self.left and not whole else 0
-        # a normaliser may swap characters: make the spans ascend
+        # A normalizer may swap characters: make the spans ascend.
         begin, end = np.maximum.accumulate(offsets, axis=0).T
         return ids, begin, end
 
@@ -127,7 +126,7 @@ def iter_truncated(
     """Yield one window of at most `max_length` tokens for each document, with `prompt` before its
     text.
 
-    `counters` is filled as by `iter_windows`. Raises UserError as `iter_windows` does, and where a
+    `counters` is filled like in `iter_windows`. Raises UserError like `iter_windows`, and if the
     prompt leaves no room for a text.
     """
     cut, budget = Truncation.of(tokenizer), checked_budget(tokenizer, max_length)
@@ -155,6 +154,6 @@ def iter_truncated(
 
 
 def _inside(text: str, place: int) -> bool:
-    """Return whether a place is inside a word of the text."""
+    """Whether a position is inside a word of the text."""
     words = word_spans(text) if place else np.empty((0, 2))
     return bool(((words[:, 0] < place) & (place < words[:, 1])).any())

@@ -1,4 +1,4 @@
-"""A window: one sequence of the store with its tokens; windows in batches, and as bytes."""
+"""Windows (sequences of a store with their tokens), their batches, and their form as bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from teachonce.store.format.pairs import offsets_of
 from teachonce.support.arrays import Array, starts
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 
-ABSENT = -1  # the length of an array that a window does not have
+ABSENT = -1  # written as the length of an array that a window does not have
 OPTIONAL = ("numbers", "types", "read")
 
 
@@ -24,13 +24,14 @@ OPTIONAL = ("numbers", "types", "read")
 class Window:
     """One sequence of the store: a stretch of a document and its T tokens.
 
-    `document_begin` is the character where it begins in its document; `hard_cut` is true where that
-    is inside a word. `offsets` are half-open spans of characters of `text`; special tokens have
-    (0, 0). `gold` holds the document's gold label or tags. `numbers` int32 holds them as numbers of
-    the teacher's labels: the label [1] or the tags of the tokens [T], -1 where there is none.
-    `types` is the text of a pair that each token is of, as the tokenizer numbers them. `read`
-    are the ids that the teacher reads, where these are of another text. `lost` is the number of
-    characters of a truncated document that the window does not have; `packed` leaves it out.
+    document_begin: position in the document of the first character.
+    hard_cut: whether this position is inside a word.
+    offsets: half-open spans of characters of `text`; (0, 0) for special tokens.
+    gold: the document's gold label or tags.
+    numbers: int32, the gold label [1] or the tags of the tokens [T] as label ids; -1 for none.
+    types: token_type_ids of a pair of texts.
+    read: the teacher's input ids, if the teacher reads another text than the student.
+    lost: the number of characters that truncation cut off; `packed` does not store it.
     """
 
     text: str
@@ -48,7 +49,7 @@ class Window:
 
     @property
     def teacher_ids(self) -> Array:
-        """The ids that the teacher reads, in view 0."""
+        """The teacher's input ids in view 0."""
         return self.ids if self.read is None else self.read
 
 
@@ -60,7 +61,7 @@ def make_window(
     encoding: Any,
     separator: str | None = None,
 ) -> Window:
-    """Make the window of a text, or of a pair of texts, from its encoding by `tokenizers`."""
+    """Create the window of a text, or of a pair of texts, from its `tokenizers.Encoding`."""
     special = np.array(encoding.special_tokens_mask, bool)
     offsets = offsets_of(encoding, text, separator)
     ids = np.array(encoding.ids, np.int32)
@@ -69,7 +70,7 @@ def make_window(
 
 
 def storable(text: str, counters: Counter[str]) -> str:
-    """Replace characters that UTF-8 cannot hold by U+FFFD, and count them as `surrogates`."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD; count them as `surrogates`."""
     if text.isascii():
         return text
     clean, replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)
@@ -78,11 +79,11 @@ def storable(text: str, counters: Counter[str]) -> str:
 
 
 def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Array]:
-    """Group row numbers into batches with rows x longest row <= batch_tokens.
+    """Group row numbers into batches with rows x longest row <= batch_tokens, longest rows first.
 
-    A longer row is a batch alone. The longest rows come first: a batch that is too large for the
-    device shows at once, not after hours.
+    A row longer than `batch_tokens` is a batch of its own.
     """
+    # Longest first: a batch that does not fit into memory fails at once, not after hours.
     order = np.argsort(-np.asarray(lengths), kind="stable")
     batches: list[Array] = []
     begin = 0
@@ -94,7 +95,7 @@ def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Ar
 
 
 def padded(rows: Sequence[Array], padding: int) -> tuple[Array, Array]:
-    """Fill rows up with `padding`: token ids int64 [B,L], and bool [B,L], true where a token is."""
+    """Pad rows to one length: token ids int64 [B,L], and bool [B,L], true for tokens."""
     lengths = np.array([len(row) for row in rows])
     present = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(present.shape, padding, np.int64)
@@ -103,15 +104,14 @@ def padded(rows: Sequence[Array], padding: int) -> tuple[Array, Array]:
 
 
 class Unreadable(ValueError):
-    """Bytes that are not what `packed` made: torn by a disk, or of another release."""
+    """Raised for bytes that `packed` did not write: damaged, or written by another release."""
 
 
 def packed(first_sequence: int, windows: Sequence[Window]) -> bytes:
-    """Turn windows into bytes, for another process: all but the words of their gold labels, whose
-    numbers they hold. The bytes are a .npz archive: arrays without pickle, with a checksum each.
+    """Serialize windows for another process as a .npz archive without pickle.
 
-    `first_sequence` is the number of the first of them in the store. Equal windows give equal
-    bytes.
+    Gold labels are stored as label ids only. `first_sequence` is the number of the first window in
+    the store. Equal windows give equal bytes. The archive has a checksum for each array.
     """
     texts = [w.text.encode() for w in windows]
     arrays = {
@@ -138,7 +138,7 @@ def packed(first_sequence: int, windows: Sequence[Window]) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[int, list[Window]]:
-    """Return the number of the first sequence and the windows. Raises Unreadable."""
+    """Return the number of the first sequence, and the windows. Raises Unreadable."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return _windows({name: archive[name] for name in archive.files})
@@ -147,7 +147,7 @@ def unpacked(data: bytes) -> tuple[int, list[Window]]:
 
 
 def is_whole(data: bytes) -> bool:
-    """Return whether `unpacked` can read these bytes."""
+    """Whether `unpacked` can read these bytes."""
     try:
         unpacked(data)
     except Unreadable:

@@ -18,7 +18,7 @@ from teachonce.checkpoints.fields import CONFIG, FIELDS, LENGTHS, SETTINGS
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.teacher.teacher import VectorWords, load_teacher
+from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
 from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import dumped, ok, says
 from tests.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
@@ -193,7 +193,7 @@ def test_layers_that_are_not_seen_are_not_averaged(make_tokenizer: Any, tmp_path
     )
     OPTForCausalLM(config).save_pretrained(tmp_path / "m")
     tokenizer.save_pretrained(tmp_path / "m")
-    with pytest.raises(UserError, match="layer 2 of the teacher gave its output 0 times"):
+    with pytest.raises(UserError, match="layer 2 of the teacher ran 0 times"):
         load_teacher(str(tmp_path / "m"), head="causal", hidden="mean", attention="none")
 
 
@@ -288,7 +288,7 @@ def test_modules_that_do_not_fit_together(tiny_teacher: TinyTeacher, tmp_path: P
 
 
 def test_a_pooling_in_the_place_of_modules_is_said(embedder: Path) -> None:
-    words = VectorWords(pooling="cls")
+    words = VectorOptions(pooling="cls")
     teacher = load_teacher(str(embedder), head="embedding", attention="none", vectors=words)
     assert teacher.notes == [
         "modules.json: --pooling cls replaces its modules, prompts and lengths"

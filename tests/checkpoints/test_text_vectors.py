@@ -18,7 +18,7 @@ from teachonce.store.tools.verify import verify
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.teacher import Teacher, VectorWords, load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions, load_teacher
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import (
     PROMPTS,
@@ -159,7 +159,7 @@ def test_a_prompt_and_texts_cut_at_their_beginning(
     _changed(folder, "tokenizer_config.json", truncation_side="left")
     with pytest.raises(UserError, match="--prompt query: .*truncation_side .* --prompt ''"):
         load_teacher(
-            str(folder), head="embedding", attention="none", vectors=VectorWords(prompt="query")
+            str(folder), head="embedding", attention="none", vectors=VectorOptions(prompt="query")
         )
 
 
@@ -209,13 +209,13 @@ def test_a_plain_checkpoint_takes_a_pooling(tiny_teacher: TinyTeacher, tmp_path:
     for word, mode in {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}.items():
         folder = modules(pooling(mode), base=base, folder=tmp_path / word)
         teacher = load_teacher(
-            str(base), head="embedding", vectors=VectorWords(pooling=word), attention="none"
+            str(base), head="embedding", vectors=VectorOptions(pooling=word), attention="none"
         )
         assert teacher.text_vectors and teacher.text_vectors.spec == EmbeddingSpec(32, mode)
         vectors = _vectors(teacher, list(ENGLISH[:5]))
         assert np.allclose(vectors, library(folder, list(ENGLISH[:5])), atol=2e-5)
     replaced = load_teacher(
-        str(folder), head="embedding", vectors=VectorWords(pooling="mean"), attention="none"
+        str(folder), head="embedding", vectors=VectorOptions(pooling="mean"), attention="none"
     )
     assert replaced.text_vectors and replaced.text_vectors.spec.pooling == "mean"
 
@@ -313,7 +313,7 @@ def test_folders_that_cannot_be_read(tiny_teacher: TinyTeacher, tmp_path: Path, 
     spoil(folder)
     with pytest.raises(UserError, match=told) as error:
         load_teacher(
-            str(folder), head="embedding", attention="none", vectors=VectorWords(**options)
+            str(folder), head="embedding", attention="none", vectors=VectorOptions(**options)
         )
     assert "\n" not in str(error.value)
 

@@ -173,7 +173,7 @@ DUMP_OPTIONS = {
     "--hidden groups:0": ("groups:0", "groups:N"),
     "--hidden groups:²": ("groups:²", "groups:N"),
     "--hidden layer:²": ("layer:²", "layer:I"),
-    "--hidden none,mean": ("none,mean", "none beside others"),
+    "--hidden none,mean": ("none,mean", "none cannot be combined with others"),
     "--hidden=": ("unknown feature ''", "mean"),
     "--text-column nope": ("--text-column nope", "corpus.txt", "no columns", "leave it out"),
     "--attention layer:0": ("--attention", "layer:0"),

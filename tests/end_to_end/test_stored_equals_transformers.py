@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.store import FeatureStore, Record, open_store
 from teachonce.support.arrays import Array
-from teachonce.teacher_dump.windows.masked_views import Vocabulary, masked_input, word_spans
+from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, masked_input, word_spans
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import SENTENCES
 
@@ -67,7 +67,7 @@ class Plain:
             record.offsets,
             record.special,
             view.spans,
-            Vocabulary(
+            MaskVocabulary(
                 self.tokenizer.mask_token_id,
                 self.model.config.vocab_size,
                 self.tokenizer.all_special_ids,

@@ -133,7 +133,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
         try:
             done = dump(dump_options(model, corpus, out, part_tokens=10**6, batch_tokens=10**6))
         except UserError as error:
-            assert "do not fit into the memory" in str(error), error
+            assert "do not fit into memory" in str(error), error
             spare += spare // 16
             print(f"refused with {spare >> 20} MiB")
         else:

@@ -188,10 +188,10 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
     labels = Labels(TaskSpec("classification", MOODS), "t", said.append)
     labels.check({"-1": "a", "2": "b", "0": "c"}, {})
     assert said == [
-        "labels of the corpus are numbers of the teacher's: 0 = negative, 1 = positive, 2 = neither"
+        "labels of the corpus are taken as the teacher's label ids: 0 = negative, 1 = positive, 2 = neither"
     ]
     with pytest.raises(
-        UserError, match=r"b: label '2' is the number .* 'positive' \(d\) is the name"
+        UserError, match=r"b: label '2' is a number, but 'positive' \(d\) is a name"
     ):
         labels.number("positive", "d")
     names = Labels(TaskSpec("classification", MOODS), "t", said.append)

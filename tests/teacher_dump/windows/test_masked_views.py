@@ -15,7 +15,7 @@ from teachonce.teacher_dump.windows.masked_views import (
     KEEP,
     MASK,
     RANDOM,
-    Vocabulary,
+    MaskVocabulary,
     mask_spans,
     masked_input,
     word_spans,
@@ -164,7 +164,7 @@ def test_teacher_reads_the_masked_words(make_tokenizer: Any, kind: str) -> None:
     spans = mask_spans(window.text, 3, 1, 0, 0.5)
     specials = set(tokenizer.all_special_ids)
     arguments = (window.ids, window.offsets, window.special, spans)
-    vocabulary = Vocabulary(tokenizer.mask_token_id, len(tokenizer), specials)
+    vocabulary = MaskVocabulary(tokenizer.mask_token_id, len(tokenizer), specials)
     ids, mask = masked_input(*arguments, vocabulary, (3, 1, 0))
     seen = set()
     for token, ((begin, end), old, new) in enumerate(
@@ -194,7 +194,7 @@ def test_no_spans_is_the_plain_text(make_tokenizer: Any) -> None:
     (window,) = cut_windows("a b c", make_tokenizer("bpe"), 16, 0)
     none = mask_spans(window.text, 0, 0, 0)
     ids, mask = masked_input(
-        window.ids, window.offsets, window.special, none, Vocabulary(4, 600, [0]), (0, 0, 0)
+        window.ids, window.offsets, window.special, none, MaskVocabulary(4, 600, [0]), (0, 0, 0)
     )
     assert ids is not window.ids and ids.tolist() == window.ids.tolist()
     assert not mask.any()
@@ -206,7 +206,7 @@ def test_random_ids_are_uniform_over_what_is_not_special() -> None:
     offsets = np.column_stack((np.arange(count), np.arange(count) + 1))
     spans = np.array([[0, len(text), RANDOM]], np.int32)
     plain = np.zeros(count, np.int32)
-    vocabulary = Vocabulary(9, 10, [0, 3, 9, 9, 12])
+    vocabulary = MaskVocabulary(9, 10, [0, 3, 9, 9, 12])
     ids, _ = masked_input(plain, offsets, plain > 0, spans, vocabulary, (1, 2, 3))
     counts = np.bincount(ids, minlength=10)
     assert counts[[0, 3, 9]].tolist() == [0, 0, 0]
