@@ -1,4 +1,4 @@
-"""Reads cells of labels as people export them: names, lists of names, spans of characters.
+"""Reads cells of labels in the forms of annotation tools: names, lists of names, spans.
 
 Forms: a name or number; a list with one of them; spans `[begin, end, name]` and `{"start_offset",
 "end_offset", "label"}` (doccano); `{"start", "end", "labels"}` and `{"choices"}` (Label Studio,
@@ -16,8 +16,7 @@ from typing import Any
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.tag_schemes import FIRST, OTHER, OUTSIDE
 
-Span = tuple[int, int, str]
-"""First character of an entity, the one behind its last, and its kind."""
+Span = tuple[int, int, str]  # begin and end (exclusive) of an entity in characters, and its kind
 SPAN_KEYS = (
     ("start", "end", "labels"),
     ("start", "end", "label"),
@@ -28,9 +27,9 @@ WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What people said of a text: labels of the whole text, and spans; None where none are meant.
+    """The labels of a whole text, and the spans in it.
 
-    An empty list may mean either.
+    Both are empty for an empty list, which may mean no label or no span.
     """
 
     labels: tuple[str, ...] = ()
@@ -38,7 +37,7 @@ class Annotation:
 
 
 def label_name(value: Any, column: str | None, where: object) -> str | None:
-    """Read a label, a name or a whole number; None where it is missing.
+    """Read a label: a name or an integer, as text; None if it is missing.
 
     Raises CorpusError for any other value.
     """
@@ -57,10 +56,10 @@ def label_name(value: Any, column: str | None, where: object) -> str | None:
 def annotation_of(
     value: Any, column: str | None, where: object, text: str | None = None
 ) -> Annotation | None:
-    """Read a cell of labels; None where the text is not annotated.
+    """Read a cell of labels; None if the text is not annotated.
 
-    Raises CorpusError for a cell of another form, where annotators disagree, and for a span that
-    holds other characters of the `text` than it says.
+    Raises CorpusError for a cell of another form, if annotators disagree, and if the text that a
+    span records is not the stretch of `text` at its place.
     """
     if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"choices", "labels"}:
         (value,) = value.values()
@@ -77,28 +76,28 @@ def annotation_of(
 def _agreed(
     value: Sequence[Any], column: str | None, where: object, text: str | None
 ) -> Annotation | None:
-    """Read the annotations of a text by Label Studio, one of each annotator."""
-    said = [
+    """Read Label Studio's annotations of a text, one for each annotator."""
+    found = [
         _annotation(each.get("result") or [], column, where, text)
         for each in value
         if isinstance(each, dict) and not each.get("was_cancelled")
     ]
-    if any(each != said[0] for each in said):
+    if any(each != found[0] for each in found):
         raise CorpusError(
-            f"{where}: {len(said)} annotators say different things in column {column!r}; choose one"
-            " annotation of each text before the export"
+            f"{where}: {len(found)} annotators disagree in column {column!r}; choose one annotation"
+            " of each text before the export"
         )
-    return said[0] if said else None
+    return found[0] if found else None
 
 
 def _annotation(items: Any, column: str | None, where: object, text: str | None) -> Annotation:
     if not isinstance(items, list):
         raise CorpusError(f"{where}: expected a list of labels as result, got {items!r:.40}")
     labels, spans, questions = list[str](), list[Span](), set[str]()
-    others = dict[str, object]()  # by question the type of answers that are no labels of characters
+    others = dict[str, object]()  # question -> type of its answers, if these are not labels
     for item in items:
         if isinstance(item, dict) and item.get("type") == "relation":
-            continue  # between spans that have labels of their own
+            continue  # a relation between two spans, which are items themselves
         if isinstance(item, dict) and isinstance(item.get("value"), dict):  # of Label Studio
             question, kind = str(item.get("from_name")), item.get("type")
             questions.add(question)
@@ -118,7 +117,8 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
     if len(questions) > 1:
         raise CorpusError(
             f"{where}: column {column!r} answers several questions, {', '.join(sorted(questions))};"
-            " export the project as JSON-MIN, and name the column of one as --label-column"
+            " export the project as JSON-MIN, and give the column of one question as"
+            " --label-column"
         )
     for question, kind in others.items():
         raise CorpusError(
@@ -129,17 +129,17 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
 
 
 def check_accepted(row: Mapping[str, Any], where: object) -> None:
-    """Raise CorpusError for a row of Prodigy whose labels the annotator rejected or left open."""
+    """Raise CorpusError for a Prodigy row whose labels the annotator rejected or skipped."""
     of_prodigy = not row.keys().isdisjoint(("spans", "_task_hash", "_input_hash"))
     if of_prodigy and (answer := row.get("answer")) in ("reject", "ignore"):
         raise CorpusError(
-            f"{where}: the annotator's answer is {answer!r}, so its labels are not gold; take out"
-            " all rows whose answer is not 'accept'"
+            f"{where}: the annotator's answer is {answer!r}, so its labels are not gold; remove all"
+            " rows whose answer is not 'accept'"
         )
 
 
 def _span(item: Any, where: object, text: str | None) -> Span | None:
-    """Read a span; None for what has another form."""
+    """Read a span; None if the item has another form."""
     cells: Sequence[Any] = item if isinstance(item, list) else ()
     if isinstance(item, dict):
         cells = next(([item[k] for k in keys] for keys in SPAN_KEYS if {*keys} <= item.keys()), ())
@@ -151,32 +151,33 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
         raise CorpusError(f"{where}: expected one name of a span, got {names!r:.60}; choose one")
     if not all(isinstance(each, int) for each in (begin, end)) or not 0 <= begin < end:
         raise CorpusError(
-            f"{where}: expected a span from a character to a later one, got {begin!r:.20} to"
-            f" {end!r:.20}; mend the row or take it out"
+            f"{where}: expected a span with 0 <= begin < end, got {begin!r:.20} to {end!r:.20};"
+            " correct the row or remove it"
         )
-    said = item.get("text") if isinstance(item, dict) else None
-    if text is not None and isinstance(said, str) and text[begin:end] != said:
+    recorded = item.get("text") if isinstance(item, dict) else None
+    # Tools that count bytes or UTF-16 units would silently label other words.
+    if text is not None and isinstance(recorded, str) and text[begin:end] != recorded:
         raise CorpusError(
             f"{where}: characters {begin} to {end} of the text are {text[begin:end]!r:.40}, but the"
-            f" span says {said!r:.40}; count characters, not bytes or UTF-16 units, from 0"
+            f" span has {recorded!r:.40}; count characters, not bytes or UTF-16 units, from 0"
         )
     return begin, end, names[0]
 
 
 def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[int, int, str]]:
-    """Yield begin, end and IOB2 tag of the words of a text; blanks and the ends of spans part them.
+    """Yield begin, end and IOB2 tag of the words of a text, divided at blanks and ends of spans.
 
-    Raises CorpusError for spans that overlap, lie outside of the text or hold no word.
+    Raises CorpusError for spans that overlap, are outside of the text or hold no word.
     """
     for before, after in pairwise(spans):
         if after[0] < before[1]:
             raise CorpusError(
-                f"{where}: the spans {before} and {after} overlap, but a word has one tag; leave"
-                " one of them out"
+                f"{where}: the spans {before} and {after} overlap, but a word has one tag; remove"
+                " one of them"
             )
     if spans and spans[-1][1] > len(text):
         raise CorpusError(
-            f"{where}: the span {spans[-1]} ends behind the text, which has {len(text)} characters;"
+            f"{where}: the span {spans[-1]} ends after the text, which has {len(text)} characters;"
             " export the spans of this text"
         )
     place = 0
@@ -186,7 +187,7 @@ def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[
         if kind and text[begin:end].isspace():
             raise CorpusError(
                 f"{where}: the span {(begin, end, kind)} holds no word, but"
-                f" {text[begin:end]!r:.20}; mend it or take it out"
+                f" {text[begin:end]!r:.20}; correct or remove it"
             )
         for number, word in enumerate(WORD.finditer(text, begin, end)):
             yield *word.span(), (OTHER if number else FIRST) + kind

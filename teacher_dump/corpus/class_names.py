@@ -1,8 +1,8 @@
-"""Puts the names of classes in place of their numbers, as the schema of a data set gives them.
+"""Replaces the numbers of classes by their names in the schema of a data set.
 
-`datasets` writes a ClassLabel as a whole number, and its names into the schema: into the meta-data
-`huggingface` of a Parquet file, and into `dataset_info.json`. The order of these names is the data
-set's own, and no teacher's.
+`datasets` stores a ClassLabel as an integer, and its names in the schema: in the metadata
+`huggingface` of a Parquet file, and in `dataset_info.json`. The data set orders these names, so
+their numbers are not the teacher's label ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HUGGINGFACE = b"huggingface"
 
 
 class ClassName(str):
-    """The name of a class in a schema: a name even if it is written as a number, as "1" is."""
+    """The name of a class in a schema. It is a name even if it looks like a number, as "1" does."""
 
     __slots__ = ()
 
@@ -27,9 +27,9 @@ Feature = Any
 
 
 def features_in(metadata: Mapping[bytes, bytes] | None, where: object) -> dict[str, Feature]:
-    """Return the features by column that the meta-data of an Arrow schema describes, often none.
+    """Return the features of `datasets` in the metadata of an Arrow schema, by column.
 
-    Raises CorpusError if the meta-data cannot be read: numbers would then have no meaning.
+    Raises CorpusError if the metadata cannot be read: the meaning of numbers would be unknown.
     """
     raw = (metadata or {}).get(HUGGINGFACE)
     if raw is None:
@@ -40,42 +40,42 @@ def features_in(metadata: Mapping[bytes, bytes] | None, where: object) -> dict[s
         found = None
     if not isinstance(found, dict):
         raise CorpusError(
-            f"{where}: its schema describes the features of a data set, but not as `datasets` does"
-            " (meta-data 'huggingface'); write the file again"
+            f"{where}: its schema describes features in another form than `datasets` (metadata"
+            " 'huggingface'); write the file again"
         )
     return found
 
 
-def named(cell: Any, feature: Feature, where: object) -> Any:
-    """Return a cell with the name of every class in place of its number; None for "no label", -1.
+def with_class_names(cell: Any, feature: Feature, where: object) -> Any:
+    """Return a cell with the names of classes in place of their numbers; None for -1, "no label".
 
     Raises CorpusError for a number without a name, and for a feature that does not fit the cell.
     """
     try:
-        return _named(cell, feature, where)
+        return _with_names(cell, feature, where)
     except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
         raise CorpusError(
-            f"{where}: the schema describes its cells as {feature!r:.60}, which they are not; write"
-            " the file again"
+            f"{where}: its cells do not have the type in the schema, {feature!r:.60}; write the"
+            " file again"
         ) from None
 
 
-def _named(cell: Any, feature: Feature, where: object) -> Any:
+def _with_names(cell: Any, feature: Feature, where: object) -> Any:
     if cell is None or not feature:
         return cell
     if isinstance(feature, list):
-        return [_named(each, feature[0], where) for each in cell]
+        return [_with_names(each, feature[0], where) for each in cell]
     kind, inner = feature.get("_type"), feature.get("feature")
     if kind == "ClassLabel":
         return _name(cell, feature.get("names"), where)
     if isinstance(cell, list) and isinstance(kind, str):
-        return [_named(each, inner, where) for each in cell]
+        return [_with_names(each, inner, where) for each in cell]
     if isinstance(cell, dict):
         if isinstance(kind, str):  # a sequence of named features is stored as named sequences
             inner = {key: [each] for key, each in (inner or {}).items()}
         else:
             inner = feature
-        return {key: _named(each, inner.get(key), where) for key, each in cell.items()}
+        return {key: _with_names(each, inner.get(key), where) for key, each in cell.items()}
     return cell
 
 
@@ -87,7 +87,7 @@ def _name(cell: Any, names: Any, where: object) -> Any:
     if cell == -1 or cell != cell:
         return None
     if isinstance(cell, int) and isinstance(names, list) and 0 <= cell < len(names):
-        # names that only count, 0, 1, 2, say no more than the numbers do
+        # Names that only count (0, 1, 2) carry no more information than the numbers.
         counted = all(str(name) == str(number) for number, name in enumerate(names))
         return (str if counted else ClassName)(names[cell])
     number = len(names) if isinstance(names, list) else "no"

@@ -1,21 +1,20 @@
-"""Reads the documents of a corpus: from files, from the hub, or from Python's own docstrings.
+"""Reads the documents of a corpus: from files, from the hub, or from Python's docstrings.
 
     for document in Corpus.open(["novels.txt", "hf:wikimedia/wikipedia@20231101.sk:train"]): ...
 
 Sources, in the order given:
 
 - files: .txt (a document a line), .jsonl, .ndjson, .json, .csv, .tsv (a header, or token/tag lines
-  with empty lines between sentences), .parquet, .conll, .conllu; texts also packed, as .txt.gz; see
-  `files`
+  with empty lines between sentences), .parquet, .conll, .conllu; text formats also compressed, as
+  .txt.gz; see `files`
 - folders (with their subfolders) and patterns (`data/*.txt`): their files with such a suffix, in
-  sorted order; .json, in which settings are stored as well, only by a pattern that names it
+  sorted order; .json only by a pattern that names it, because settings are stored in .json, too
 - folders that `save_to_disk` of `datasets` wrote
-- `hf:NAME[@CONFIG][:SPLIT]`: a dataset of the Hugging Face hub or a local folder of one, streamed;
-  the split is `train` by default
-- `python-docs`: the docstrings of the standard library of this Python, the corpus that every
-  machine has
+- `hf:NAME[@CONFIG][:SPLIT]`: a dataset of the Hugging Face hub or a local folder, streamed; the
+  split is `train` by default
+- `python-docs`: the docstrings of Python's standard library, a corpus that every machine has
 
-Only the document at hand (and the standard library's docstrings) are in memory. Iterating again
+Only the current document (and the standard library's docstrings) are in memory. Each iteration
 gives the same documents.
 """
 
@@ -31,7 +30,7 @@ from typing import Any
 from teachonce.support.console import counted
 from teachonce.support.options import flag_of
 from teachonce.teacher_dump.corpus.errors import CorpusError
-from teachonce.teacher_dump.corpus.files import READERS, FileSource, Source
+from teachonce.teacher_dump.corpus.files import READERS, CorpusSource, FileSource
 from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold
 from teachonce.teacher_dump.corpus.packed import PACKED, suffix_of
 from teachonce.teacher_dump.corpus.sources import HUB, PYTHON_DOCS, HubSource, PythonDocs
@@ -58,11 +57,11 @@ class Document:
 class Corpus:
     """Documents of several sources, one after the other.
 
-    After an iteration, `documents` counts its documents and `empty_lines` the texts that it left
-    out because they hold nothing but blanks.
+    After an iteration, `documents` counts its documents and `empty_lines` the blank texts that it
+    left out.
     """
 
-    def __init__(self, sources: Sequence[Source], columns: Columns = NO_COLUMNS) -> None:
+    def __init__(self, sources: Sequence[CorpusSource], columns: Columns = NO_COLUMNS) -> None:
         self.sources = list(sources)
         self.columns = columns
         self.documents = 0
@@ -78,11 +77,12 @@ class Corpus:
     ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes show at once.
 
-        Tables hold the text in `text_column` (see `choose_column` where it is None), or the texts
-        of pairs in two columns `A,B`, and the gold label in `label_column` if that is given. With
-        `student_column` a document is a pair, too: the teacher's text and the student's. Raises
-        CorpusError for a source that is missing, empty, no text, not UTF-8, or has no such columns.
-        The rest of a file is checked while iterating, or by `check`.
+        Tables hold the text in `text_column` (if it is None see `choose_column`), or pairs of texts
+        in two columns `A,B`, and gold labels in `label_column`. With `student_column` a document is
+        a pair of the teacher's text and the student's text.
+
+        Raises CorpusError for a source that is missing, empty, not text, not UTF-8, or lacks a
+        column. The rest of a file is checked while iterating, or by `check`.
         """
         columns = Columns.named(text_column, label_column, student_column)
         found = [source for name in sources for source in _resolve(name, columns)]
@@ -117,7 +117,7 @@ class Corpus:
         self.documents = self.empty_lines = 0
         for source in self.sources:
             for row in source.rows():
-                if not row.text or row.text.isspace():  # SEPARATOR is white, too
+                if not row.text or row.text.isspace():  # SEPARATOR, of pairs, is white space
                     self.empty_lines += 1
                     continue
                 yield Document(row.text, source.name, self.documents, row.gold)
@@ -157,13 +157,13 @@ class Corpus:
             source.check_unchanged()
 
     def notes(self) -> list[str]:
-        """Say in a line each how sources are read, where they could be read otherwise."""
+        """Return a line for each source that could be read in several ways: how it is read."""
         return [note for source in self.sources for note in source.notes()]
 
     def met(self, kind: str) -> dict[str, str]:
-        """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
+        """Return the labels (`classification`) or tags (`tagging`) that `check` found, with places.
 
-        `ENTITIES` gives those of entities in that scheme. Only local sources are checked.
+        `ENTITIES` returns the tags of entities in that scheme. Only local sources are checked.
         """
         found: dict[str, str] = {}
         for source in self.sources:
@@ -171,7 +171,7 @@ class Corpus:
         return found
 
     def steps(self) -> dict[Step, str]:
-        """Return the steps from tag to tag that `check` met, and where each was first."""
+        """Return the pairs of consecutive tags that `check` found, each with its first place."""
         found: dict[Step, str] = {}
         for source in self.sources:
             found = source.steps() | found
@@ -192,10 +192,9 @@ class Corpus:
         }
 
     def trust(self, identity: Mapping[str, Any]) -> None:
-        """Take the hashes of files of the same names and sizes from an identity.
+        """Take the hashes of files with the same names and sizes from an identity.
 
-        For processes that read no text: not each has to read the corpus to know that it is the
-        same.
+        For processes that read no text, so that only one process hashes the corpus.
         """
         for source, stored in zip(self.sources, identity.get("sources", ()), strict=False):
             source.trust(stored)
@@ -206,7 +205,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(count or 0 for count in known)
 
 
-def _resolve(name: str, columns: Columns) -> list[Source]:
+def _resolve(name: str, columns: Columns) -> list[CorpusSource]:
     if name == PYTHON_DOCS:
         return [PythonDocs()]
     if name.startswith(HUB):
@@ -225,7 +224,7 @@ def _resolve(name: str, columns: Columns) -> list[Source]:
         return [FileSource(path, columns)]
     if path.exists():
         raise CorpusError(
-            f"{name}: not an ordinary file, but it must be read more than once; save it to one"
+            f"{name}: not an ordinary file, but a corpus is read more than once; save it to a file"
         )
     if glob.has_magic(name):
         return _several(name, sorted(map(Path, glob.glob(str(path), recursive=True))), columns)
@@ -241,16 +240,16 @@ def _check_suffix(name: str, path: Path) -> None:
         raise CorpusError(f"{name}: unknown suffix {path.suffix!r}, expected one of {SUFFIXES}")
     if suffix == ".parquet" and path.suffix.lower() in PACKED:
         raise CorpusError(
-            f"{name}: Parquet is read where it is needed, and packed by itself; unpack it:"
+            f"{name}: Parquet is read at random places and is compressed inside; unpack it:"
             f" {PACKED[path.suffix.lower()][0]} -d '{name}'"
         )
 
 
-def _several(name: str, paths: list[Path], columns: Columns) -> list[Source]:
+def _several(name: str, paths: list[Path], columns: Columns) -> list[CorpusSource]:
     known = [suffix for suffix in READERS if suffix != SETTINGS or SETTINGS in name]
     usable = [p for p in paths if suffix_of(p) in known and p.is_file() and p.stat().st_size]
     if not usable:
-        more = f"; {SETTINGS} is read by its name or as {name}/*{SETTINGS}" if paths else ""
+        more = f"; to read {SETTINGS} files give {name}/*{SETTINGS}" if paths else ""
         raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{more}")
     for path in usable:
         _check_suffix(str(path), path)

@@ -1,4 +1,4 @@
-"""The error of a corpus that cannot be read."""
+"""Errors for a corpus that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from teachonce.support.errors import UserError, suggest
 
 
 class CorpusError(UserError):
-    """A corpus that cannot be read."""
+    """Raised for a corpus that cannot be read."""
 
 
 def no_column(
     name: str, columns: Iterable[str], where: object, remedy: str, role: str = ""
 ) -> CorpusError:
-    """Make the error of a row or table that lacks a column, perhaps one of a `role`."""
+    """Return the error for a row or table that lacks a column; `role` describes the column."""
     known = list(columns)
     listed = ", ".join(map(repr, known)) or "none"
     return CorpusError(

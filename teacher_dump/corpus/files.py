@@ -35,19 +35,19 @@ from teachonce.teacher_dump.corpus.tagged_files import (
     TAGGED,
     check_untagged,
     is_tagged,
-    layout_of,
+    tagged_layout,
     tagged_sentences,
 )
 from teachonce.teacher_dump.corpus.text_files import read_lines
 
+# The name of a column is at most a few words, and is no sentence.
 NAME_WORDS, NAME_CHARACTERS, ENDS = 4, 50, (".", "!", "?", "。", "！", "？")
-"""A header has names of a few words, and is no sentence."""
-KEPT_NAMES = 1 << 17  # more than any teacher has labels
-SizeAndHash = tuple[int, str]  # of bytes: their number and SHA-256
+MAX_NAMES = 1 << 17  # labels to collect: more than any teacher has
+SizeAndHash = tuple[int, str]  # number of bytes, and their SHA-256
 
 
 def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[LabelledText]:
-    """Read the texts of a file by its suffix. `seen` gets the bytes that are read."""
+    """Read the texts of a file by its suffix. `seen` receives the bytes that are read."""
     if suffix_of(path) == ".txt":
         return _read_txt(path, seen)
     if has_columns(path, columns):
@@ -56,7 +56,7 @@ def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[Lab
 
 
 def has_columns(path: Path, columns: Columns) -> bool:
-    """Whether the texts of a file are in a column, not on lines or as words with tags."""
+    """Whether a file is a table, not lines of text or words with tags."""
     suffix = suffix_of(path)
     return suffix in TABLES and not (suffix == ".tsv" and is_tagged(path, columns.names()))
 
@@ -94,11 +94,12 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
 
 
 def _check_header(table: Table, chosen: str) -> None:
-    """Raise CorpusError for a name, chosen as no other column has texts, that is a text itself."""
+    """Raise CorpusError if the name of the chosen column looks like a text: the header is
+    missing."""
     if len(chosen.split()) > NAME_WORDS or len(chosen) > NAME_CHARACTERS or chosen.endswith(ENDS):
         raise CorpusError(
-            f"{table.where}: {chosen!r:.60} would name the column of texts, but looks like a text"
-            "; write a header above it, such as text, or give the name as --text-column"
+            f"{table.where}: {chosen!r:.60} is read as the name of the text column, but looks like"
+            " a text; write a header above it, such as text, or give the name as --text-column"
         )
 
 
@@ -118,11 +119,11 @@ READERS = (".txt", *TABLES, *TAGGED)
 """Suffixes of the files that can be read."""
 
 
-class Source:
-    """Texts in a fixed order, empty ones too, which can be read again and again.
+class CorpusSource:
+    """Texts in a fixed order, including empty ones, that can be read repeatedly.
 
-    `texts` counts those that are not empty, and `characters` those in them; None where that is not
-    known, as before `check`.
+    `texts` is the number of texts that are not empty, and `characters` their length; None if
+    unknown, as before `check`.
     """
 
     name: str
@@ -149,49 +150,49 @@ class Source:
         """Read a local source to its end. Raises CorpusError."""
 
     def notes(self) -> list[str]:
-        """Say in a line each how the source is read, where it could be read otherwise."""
+        """Return a line on how the source is read, if it could be read in several ways."""
         return []
 
     def met(self, kind: str) -> dict[str, str]:
-        """Return the labels (`classification`) or tags (`tagging`) that `check` met, and where.
+        """Return the labels (`classification`) or tags (`tagging`) that `check` found, with places.
 
-        `ENTITIES` gives the tags that those of entities are in this scheme.
+        `ENTITIES` returns the tags of entities, converted to that scheme.
         """
         return {name: self._place(line) for name, line in self._met[kind].items()}
 
     def steps(self) -> dict[Step, str]:
-        """Return the steps from tag to tag that `check` met, and where each was first."""
+        """Return the pairs of consecutive tags that `check` found, each with its first place."""
         return {step: self._place(line) for step, line in self._steps.items()}
 
     def _place(self, line: int) -> str:
         return f"{self.name}, {self.unit} {line}"
 
     def _count(self) -> None:
-        """Read every text, and count what `check` is to know of them."""
+        """Read every text; count texts and characters, and collect labels and tags."""
         texts = characters = 0
         for row in self.rows():
             if row.text and not row.text.isspace():
                 texts, characters = texts + 1, characters + len(row.text)
             if row.gold and row.gold.label is not None:
-                _note(self._met["classification"], row.gold.label, row.line)
+                _collect(self._met["classification"], row.gold.label, row.line)
             elif row.gold:
                 for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
-                    _note(self._met["tagging"], tag, line)
-                    _note(self._steps, (before, tag), line)
+                    _collect(self._met["tagging"], tag, line)
+                    _collect(self._steps, (before, tag), line)
                 tags = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in row.gold.tags]
                 if scheme_of(tags):
                     for tag, line in zip(converted(tags, ENTITIES), row.tag_lines, strict=True):
-                        _note(self._met[ENTITIES], tag, line)
+                        _collect(self._met[ENTITIES], tag, line)
         self.texts, self.characters = texts, characters
 
     def trust(self, identity: Mapping[str, Any]) -> None:
-        """Take the hash of this identity, if all else of it is true, rather than read for it."""
+        """Take the hash from this identity, if its other fields are right, instead of reading."""
 
     def check_unchanged(self) -> None:
-        """Raise CorpusError where the last pass did not read what `identity` returned."""
+        """Raise CorpusError if the last pass read other texts than `identity` describes."""
 
 
-class FileSource(Source):
+class FileSource(CorpusSource):
     """A local file with one of the suffixes of READERS."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
@@ -199,7 +200,7 @@ class FileSource(Source):
         self.name, self._path = path.name, path
         self.unit = "row" if suffix_of(path) == ".parquet" else "line"
         self._columns = columns
-        self._pass = _Digest()  # what the last pass has read
+        self._pass = _Digest()  # of the bytes that the last pass read
         self._checked: SizeAndHash | None = None
         self._identified: SizeAndHash | None = None
 
@@ -208,7 +209,7 @@ class FileSource(Source):
         return has_columns(self._path, self._columns)
 
     def rows(self) -> Iterator[LabelledText]:
-        """Yield the texts. Raises CorpusError, at the end also where `check` read other bytes."""
+        """Yield the texts. Raises CorpusError, at the end also if `check` read other bytes."""
         self._pass = read = _Digest()
         try:
             yield from read_rows(self._path, self._columns, read.add)
@@ -220,10 +221,8 @@ class FileSource(Source):
             raise self._changed(self._checked, read.size_and_hash())
 
     def check(self) -> None:
-        """Read the file, and hash it on the way if its reader reads every byte.
-
-        A second pass for the hash alone would take minutes for big files.
-        """
+        """Read the file, and hash it on the way if its reader reads every byte."""
+        # A second pass for the hash alone would take minutes for large files.
         self._count()
         if self._pass.size == self._path.stat().st_size:
             self._checked = self._pass.size_and_hash()
@@ -231,7 +230,7 @@ class FileSource(Source):
     def notes(self) -> list[str]:
         if suffix_of(self._path) == ".txt" or self.tabular:
             return []
-        note = layout_of(self._path).note()
+        note = tagged_layout(self._path).note()
         return [f"{self._path}: {note}"] if note else []
 
     def _place(self, line: int) -> str:
@@ -255,8 +254,8 @@ class FileSource(Source):
         read = self._pass.size_and_hash()
         if self._identified is None or read == self._identified:
             return
-        whole, begun = (digest.size_and_hash() for digest in self._digests(self._pass.size))
-        if (whole, begun) != (self._identified, read):
+        whole, start = (digest.size_and_hash() for digest in self._digests(self._pass.size))
+        if (whole, start) != (self._identified, read):
             raise self._changed(self._identified, whole)
 
     def _digests(self, first: int = 0) -> tuple[_Digest, _Digest]:
@@ -270,14 +269,13 @@ class FileSource(Source):
     def _changed(self, before: SizeAndHash, now: SizeAndHash) -> CorpusError:
         had, has = (f"{size:,} bytes, sha256 {sha256[:12]}" for size, sha256 in (before, now))
         return CorpusError(
-            f"{self._path}: was changed while it was read: {had} before, {has} now; what was made"
-            " of it is not finished: remove that, and type the command again with a file that"
-            " nobody changes"
+            f"{self._path}: was changed while it was read: {had} before, {has} now; the output is"
+            " not finished: remove it, and run the command again with a file that nobody changes"
         )
 
 
 class _Digest:
-    """Size and SHA-256 of bytes that come one after another."""
+    """Size and SHA-256 of a stream of bytes."""
 
     def __init__(self) -> None:
         self.size, self._sha256 = 0, hashlib.sha256()
@@ -292,14 +290,14 @@ class _Digest:
 
 def digests(path: Path, first: int = 0) -> tuple[_Digest, _Digest]:
     """Hash a file, and its `first` bytes."""
-    whole, begun = _Digest(), _Digest()
+    whole, start = _Digest(), _Digest()
     with path.open("rb") as file:
         while raw := file.read(BLOCK):
             whole.add(raw)
-            begun.add(raw[: max(0, first - begun.size)])
-    return whole, begun
+            start.add(raw[: max(0, first - start.size)])
+    return whole, start
 
 
-def _note(found: dict[Any, int], name: Any, line: int) -> None:
-    if len(found) < KEPT_NAMES:
+def _collect(found: dict[Any, int], name: Any, line: int) -> None:
+    if len(found) < MAX_NAMES:
         found.setdefault(name, line)

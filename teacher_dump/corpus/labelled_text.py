@@ -1,4 +1,4 @@
-"""One text of a corpus with its gold label or IOB tags, and the columns of a table with both."""
+"""Texts of a corpus with gold labels or IOB tags, and the columns of a table that hold them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DEFAULT_COLUMN = "text"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the columns of a table that hold the text and its label.
+    """Names of the columns of a table that hold texts and labels.
 
     text: None for `text`, or the only column of texts.
-    label: None where texts have no label.
-    second: the column of the second text, where the texts come in pairs.
-    parallel: whether the teacher reads the first text of a pair alone, and the student the second.
+    label: None if texts have no label.
+    second: the column of the second text of a pair.
+    parallel: whether the teacher reads only the first text of a pair, and the student the second.
     """
 
     text: str | None = None
@@ -39,9 +39,9 @@ class Columns:
 
     @classmethod
     def named(cls, text: str | None, label: str | None, student: str | None = None) -> Columns:
-        """Read the words of `--text-column`, `--label-column` and `--student-column`.
+        """Create it from `--text-column`, `--label-column` and `--student-column`.
 
-        Raises CorpusError for more than two columns of texts, and for a column that is named twice.
+        Raises CorpusError for more than two columns of texts, and for a column named twice.
         """
         names = pair_of(text) or (text, student)
         if label is not None and label in names:
@@ -49,11 +49,11 @@ class Columns:
         return cls(names[0], label, names[1], student is not None)
 
     def names(self) -> set[str]:
-        """Return the names of which one is in the header of a table."""
+        """Return names of which a table's header has at least one."""
         return {self.text or DEFAULT_COLUMN, *filter(None, (self.second, self.label))}
 
     def options(self) -> dict[str, str | None]:
-        """Return the options that name these columns, by their names in Python."""
+        """Return these columns as options: text_column, student_column, label_column."""
         if self.parallel:
             texts = {"text_column": self.text, "student_column": self.second}
         else:
@@ -62,9 +62,9 @@ class Columns:
         return texts | ({} if self.label is None else {"label_column": self.label})
 
     def chosen(self, columns: list[str], textual: list[str], where: object) -> list[str]:
-        """Name the columns of a table that hold its texts: one, or both of pairs.
+        """Return the names of the columns of texts in a table: one, or two for pairs.
 
-        Raises CorpusError as `choose_column` does.
+        Raises CorpusError like `choose_column`.
         """
         first = choose_column(columns, textual, self.text, where)
         if self.second is None:
@@ -74,9 +74,9 @@ class Columns:
 
 
 def pair_of(text_column: str | None) -> tuple[str, str] | None:
-    """Read the two columns of `--text-column A,B`; None for one column.
+    """Parse `--text-column A,B` into its two columns; None for one column.
 
-    Raises CorpusError for more than two, and for none or the same on a side of the comma.
+    Raises CorpusError for more than two columns, an empty name, or equal names.
     """
     if text_column is None or "," not in text_column:
         return None
@@ -91,9 +91,10 @@ def pair_of(text_column: str | None) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """Gold labels, given by people: one label of a whole text, or tags of its words.
+    """Gold labels: one label of a whole text, or tags of its words.
 
-    A tag is (first character, character behind the last, name); tags are in the order of words.
+    A tag is (begin, end, name) in characters, with an exclusive end; tags are in the order of
+    words.
     """
 
     label: str | None = None
@@ -111,8 +112,8 @@ class Gold:
 class LabelledText:
     """One text of a file.
 
-    line: its number in the file (in .parquet the number of its row).
-    tag_lines: the line of each of its tags.
+    line: its line in the file, or its row in .parquet.
+    tag_lines: the line of each tag.
     """
 
     text: str
@@ -128,9 +129,9 @@ def choose_column(
     where: object,
     option: str = TEXT_COLUMN,
 ) -> str:
-    """Name the column that holds the text: the one wanted, else `text`, else the only textual one.
+    """Return the column of texts: the `wanted` one, else `text`, else the only textual column.
 
-    Raises CorpusError where there is none, or several of that name.
+    Raises CorpusError if there is no such column, or if several have this name.
     """
     if wanted in columns:
         chosen = wanted
@@ -155,7 +156,7 @@ def _check_single(name: str, columns: Sequence[str], where: object) -> None:
 
 
 def check_label(columns: Sequence[str], wanted: str | None, where: object) -> None:
-    """Raise CorpusError unless there is one column of labels with the name wanted (or none is)."""
+    """Raise CorpusError if the `wanted` column of labels is missing or ambiguous."""
     if wanted is None:
         return
     if wanted not in columns:
@@ -168,9 +169,9 @@ def check_label(columns: Sequence[str], wanted: str | None, where: object) -> No
 
 
 def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
-    """Read a cell of labels of a text; None where it has none. Spans become tags of its words.
+    """Read the cell of labels of a text; None if it has none. Spans become tags of words.
 
-    Raises CorpusError for a cell of no known form, and for several labels of a text.
+    Raises CorpusError for a cell of unknown form, and for several labels of a text.
     """
     found = annotation_of(value, column, where, text)
     if found is None:
@@ -183,17 +184,17 @@ def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
 
 
 def several_labels(found: Sequence[object], where: object) -> CorpusError:
-    """Make the error of a text with more labels than one."""
+    """Return the error for a text with several labels."""
     return CorpusError(
-        f"{where}: {len(found)} labels of one text, {list(found)!r:.60}; a text takes one: choose"
-        " one, or make a file with a label of yes and no for each"
+        f"{where}: {len(found)} labels of one text, {list(found)!r:.60}, expected one; choose one,"
+        " or write a file for each label with yes and no as labels"
     )
 
 
 def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -> Gold | None:
-    """Read the tags of words, a list as long as theirs; None where no tags are given.
+    """Read a list of tags, one for each word; None if `tags` is None.
 
-    Raises CorpusError for words that are no texts, and for another number of tags.
+    Raises CorpusError if words are not texts, or if the number of tags differs.
     """
     if not all(isinstance(word, str) for word in words):
         raise CorpusError(
@@ -206,7 +207,7 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
         got = f"{len(tags)} tags" if isinstance(tags, list) else f"{tags!r:.40}"
         raise CorpusError(
             f"{where}: expected a tag for each of {len(words)} words in column {columns[1]!r}, got"
-            f" {got}; mend the row or take it out"
+            f" {got}; correct the row or remove it"
         )
     found, begin = [], 0
     for word, tag in zip(words, tags, strict=True):
@@ -219,10 +220,10 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
 def labelled_row(
     row: Mapping[str, Any], texts: Sequence[str], label: str | None, line: int, where: object
 ) -> LabelledText:
-    """Read a row with named cells: its columns of `texts`, and of the `label` if there is one.
+    """Read the columns of `texts` and `label` of a row.
 
-    A text may be a list of words, which blanks join; then the label is a list of tags.
-    Raises CorpusError as `check_accepted`, `gold_of`, `tagged_words` and `joined_text` do.
+    A text may be a list of words, which are joined by blanks; its label is then a list of tags.
+    Raises CorpusError like `check_accepted`, `gold_of`, `tagged_words` and `joined_text`.
     """
     if label:
         check_accepted(row, where)
@@ -239,24 +240,24 @@ def labelled_row(
 
 
 def joined_text(values: Sequence[Any], columns: Sequence[str], where: object) -> str:
-    """Read the values of the columns of texts; the texts of a pair are joined by SEPARATOR.
+    """Return the text of a row; the texts of a pair are joined by SEPARATOR.
 
-    Raises CorpusError for a value that is no text, and for a text of a pair that holds SEPARATOR.
+    Raises CorpusError if a value is not text, or if a text of a pair contains SEPARATOR.
     """
     texts = [text_of(value, name, where) for value, name in zip(values, columns, strict=True)]
     for text, name in zip(texts, columns, strict=True):
         if len(texts) > 1 and SEPARATOR in text:
             raise CorpusError(
                 f"{where}: the text in column {name!r} holds the control character U+001F, which"
-                " stands between the two texts of a pair in a store; replace it by a blank"
+                " separates the two texts of a pair in a store; replace it by a blank"
             )
     return SEPARATOR.join(texts)
 
 
 def text_of(value: Any, column: str, where: object) -> str:
-    """Read a value of the text column; a missing value (null) is an empty text.
+    """Return a value of the text column; null gives an empty text.
 
-    Raises CorpusError for a value that is no text.
+    Raises CorpusError if the value is not text.
     """
     if value is None:
         return ""
@@ -270,33 +271,30 @@ def text_of(value: Any, column: str, where: object) -> str:
 
 
 def is_iob(labels: Iterable[str]) -> bool:
-    """Whether the labels of a tagger are IOB: some begin an entity, and all are O, B-X or I-X.
-
-    Parts of speech are not, nor are tags that never say where an entity begins.
-    """
+    """Whether the labels of a tagger are IOB: all are O, B-X or I-X, with at least one B-X."""
     prefixes = {label if label == OUTSIDE else label[:2] for label in labels}
     return FIRST in prefixes and prefixes <= {OUTSIDE, FIRST, OTHER}
 
 
 def check_tag(tag: str, where: str) -> None:
-    """Raise UserError, which names `where`, for a tag that is not IOB whatever stands before it."""
+    """Raise UserError, which names `where`, if a tag is not O, B-X or I-X."""
     if tag != OUTSIDE and not tag.startswith((FIRST, OTHER)):
         raise UserError(
-            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags, take"
-            " downstream --task pos for others"
+            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags, use"
+            " downstream --task pos for other tags"
         )
 
 
 def check_order(before: str | None, tag: str, where: str) -> None:
-    """Raise UserError, which names `where`, for an I-X that follows neither B-X nor I-X.
+    """Raise UserError, which names `where`, if I-X follows neither B-X nor I-X.
 
-    `before` and `tag` are those of a Step.
+    `before` and `tag` are the parts of a Step.
     """
     kind = tag.removeprefix(OTHER)
     if kind == tag or before in (None, FIRST + kind, tag):
         return
     place = f"after {before!r}" if before else "at the beginning of a sentence"
     raise UserError(
-        f"{where}: tag {tag!r} stands {place}, where no {kind} has begun; write {FIRST}{kind} at"
-        " the first word of every entity (IOB2)"
+        f"{where}: tag {tag!r} is {place}, without a {kind} before it; write {FIRST}{kind} at the"
+        " first word of every entity (IOB2)"
     )

@@ -1,7 +1,7 @@
-"""Opens a file as bytes, and unpacks .gz, .bz2, .xz and .zst while it is read.
+"""Opens a file as bytes, and decompresses .gz, .bz2, .xz and .zst while it is read.
 
-Memory is bounded: by a block, by a dictionary of XZ_MEMORY bytes, and for zstd by the 128 MiB of
-its default window. A file that unpacks to more than RATIO times its size is refused.
+Memory is bounded: by a block, by XZ_MEMORY for xz, and by the default window of 128 MiB for zstd. A
+file that decompresses to more than RATIO times its size is refused.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from typing import Any, BinaryIO
 from teachonce.support.errors import first_line
 from teachonce.teacher_dump.corpus.errors import CorpusError
 
-BLOCK = 1 << 20
-"""Bytes that are read at once."""
-XZ_MEMORY = 1 << 28
-"""Bytes that a decoder of xz may take; the highest preset of xz needs 65 MiB."""
-UNPACKED_FREELY = 1 << 27
-"""Bytes that a file may unpack to, however small it is."""
+BLOCK = 1 << 20  # bytes that are read at once
+XZ_MEMORY = 1 << 28  # bytes that an xz decoder may take; the highest preset needs 65 MiB
+UNPACKED_FREELY = 1 << 27  # bytes that any file may decompress to
+# Decompressed bytes per compressed byte: text has 3 to 20, a decompression bomb 1,000 and more.
 RATIO = 500
-"""Unpacked bytes of a packed one; text has 3 to 20, a file made to fill memory 1,000 and more."""
 Seen = Callable[[bytes], object]
 """A function that is called with all bytes of a file in order, as it is read."""
 
 
 def ignore(raw: bytes) -> None:
-    """Do nothing with the bytes that are read."""
+    """Discard the bytes that are read."""
 
 
 class _Xz:
-    """Streams of xz, one after another; `lzma.LZMAFile` has no bound of memory."""
+    """Concatenated xz streams."""
+
+    # lzma.LZMAFile cannot bound its memory.
 
     def __init__(self, packed: BinaryIO) -> None:
         self._packed = packed
@@ -70,7 +69,7 @@ PACKED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ".xz": ("xz", _Xz),
     ".zst": ("zstd", _zstd),
 }
-"""For each suffix the command that unpacks such files, and what opens them."""
+"""For each suffix the command that decompresses such files, and the function that opens them."""
 
 
 def is_packed(path: Path) -> bool:
@@ -79,12 +78,12 @@ def is_packed(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix that names the format, in small letters; of `a.csv.gz` it is `.csv`."""
+    """Return the suffix that names the format, in lower case: `.csv` for `a.csv.gz`."""
     return Path(path.stem).suffix.lower() if is_packed(path) else path.suffix.lower()
 
 
 class _Unpacked(io.RawIOBase):
-    """The bytes inside a packed file. Reading raises CorpusError for a damaged or cut one."""
+    """The decompressed bytes of a file. Reading raises CorpusError if it is damaged or cut off."""
 
     def __init__(self, path: Path, packed: BinaryIO) -> None:
         self._path, self._packed, self._size = path, packed, 0
@@ -102,7 +101,7 @@ class _Unpacked(io.RawIOBase):
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
                 raise CorpusError(
                     f"{self._path}: cannot be unpacked by {self._kind} ({first_line(error)}); it is"
-                    " damaged, cut off or named wrongly: fetch it again"
+                    " damaged, cut off or has the wrong suffix: download it again"
                 ) from None
             if not found:
                 break
@@ -111,15 +110,15 @@ class _Unpacked(io.RawIOBase):
         self._size += filled
         if self._size > UNPACKED_FREELY and self._size > RATIO * self._packed.tell():
             raise CorpusError(
-                f"{self._path}: unpacks to more than {RATIO} times its size, as no text does;"
-                f" look at it with `{self._kind} -dc`, and give it unpacked if it is right"
+                f"{self._path}: unpacks to more than {RATIO} times its size, as no text does; look"
+                f" at it with `{self._kind} -dc`, and give the unpacked file if it is right"
             )
         return filled
 
 
 @contextmanager
 def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
-    """Open a file, unpacked. `seen` gets the bytes of a packed file, before it is unpacked."""
+    """Open a file, decompressed. For a compressed file `seen` receives the compressed bytes."""
     if not is_packed(path):
         with path.open("rb") as file:
             yield file
@@ -130,8 +129,11 @@ def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
 
 @contextmanager
 def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
-    """Pass on the bytes of a file that a library reads in any order; and more if they differ after
-    the reading, because what was read is then neither version."""
+    """Pass the bytes of a file to `seen` while a library reads it in any order.
+
+    If the bytes differ after the reading, `seen` receives an extra block, so that hashes differ:
+    what the library read is neither version.
+    """
     if seen is ignore:
         yield
         return

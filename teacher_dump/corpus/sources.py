@@ -1,4 +1,4 @@
-"""Texts that are in no file of the user: a dataset of the hub, the docstrings of Python."""
+"""Sources of texts other than files: datasets of the hub, and the docstrings of Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.hub_client import bound_hub_client
 from teachonce.teacher_dump.corpus.errors import CorpusError
-from teachonce.teacher_dump.corpus.files import Source, digests, table_texts
+from teachonce.teacher_dump.corpus.files import CorpusSource, digests, table_texts
 from teachonce.teacher_dump.corpus.labelled_text import Columns, LabelledText
 from teachonce.teacher_dump.corpus.tables import dataset_table, is_saved, saved_dataset
 
@@ -27,10 +27,10 @@ SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site
 SKIPPED_FOLDERS |= {"test", "tests"}
 
 
-class HubSource(Source):
-    """A dataset of the hub, at the revision that it had when it was opened, or a local folder.
+class HubSource(CorpusSource):
+    """A dataset of the hub, pinned to the revision at opening, or a local folder.
 
-    saved: whether `spec` is no more than the path of a folder that `save_to_disk` wrote.
+    saved: whether `spec` is the path of a folder that `save_to_disk` wrote.
     """
 
     unit = "row"
@@ -70,17 +70,17 @@ class HubSource(Source):
             return HfApi().dataset_info(self._dataset, timeout=20).sha
         except GatedRepoError:
             raise CorpusError(
-                f"{self.name}: the dataset asks for permission; "
-                f"get it on its page and log in with `hf auth login`"
+                f"{self.name}: access to the dataset is restricted; request it on its page and log"
+                " in with `hf auth login`"
             ) from None
         except (RepositoryNotFoundError, HFValidationError):
             raise CorpusError(
                 f"{self.name}: neither the hub nor this machine has a dataset {self._dataset!r}; "
                 f"check the name"
             ) from None
-        except UserError as error:  # of the bounded client
+        except UserError as error:  # from the bounded client
             raise CorpusError(f"{self.name}: {error}") from None
-        except Exception as error:  # the client passes errors of its transport on, of any kind
+        except Exception as error:  # the client raises errors of its transport, of any type
             raise CorpusError(
                 f"{self.name}: the hub cannot be reached ({type(error).__name__}); "
                 f"check the network, or give a local file or folder"
@@ -91,7 +91,7 @@ class HubSource(Source):
             yield from table_texts(dataset_table(self._rows(), self.name), self._columns, self.name)
         except CorpusError:
             raise
-        except Exception as error:  # a dataset may fail in any way, and in the middle
+        except Exception as error:  # a dataset's loader may raise anything, at any row
             raise CorpusError(
                 f"{self.name}: {first_line(error)} (split {self._split!r}, config"
                 f" {self._config!r}); check hf:NAME@CONFIG:SPLIT and the network"
@@ -111,19 +111,18 @@ class HubSource(Source):
         )
 
     def check(self) -> None:
-        """Read and hash a local folder; of the hub check nothing, for that would fetch the
-        dataset."""
+        """Read and hash a local folder. A dataset of the hub is not checked: that would download
+        it."""
         if os.path.isdir(self._dataset):
             self._count()
         self._checked = self._hashed()
 
     def check_unchanged(self) -> None:
-        """Hash a local folder again; the hub keeps a revision as it is. Raises CorpusError."""
+        """Hash a local folder again; a revision of the hub cannot change. Raises CorpusError."""
         if self._identified is not None and self._hashed() != self._identified:
             raise CorpusError(
-                f"{self.name}: the folder was changed while it was read; what was made of it is not"
-                " finished: remove that, and type the command again with a folder that nobody"
-                " changes"
+                f"{self.name}: the folder was changed while it was read; the output is not"
+                " finished: remove it, and run the command again with a folder that nobody changes"
             )
 
     def identity(self) -> dict[str, Any]:
@@ -135,7 +134,7 @@ class HubSource(Source):
         return found
 
     def _hashed(self) -> str | None:
-        """SHA-256 of the names and hashes of a local folder's files; None for the hub."""
+        """Return the SHA-256 of names and hashes of a local folder's files; None for the hub."""
         folder, digest = Path(self._dataset), hashlib.sha256()
         if not folder.is_dir():
             return None
@@ -145,8 +144,8 @@ class HubSource(Source):
         return digest.hexdigest()
 
 
-class PythonDocs(Source):
-    """Paragraphs of the standard library's docstrings, each once, without importing a module."""
+class PythonDocs(CorpusSource):
+    """Distinct paragraphs of the standard library's docstrings. No module is imported."""
 
     name, tabular = PYTHON_DOCS, False
 
@@ -154,7 +153,7 @@ class PythonDocs(Source):
         return (LabelledText(text, number) for number, text in enumerate(self._paragraphs, 1))
 
     def check(self) -> None:
-        """Count the texts, which are all in memory."""
+        """Count the texts; all are in memory."""
         self.texts, self.characters = len(self._paragraphs), sum(map(len, self._paragraphs))
 
     @cached_property
@@ -176,7 +175,7 @@ class PythonDocs(Source):
 
 
 def library_sources() -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of the standard library, and each source file in it but for tests."""
+    """Yield (folder, file) for each source file of the standard library, without tests."""
     root = Path(sysconfig.get_path("stdlib"))
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)

@@ -1,8 +1,8 @@
-"""Reads tables: rows with named cells, of .csv, .tsv, .jsonl, .ndjson, .json, .parquet files and of
-data sets that `datasets` saved.
+"""Reads tables (rows with named cells) from .csv, .tsv, .jsonl, .ndjson, .json and .parquet files,
+and from data sets that `datasets` saved.
 
-`teacher-dump` takes its texts from these rows (`files`, `sources`), `downstream` its examples. If
-a schema names classes, cells hold the names.
+`teacher-dump` reads its texts from these rows (`files`, `sources`), `downstream` its examples. If a
+schema names classes, cells hold the names.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from typing import Any
 from teachonce.support.console import counted
 from teachonce.support.errors import first_line
 from teachonce.teacher_dump.corpus import text_files
-from teachonce.teacher_dump.corpus.class_names import features_in, named
+from teachonce.teacher_dump.corpus.class_names import features_in, with_class_names
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.packed import Seen, ignore, seen_whole, suffix_of
 from teachonce.teacher_dump.corpus.text_files import inner_return, read_lines
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
-SAMPLE_ROWS = 100
-"""Number of rows by which a column of text is distinguished from a column of numbers."""
-SAVED = ("state.json", "dataset_dict.json")
-"""Files by which a folder is known that `save_to_disk` of `datasets` wrote."""
+SAMPLE_ROWS = 100  # rows that distinguish a column of texts from a column of numbers
+SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` writes one of them
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | None]]
 """Number of each row or line, and its cells by column; None for a blank line."""
@@ -37,16 +35,16 @@ Rows = Iterator[tuple[int, Row | None]]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named columns and the rows below.
+    """Named columns and their rows.
 
-    columns: the names, in order; in files whose rows name their own, those of the first row. A
-        column inside of another is named with a dot, as `data.text`.
-    textual: the columns that hold texts, as far as the first rows show
+    columns: the names, in order; the names in the first row if each row names its cells. A nested
+        column is named with a dot, as `data.text`.
+    textual: the columns that hold texts in the first rows
     where: place of the header or of the first row, for errors
-    rows: reads the rows once; cells of other columns than the ones named may be missing
-    unit: what rows are counted by, "line" or "row"
-    others: by column the type that a schema gives it, if it holds neither texts nor lists
-    header: whether the names are those of a line of cells
+    rows: reads the rows once; cells of columns that are not requested may be missing
+    unit: the unit of row numbers, "line" or "row"
+    others: the type in the schema of columns that hold neither texts nor lists
+    header: whether a line of the file is a header with the names
     """
 
     columns: list[str]
@@ -59,9 +57,9 @@ class Table:
 
 
 def open_table(path: Path, seen: Seen = ignore) -> Table:
-    """Open a table and read its header or its first row. `seen` gets the bytes that are read.
+    """Open a table and read its header or first row. `seen` receives the bytes that are read.
 
-    Raises CorpusError for what cannot be read, also while rows are read, and OSError.
+    Raises CorpusError if the file cannot be parsed, also while rows are read, and OSError.
     """
     return _saved(path) if path.is_dir() else TABLES[suffix_of(path)](path, seen)
 
@@ -72,7 +70,7 @@ def is_saved(path: Path) -> bool:
 
 
 def cell_of(row: Mapping[str, Any], name: str) -> Any:
-    """Return the cell of a column, also of one inside of another. Raises KeyError."""
+    """Return the cell of a column, which may be nested. Raises KeyError."""
     if name in row or "." not in name:
         return row[name]
     first, _, rest = name.partition(".")
@@ -83,7 +81,7 @@ def cell_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 def has_cell(row: Mapping[str, Any], name: str) -> bool:
-    """Whether a row has the cell that `cell_of` returns."""
+    """Whether `cell_of` finds this cell."""
     try:
         cell_of(row, name)
     except KeyError:
@@ -92,7 +90,7 @@ def has_cell(row: Mapping[str, Any], name: str) -> bool:
 
 
 def names_in(row: Mapping[str, Any]) -> list[str]:
-    """List the columns of a row; behind one that holds columns, these, with a dot."""
+    """List the columns of a row, each followed by the columns nested in it, with a dot."""
     found = []
     for name, cell in row.items():
         found.append(name)
@@ -102,8 +100,8 @@ def names_in(row: Mapping[str, Any]) -> list[str]:
 
 
 def _of_rows(rows: Rows, place: Callable[[int], str], unit: str) -> Table:
-    """Make a table of rows that name their own columns."""
-    first = list[tuple[int, Row | None]]()  # blank lines, and then a row
+    """Create a table from rows that name their columns."""
+    first = list[tuple[int, Row | None]]()  # blank lines, then the first row
     for each in rows:
         first.append(each)
         if each[1] is not None:
@@ -117,10 +115,10 @@ def _of_rows(rows: Rows, place: Callable[[int], str], unit: str) -> Table:
 def _delimited(path: Path, seen: Seen) -> Table:
     """Open a .tsv or .csv file; its header is the first row that is not blank.
 
-    Cells of a .tsv are divided by tabs alone: quotes are ordinary characters, with which sentences
-    begin and end. Raises CorpusError for a header that another separator divides, and for a row
-    with another number of cells than the header.
+    Raises CorpusError if another separator divides the header, and for a row whose number of cells
+    differs from the header's.
     """
+    # In a .tsv quotes are ordinary characters, with which sentences begin and end.
     tsv = suffix_of(path) == ".tsv"
     cells = _tsv_rows(path, seen) if tsv else _csv_rows(path, seen)
     line, header = next(((number, row) for number, row in cells if not _is_blank(row)), (1, []))
@@ -129,10 +127,10 @@ def _delimited(path: Path, seen: Seen) -> Table:
     if found:
         raise CorpusError(
             f"{where}: the header {header[0]!r:.60} is one column with {found[0]} in its name, but"
-            f" {'.tsv is divided by tabs' if tsv else '.csv is divided by commas'}; write the file"
-            " so, or name the column otherwise"
+            f" {'tabs divide a .tsv' if tsv else 'commas divide a .csv'}; write the file with"
+            " these, or rename the column"
         )
-    rows = _as_wide(path, cells, header)
+    rows = _with_names(path, cells, header)
     sample = list(islice(rows, SAMPLE_ROWS))
     full = [row for _, row in sample if row is not None]
     textual = [name for name in header if not all(_is_number(row[name]) for row in full)]
@@ -151,7 +149,7 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _as_wide(path: Path, rows: Iterator[tuple[int, list[str]]], header: list[str]) -> Rows:
+def _with_names(path: Path, rows: Iterator[tuple[int, list[str]]], header: list[str]) -> Rows:
     for number, row in rows:
         if _is_blank(row):
             yield number, None
@@ -160,8 +158,8 @@ def _as_wide(path: Path, rows: Iterator[tuple[int, list[str]]], header: list[str
         else:
             raise CorpusError(
                 f"{path}, line {number}: expected {counted(len(header), 'column')} as in the"
-                f" header, got {len(row)}; quote texts that hold the separator (.csv) or take it"
-                " out (.tsv)"
+                f" header, got {len(row)}; quote texts that contain the separator (.csv), or remove"
+                " it from them (.tsv)"
             )
 
 
@@ -170,7 +168,7 @@ def _tsv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record with the line where it begins; its cells may hold line feeds."""
+    """Yield each record with its first line; cells may contain line feeds."""
     csv.field_size_limit(text_files.MAX_LINE)
     rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
     while True:
@@ -191,7 +189,7 @@ def _json_lines(path: Path, seen: Seen) -> Table:
 
 
 def _objects(path: Path, seen: Seen) -> Rows:
-    """Yield the object of each line; raises CorpusError for a line that is no JSON object."""
+    """Yield the object of each line. Raises CorpusError if a line is not a JSON object."""
     for number, line in enumerate(read_lines(path, seen), 1):
         try:
             row = json.loads(line) if line.strip() else None
@@ -216,13 +214,13 @@ def _json(path: Path, seen: Seen) -> Table:
 
 
 def _array(path: Path, seen: Seen) -> Rows:
-    """Yield the objects of an array, or of a file with one after another, each with its line."""
-    # an array may be a single line; the text is in memory, but of the objects only one
+    """Yield the objects of an array, or of a file with one object after another, with lines."""
+    # An array may be a single line, so the whole text is in memory, but only one object.
     text = "\n".join(read_lines(path, seen, longest=sys.maxsize - 1))
     decoder, line, counted_to = json.JSONDecoder(), 1, 0
-    place = _behind_white(text, 0)
+    place = _skip_blanks(text, 0)
     listed = text.startswith("[", place)
-    start = place = _behind_white(text, place + listed)
+    start = place = _skip_blanks(text, place + listed)
     while place < len(text) and not (listed and text.startswith("]", place)):
         line, counted_to = line + text.count("\n", counted_to, place), place
         where = f"{path}, line {line}"
@@ -233,33 +231,34 @@ def _array(path: Path, seen: Seen) -> Rows:
                 f"{where}: not JSON ({error}); expected an array of objects, or one after another"
             ) from None
         _check_object(row, where)
-        if not listed and counted_to == start and _behind_white(text, place) == len(text):
+        if not listed and counted_to == start and _skip_blanks(text, place) == len(text):
             _check_no_columns(row, where)
         yield line, row
-        place = _behind_white(text, place)
+        place = _skip_blanks(text, place)
         if listed and text.startswith(",", place):
-            place = _behind_white(text, place + 1)
+            place = _skip_blanks(text, place + 1)
         elif listed and not text.startswith("]", place):
             break
-    if (listed and place == len(text)) or _behind_white(text, place + listed) < len(text):
+    if (listed and place == len(text)) or _skip_blanks(text, place + listed) < len(text):
         raise CorpusError(
-            f"{path}: the array of objects has no end, or something stands behind it; it was cut"
-            " off, or several files were joined: fetch it again"
+            f"{path}: the array of objects has no end, or is followed by other text; the file was"
+            " cut off, or several files were concatenated: download it again"
         )
 
 
 def _check_no_columns(row: Row, where: str) -> None:
-    """Raise CorpusError for a file's only object if it may be a table, by its columns."""
+    """Raise CorpusError if a file's only object looks like a table stored by columns."""
     lists = [cell for cell in row.values() if isinstance(cell, list)]
     length = len(lists[0]) if lists and len(lists) == len(row) else 0
     nested = any(isinstance(each, list | dict) for cell in lists for each in cell)
     if length > 1 and {len(cell) for cell in lists} == {length} and not nested:
         raise CorpusError(
-            f"{where}: one object of lists of {length} cells; write an array of objects, one a row"
+            f"{where}: one object with lists of {length} cells, expected an object for each row;"
+            " write the table as an array of objects"
         )
 
 
-def _behind_white(text: str, place: int) -> int:
+def _skip_blanks(text: str, place: int) -> int:
     while place < len(text) and text[place] in " \t\r\n":
         place += 1
     return place
@@ -297,7 +296,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _kinds(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and type of a column, and of those inside of it."""
+    """Yield name and type of a column and of the columns nested in it."""
     import pyarrow as pa
 
     yield name, kind
@@ -323,14 +322,15 @@ def _is_list(kind: Any) -> bool:
 
 
 def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) -> Rows:
-    """Number rows from 1, and name the classes of those columns that have features."""
+    """Number rows from 1, and replace numbers of classes by names in columns with features."""
     for number, row in enumerate(rows, 1):
         place = f"{where}, row {number}"
-        yield number, {name: named(cell, features.get(name), place) for name, cell in row.items()}
+        cells = row.items()
+        yield number, {k: with_class_names(cell, features.get(k), place) for k, cell in cells}
 
 
 def dataset_table(rows: Any, where: str) -> Table:
-    """Make a table of a data set of `datasets`, whole or streamed."""
+    """Create a table from a dataset of `datasets`, loaded or streamed."""
     described = rows.features.to_dict() if rows.features else {}
     found = _named_rows(rows, described, where)
     return _of_rows(found, lambda row: f"{where}, row {row}", "row")
@@ -339,14 +339,14 @@ def dataset_table(rows: Any, where: str) -> Table:
 def saved_dataset(path: Path, split: str | None = None) -> Any:
     """Load a data set that `save_to_disk` wrote, without reading its rows.
 
-    A folder of several splits has a folder for each: `path` names one of them, or `split` does.
-    Raises CorpusError for a folder that cannot be read, and where a split must be named.
+    If the folder has several splits, `split` or the last part of `path` names one. Raises
+    CorpusError if the folder cannot be read, and if a split must be named.
     """
     from datasets import load_from_disk
 
     try:
         found = load_from_disk(str(path))
-    except Exception as error:  # the library raises errors of any kind for a damaged folder
+    except Exception as error:  # `datasets` raises errors of any type for a damaged folder
         raise CorpusError(
             f"{path}: not a readable data set ({first_line(error)}); save it again"
         ) from None
@@ -375,25 +375,25 @@ TABLES: dict[str, Callable[[Path, Seen], Table]] = {
     ".tsv": _delimited,
     ".parquet": _parquet,
 }
-"""What opens a table, by the suffix of its file."""
+"""Functions that open a table, by the suffix of its file."""
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path names a table, by its suffix or as a folder of a saved data set."""
+    """Whether a path is a table, by its suffix, or the folder of a saved data set."""
     return is_saved(path) if path.is_dir() else suffix_of(path) in TABLES
 
 
 def named_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield place and cells by column of every row of a table that is not blank.
+    """Yield the place of every row of a table that is not blank, and its cells by column.
 
-    Raises CorpusError where two columns of a header have one name, and as `open_table` does.
+    Raises CorpusError like `open_table`, and if two columns have the same name.
     """
     table = open_table(path)
     if len(set(table.columns)) < len(table.columns):
         twice = next(name for name in table.columns if table.columns.count(name) > 1)
         raise CorpusError(
-            f"{table.where}: two columns of the header have one name, {twice!r}; rename one, or"
-            " begin the file with a header if it has none"
+            f"{table.where}: two columns of the header are named {twice!r}; rename one, or write a"
+            " header above the rows if the file has none"
         )
     for number, row in table.rows(()):
         if row is not None:

@@ -1,10 +1,10 @@
-"""Tags of entities in several schemes, and from one to another.
+"""Recognises schemes of entity tags, and converts between them.
 
 IOB2  B-X is the first word of an entity of kind X, I-X any other word of it, O a word of no entity
       (Tjong Kim Sang and Veenstra 1999)
-IOB1  I-X is any word, and B-X the first word of an entity right behind another of kind X (Ramshaw
-      and Marcus 1995)
-BIOES E-X is the last word of several, S-X a single word; BILOU writes L and U in their place
+IOB1  I-X is any word, but B-X the first word of an entity directly after another of kind X
+      (Ramshaw and Marcus 1995)
+BIOES like IOB2, but E-X is the last word of several, S-X a single word; BILOU writes L and U
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from collections.abc import Iterable, Iterator, Sequence
 
 OUTSIDE, FIRST, OTHER = "O", "B-", "I-"
 NO_LABEL = "-1"
-BEGINNING = ""
-"""In place of a tag: what is before the first word of a sentence."""
+BEGINNING = ""  # in place of the tag before the first word of a sentence
 Step = tuple[str | None, str]
-"""The tag of the word before, and the tag of a word.
+"""The previous word's tag, and a word's tag.
 
-The former is BEGINNING for the first word of a sentence, None where the word before has no tag.
+The previous tag is BEGINNING for the first word of a sentence, None if the previous word has none.
 """
-TAG = re.compile(r"O|[BIESLU]-\S+")
-"""A tag of an entity in any of these schemes."""
+TAG = re.compile(r"O|[BIESLU]-\S+")  # an entity tag of any scheme
 LAST_AND_SINGLE = {"BIOES": ("E-", "S-"), "BILOU": ("L-", "U-")}
+# Each BIOES tag can be converted alone to any other scheme, because it says where in its entity a
+# word is.
 ENTITIES = "BIOES"
-"""A scheme that says where in its entity a word is, so that its tags give those of all others."""
 BEGINNINGS, ENDS = ("B-", "S-", "U-"), ("E-", "L-", "S-", "U-")
 
 
 def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
-    """Name the scheme of tags; None where they are of none.
+    """Return the name of the scheme of tags; None if they belong to none.
 
-    IOB1 and IOB2 have the same tags: they differ in the `steps` from tag to tag. Where a file has
-    both I-X at the beginning of an entity and B-X where IOB1 has none, it is taken for IOB2.
+    IOB1 and IOB2 have the same tags, but differ in the `steps` from tag to tag. A file with both
+    I-X at the beginning of an entity and B-X where IOB1 has none is read as IOB2.
     """
     prefixes = {tag if tag == OUTSIDE else tag[:2] for tag in tags}
     for name, marks in LAST_AND_SINGLE.items():
@@ -48,20 +47,20 @@ def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
 
 
 def steps_of(sentences: Iterable[Sequence[str]]) -> Iterator[Step]:
-    """Yield the steps of sentences whose words all have tags."""
+    """Yield the steps of sentences, given as the tags of all words."""
     for tags in sentences:
         yield from zip((BEGINNING, *tags), tags, strict=False)
 
 
 def _same(before: str, tag: str) -> bool:
-    """Whether both tags are of entities of one kind."""
+    """Whether both tags belong to entities of the same kind."""
     return before != OUTSIDE and before[2:] == tag[2:]
 
 
 def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Find the entities of a sentence in any scheme: first word, word behind the last, kind."""
+    """Find the entities of a sentence in any scheme: (begin, end, kind) in words, end exclusive."""
     found: list[tuple[int, int, str]] = []
-    going_on = ""  # the kind of an entity that the next word may belong to
+    going_on = ""  # kind of the entity that the next word may continue
     for place, tag in enumerate(tags):
         mark, kind = tag[:2], tag[2:]
         if tag == OUTSIDE:
@@ -92,5 +91,5 @@ def written_in(tag: str, scheme: str) -> str:
 
 
 def converted(tags: Sequence[str], scheme: str) -> list[str]:
-    """Write the tags of a sentence, of any scheme, in this one."""
+    """Convert the tags of a sentence, of any scheme, to `scheme`."""
     return as_tags(len(tags), entities(tags), scheme)

@@ -1,8 +1,8 @@
-"""Reads files of words and tags: a word on each line, a blank line behind every sentence.
+"""Reads files of words and tags: a word on each line, a blank line after every sentence.
 
-Forms: `word<TAB>tag`; words and tags divided by blanks, the word first and the tag last, with any
-columns between them (CoNLL-2000, -2002, -2003); CoNLL-U, whose tags are the UPOS. Lines
-`-DOCSTART-` are no words, `#` begins a comment.
+Forms: `word<TAB>tag`; columns divided by blanks, with the word first and the tag last (CoNLL-2000,
+-2002, -2003); CoNLL-U, where the UPOS are the tags. Lines `-DOCSTART-` are skipped, `#` begins a
+comment.
 """
 
 from __future__ import annotations
@@ -18,23 +18,20 @@ from teachonce.teacher_dump.corpus.packed import Seen, ignore, suffix_of
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, TAG
 from teachonce.teacher_dump.corpus.text_files import read_lines, unpacked
 
-TAGGED = (".conll", ".conllu", ".bio", ".iob")
-"""Suffixes of files that are words with tags whatever they hold."""
-PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20
-"""By the first lines of a file, and no more characters of them, its form is found."""
-MOST = 0.8
-"""Share of lines with a tag of an entity, from which on a file is taken for words with tags."""
+TAGGED = (".conll", ".conllu", ".bio", ".iob")  # suffixes that always mean words with tags
+PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20  # the form of a file is found from its beginning
+MOST = 0.8  # if at least this share of lines ends with an entity tag, a file is words with tags
 DOCUMENT = "-DOCSTART-"
 BLANKS = re.compile(r"[ \t]+")  # a no-break space may be inside of a word
 CONLLU_ID = re.compile(r"\d+([-.]\d+)?")
 CONLLU_COLUMNS = 10
-TaggedWord = tuple[int, str, str]
-"""Number of the line, word, and its tag, "" where it has none."""
+TaggedWord = tuple[int, str, str]  # line, word, tag ("" for none)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where words and tags are: columns from 0 of `width`; `tabs` divide them, or blanks."""
+class TaggedLayout:
+    """The columns of words and tags, counted from 0, of `width` in all; `tabs` or blanks divide
+    them."""
 
     tabs: bool
     width: int
@@ -47,7 +44,7 @@ class Layout:
             return BLANKS.split(line.strip(" \t"))
         cells = line.split("\t")
         while len(cells) > self.width and not cells[-1].strip():
-            cells.pop()  # a tab at the end of a line begins no column
+            cells.pop()  # a tab at the end of a line does not begin a column
         return cells
 
     def is_comment(self, line: str) -> bool:
@@ -60,7 +57,7 @@ class Layout:
         return len(cells) != self.width or not tagged
 
     def note(self) -> str | None:
-        """Describe what is read where there is a choice; None for words with one tag each."""
+        """Describe which columns are read; None if there are only words and tags."""
         if self.conllu:
             return "read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens"
         if self.width == 2:
@@ -70,16 +67,16 @@ class Layout:
         )
 
 
-def layout_of(path: Path, parts_of_speech: bool = False) -> Layout:
-    """Find the form of a file by its first lines.
+def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
+    """Find the columns of a file from its first lines.
 
-    More than two columns are taken if the last one has tags of entities. parts_of_speech: of these
-        take the second as tags, where CoNLL-2002 and -2003 have parts of speech.
+    Files with more than two columns are accepted if the last one has entity tags. With
+    `parts_of_speech` the tags are then read from the second column, as in CoNLL-2002 and -2003.
     """
     lines = [line for line in _peek(path) if line.strip() and not _is_start(line)]
     rows = [line.split("\t") for line in lines if not (line.startswith("#") and "\t" not in line)]
     if suffix_of(path) == ".conllu" or _are_conllu(rows):
-        return Layout(True, CONLLU_COLUMNS, 1, 3, True)
+        return TaggedLayout(True, CONLLU_COLUMNS, 1, 3, True)
     tabs = any("\t" in line for line in lines)
     if not tabs:
         plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
@@ -89,15 +86,15 @@ def layout_of(path: Path, parts_of_speech: bool = False) -> Layout:
     cut = f"cut -f2,{width}" if tabs else f"tr -s ' \\t' ' ' | cut -d' ' -f2,{width}"
     if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
         raise CorpusError(
-            f"{path}: its first column counts the words, expected the words there and their tags in"
-            f" the last column; take both out: {unpacked(path)} | {cut} >"
+            f"{path}: its first column counts the words, expected words in the first and tags in"
+            f" the last column; extract both: {unpacked(path)} | {cut} >"
             f" '{path.name.split('.')[0]}.words{suffix_of(path)}'"
         )
-    return Layout(tabs, width, 0, 1 if parts_of_speech else width - 1)
+    return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1)
 
 
 def _width(rows: list[list[str]]) -> int:
-    """Count the columns of the first row, without empty ones at the end of all rows like it."""
+    """Count the columns of the first row, without columns at the end that are empty in all rows."""
     alike = [row for row in rows if len(row) == len(rows[0])]
     filled = (place for row in alike for place, cell in enumerate(row, 1) if cell.strip())
     return max(2, max(filled, default=2))
@@ -117,10 +114,11 @@ def _is_start(line: str) -> bool:
 
 
 def is_tagged(path: Path, names: set[str]) -> bool:
-    """Whether a .tsv has words with tags and no header, as which it would have one of the `names`.
+    """Whether a .tsv holds words with tags, not a table: a table has one of the `names` in its
+    header.
 
-    Its lines are `word<TAB>tag`, or two words each where tags come back again and again, with blank
-    lines between sentences; or nearly all end with a tag of an entity.
+    Then nearly all lines end with an entity tag; or lines are `word<TAB>tag`, or two words of which
+    the second repeats, with blank lines between sentences.
     """
     lines = [line for line in _peek(path) if not (line.startswith("#") and "\t" not in line)]
     full = [line for line in lines if line.strip()]
@@ -138,23 +136,23 @@ def is_tagged(path: Path, names: set[str]) -> bool:
 
 
 def check_untagged(path: Path) -> None:
-    """Raise CorpusError for a .txt of words with tags, which would be a text each."""
+    """Raise CorpusError if a .txt holds words with tags: each line would be read as a text."""
     full = [line for line in _peek(path) if line.strip() and not line.startswith("#")]
     if _have_entities(full):
         raise CorpusError(
             f"{path}: looks like words with tags ({full[0]!r:.40}), expected a text on each line;"
-            f" give it a name that says so, as {path.name.replace('.txt', '.conll')}"
+            f" rename it to {path.name.replace('.txt', '.conll')}"
         )
 
 
 def _are_conllu(rows: list[list[str]]) -> bool:
-    """Whether rows have the columns of CoNLL-U, the first of which numbers the words."""
+    """Whether rows have the columns of CoNLL-U, with word numbers in the first."""
     ids = [row[0] for row in rows if len(row) == CONLLU_COLUMNS and CONLLU_ID.fullmatch(row[0])]
     return bool(rows) and len(ids) == len(rows)
 
 
 def _have_entities(lines: list[str]) -> bool:
-    """Whether nearly all lines are words that end with a tag of an entity, and not all with O."""
+    """Whether nearly all lines end with an entity tag, and not all with O."""
     rows = [BLANKS.split(line.strip(" \t")) for line in lines if not _is_start(line)]
     tags = [row[-1] for row in rows if len(row) > 1 and TAG.fullmatch(row[-1])]
     return len(tags) >= max(2, MOST * len(rows)) and any(tag != OUTSIDE for tag in tags)
@@ -163,12 +161,12 @@ def _have_entities(lines: list[str]) -> bool:
 def tagged_sentences(
     path: Path, seen: Seen = ignore, parts_of_speech: bool = False
 ) -> Iterator[list[TaggedWord]]:
-    """Read the sentences of a file of words and tags, whose form `layout_of` finds.
+    """Read the sentences of a file of words and tags; see `tagged_layout`.
 
-    A word or a tag may be empty where tabs divide them. Raises CorpusError for a line with another
-    number of columns, and as `layout_of` does.
+    If tabs divide the columns, a word or a tag may be empty. Raises CorpusError like
+    `tagged_layout`, and for a line with another number of columns.
     """
-    layout, words = layout_of(path, parts_of_speech), list[TaggedWord]()
+    layout, words = tagged_layout(path, parts_of_speech), list[TaggedWord]()
     for number, line in enumerate(read_lines(path, seen), 1):
         if not line.strip() or _is_start(line):
             if words:
@@ -179,14 +177,14 @@ def tagged_sentences(
             if len(cells) != layout.width:
                 raise _other_width(path, number, line, layout)
             if layout.conllu and not cells[0].isdecimal():
-                continue  # 1-2 is the spelling of two words, 1.1 no word of the text
+                continue  # 1-2 is a multiword token, 1.1 an empty node
             word, tag = cells[layout.word], cells[layout.tag].strip()
             words.append((number, word, "" if layout.conllu and tag == "_" else tag))
     if words:
         yield words
 
 
-def _other_width(path: Path, number: int, line: str, layout: Layout) -> CorpusError:
+def _other_width(path: Path, number: int, line: str, layout: TaggedLayout) -> CorpusError:
     expected = "token<TAB>tag" if layout.tabs and layout.width == 2 else f"{layout.width} columns"
     if not layout.tabs:
         expected += " with blanks between them"

@@ -1,9 +1,9 @@
-"""Reads the lines of UTF-8 files, plain or packed.
+"""Reads the lines of UTF-8 files, plain or compressed.
 
 Lines end with a line feed; a carriage return before it and a byte order mark at the start are
-dropped. In a file without line feeds a carriage return ends a line, as in files of the old Mac.
-One inside of a line is refused, for two lines would be one: except in .csv and .json.
-Every other file is refused in one clear line.
+dropped. In a file without line feeds, carriage returns end lines, as in files of old Macs. A
+carriage return inside a line is refused, except in .csv and .json: it may have been meant as the
+end of a line.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from teachonce.teacher_dump.corpus.packed import (
     suffix_of,
 )
 
+# Bytes of a line, or of a record in .csv. A longer line is refused before it is in memory.
 MAX_LINE = 10_000_000
-"""Bytes of one line (of one record in .csv); a longer one is refused before it is in memory."""
+# Encodings by their byte order marks; those of UTF-32 first, as they begin like those of UTF-16.
 WIDE = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
 WIDE |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-"""Encodings by the byte order mark with which such a file begins."""
 INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
-FREE = (".csv", ".json")
-"""Forms in which a carriage return may be inside of a line: in quotes, or between brackets."""
+FREE = (".csv", ".json")  # a carriage return may be inside of quotes, or between brackets
 
 
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file without their ends.
 
-    `longest` is the number of bytes that a line may have, MAX_LINE by default; no more are in
-    memory at once. Raises CorpusError for what is not such a file, and OSError.
+    `longest` is the most bytes of a line, MAX_LINE by default, and of the file in memory at once.
+    Raises CorpusError if the file is not UTF-8 text, and OSError.
     """
     longest = longest or MAX_LINE
     position = 0
@@ -74,7 +73,7 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
 
 
 def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
-    """Yield lines with their ends; one that is longer than `longest` comes cut, and last."""
+    """Yield lines with their ends; the caller refuses a line that is longer than `longest`."""
     head = _head(file)
     if b"\n" not in head and INNER_RETURN.search(head):
         yield from _returned_lines(file, path, longest)
@@ -84,7 +83,7 @@ def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[by
 
 
 def _head(file: io.BufferedReader) -> bytes:
-    """Return the first bytes, at most BLOCK; reading goes on from the beginning."""
+    """Return the first bytes, at most BLOCK, without moving the position in the file."""
     if not file.seekable():
         return file.peek(BLOCK)
     head = file.read(BLOCK)
@@ -93,7 +92,7 @@ def _head(file: io.BufferedReader) -> bytes:
 
 
 def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
-    """Yield the lines of a file that end with carriage returns alone."""
+    """Yield the lines of a file without line feeds, which end with carriage returns."""
     rest, number = b"", 1
     while block := file.read(BLOCK):
         if b"\n" in block:
@@ -108,7 +107,7 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
 
 
 def inner_return(path: Path, number: int) -> CorpusError:
-    """Make the error of a line that holds a carriage return; a command that ends it there."""
+    """Return the error for a line with a carriage return, with a command that converts the file."""
     made = f"{Path(path.stem).stem if is_packed(path) else path.stem}.lines{suffix_of(path)}"
     return CorpusError(
         f"{path}, line {number}: a carriage return inside the line, where others end with a line"
@@ -118,41 +117,39 @@ def inner_return(path: Path, number: int) -> CorpusError:
 
 
 def unpacked(path: Path) -> str:
-    """Return the shell's words that write a file, unpacked, to a pipe."""
+    """Return the shell command that writes a file, decompressed, to a pipe."""
     return f"{PACKED[path.suffix.lower()][0]} -dc '{path}'" if is_packed(path) else f"cat '{path}'"
 
 
 def _not_utf8(
     path: Path, number: int, position: int, raw: bytes, error: UnicodeDecodeError
 ) -> CorpusError:
-    # the decoder counts from behind a byte order mark
+    # The decoder counts from the first byte after a byte order mark.
     start = error.start + len(raw) - len(error.object)
     where = f"{path}, line {number}: not UTF-8 at byte {position + start} (0x{raw[start]:02x})"
     if error.reason == "unexpected end of data" and not raw.endswith((b"\n", b"\r")):
         return CorpusError(
-            f"{where}: the file ends inside a character; it was cut off, fetch it again"
+            f"{where}: the file ends inside a character; it was cut off, download it again"
         )
     encoding, label = _guess_encoding(raw)
     return CorpusError(f"{where}: looks like {label}; {_iconv(encoding, path)}")
 
 
 def _guess_encoding(raw: bytes) -> tuple[str, str]:
-    """Name the encoding for iconv and for a person.
-
-    Whole words of bytes above 0x7f are Cyrillic, single bytes among ASCII are Latin.
-    """
+    """Guess the encoding: its name for iconv, and its name for a message."""
+    # Whole words of bytes above 0x7f are Cyrillic; single such bytes among ASCII are Latin.
     high = sum(byte >= 0xC0 for byte in raw)
     latin = sum(chr(byte).isalpha() for byte in raw if byte < 0x80)
     if high <= latin:
         return "LATIN1", "Latin-1"
-    # small letters, the most of any text, are above 0xe0 in cp1251 and below it in KOI8-R
+    # Lower-case letters, the majority in any text, are above 0xe0 in cp1251 and below in KOI8-R.
     if sum(byte >= 0xE0 for byte in raw) * 2 >= high:
         return "CP1251", "cp1251 (Windows Cyrillic)"
     return "KOI8-R", "KOI8-R (Cyrillic)"
 
 
 def _iconv(encoding: str, path: Path) -> str:
-    """Return the remedy for a file of another encoding, a command to type."""
+    """Return the remedy for a file of another encoding: a command that converts it."""
     if is_packed(path):
         made = f"{Path(path.stem).stem}.utf8{suffix_of(path)}"
         return f"convert it: {unpacked(path)} | iconv -f {encoding} -t UTF-8 > '{made}'"

@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
             "tags, line 1: tag 'VERB' is unknown to the model, which has ADJ, DET",
         ),
         ("ner", "tagger", tags, "--model: tag 'ADJ' is neither O nor B-"),
-        ("ner", "entities", wrong, "wrong, line 2: tag 'I-PER' stands after 'O', where no PER"),
+        ("ner", "entities", wrong, "wrong, line 2: tag 'I-PER' is after 'O', without a PER"),
         (
             *("classify", "classifier", texts),
             "a.tsv, line 3: label 'SMITH' is unknown to the model, which has STUDENT, KEEPER",

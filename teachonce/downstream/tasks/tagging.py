@@ -32,7 +32,7 @@ from teachonce.teacher_dump.corpus.tag_schemes import (
     scheme_of,
     steps_of,
 )
-from teachonce.teacher_dump.corpus.tagged_files import layout_of, tagged_sentences
+from teachonce.teacher_dump.corpus.tagged_files import tagged_layout, tagged_sentences
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Tagging(LabelTask):
             raise UserError(f"{path}: words and tags have no columns with names; leave them out")
         parts = self.name == "pos"
         found = read_tagged(path, parts)
-        if note := layout_of(path, parts).note():
+        if note := tagged_layout(path, parts).note():
             self.note(f"{path}: {note}")
         return found
 

@@ -181,10 +181,10 @@ def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("tags", "message"),
     [
-        ("O I-PER", "line 3: tag 'I-PER' stands after 'O', where no PER has begun; write B-PER"),
-        ("I-LOC O", "line 2: tag 'I-LOC' stands at the beginning of a sentence, where no LOC"),
-        ("B-PER I-LOC", "line 3: tag 'I-LOC' stands after 'B-PER'"),
-        ("B-PER I-PER I-LOC", "line 4: tag 'I-LOC' stands after 'I-PER'"),
+        ("O I-PER", "line 3: tag 'I-PER' is after 'O', without a PER before it; write B-PER"),
+        ("I-LOC O", "line 2: tag 'I-LOC' is at the beginning of a sentence, without a LOC"),
+        ("B-PER I-LOC", "line 3: tag 'I-LOC' is after 'B-PER'"),
+        ("B-PER I-PER I-LOC", "line 4: tag 'I-LOC' is after 'I-PER'"),
         ("O PER", "line 3: tag 'PER' is neither O nor B-... nor I-...; .* --task pos"),
     ],
 )

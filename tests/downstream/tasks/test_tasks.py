@@ -258,7 +258,7 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
         Classify(),
         "a.jsonl",
         b'{"text": "a", "label": ["x", "y"]}\n',
-        r"line 1: 2 labels of one text.*a text takes one",
+        r"line 1: 2 labels of one text.*expected one",
     ),
     (Classify(), "a.jsonl", b"text\n", r"line 1: not JSON"),
     (Classify(), "a.csv", b"text,label\n", r"has no rows"),

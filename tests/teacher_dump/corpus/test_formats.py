@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.teacher_dump.corpus import packed
-from teachonce.teacher_dump.corpus.class_names import named
+from teachonce.teacher_dump.corpus.class_names import with_class_names
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 from teachonce.teacher_dump.corpus.labelled_text import Gold, labelled_row
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
@@ -66,7 +66,7 @@ def test_packed_files(tmp_path: Path, kind: str) -> None:
         made.write_bytes(raw + raw)  # one behind the other, as `cat` makes them
         assert len(texts(made)) > len(TEXTS) or suffix in (".csv", ".tsv")
         made.write_bytes(b"no such thing" * 9)
-        assert "damaged, cut off or named wrongly" in refusal(made)
+        assert "damaged, cut off or has the wrong suffix" in refusal(made)
     assert texts(tmp_path / "*.txt") == TEXTS
 
 
@@ -104,12 +104,12 @@ def test_json(tmp_path: Path) -> None:
     for content, told in (
         (whole[:-1], "has no end"),
         (whole[:-9], "not JSON ("),
-        (whole + whole, "several files were joined"),
+        (whole + whole, "several files were concatenated"),
         ('["a"]', 'expected an object like {"text": "..."}, got str'),
         ("[" * 100_000, "not JSON ("),
         ('{"text": {"0": "a"}}', "expected text in column 'text', got dict"),
-        ('{"text": ["a b", "c"], "label": [1, 0]}', "one object of lists of 2 cells"),
-        ('{"text": ["dawn", "sang"]}', "write an array of objects, one a row"),
+        ('{"text": ["a b", "c"], "label": [1, 0]}', "one object with lists of 2 cells"),
+        ('{"text": ["dawn", "sang"]}', "write the table as an array of objects"),
     ):
         path.write_text(content)
         with pytest.raises(CorpusError) as caught:
@@ -198,7 +198,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
     for meta, told in (
         (table.schema.metadata, "row 1: 5 is no label of its schema, which has 3 names"),
         ({b"huggingface": forged}, "row 1: the schema describes its cells as 'ClassLabel'"),
-        ({b"huggingface": b"{"}, "its schema describes the features of a data set, but not"),
+        ({b"huggingface": b"{"}, "its schema describes features in another form"),
     ):
         pq.write_table(numbers.replace_schema_metadata(meta), tmp_path / "a.parquet")
         with pytest.raises(CorpusError, match=told):
@@ -369,7 +369,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
     for row, told in (
         (
             {**studio, "annotations": [{"result": [choice]}, {"result": [other]}]},
-            "2 annotators say",
+            "2 annotators disagree",
         ),
         ({**studio, "annotations": [{"result": [choice, *results]}]}, "answers several questions"),
         ({**studio, "annotations": [{"result": [rating]}]}, "'stars' .* answers of type 'rating'"),
@@ -379,8 +379,11 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
         ({**studio, "annotations": [{"result": [moved]}]}, "characters 13 to 18 of the text are"),
         ({"data": {"text": text}, "annotations": ["a", "b"]}, "2 labels of one text, "),
         ({"data": {"text": text}, "annotations": [[0, 4, "A"], [3, 6, "B"]]}, "overlap"),
-        ({"data": {"text": text}, "annotations": [[0, 400, "A"]]}, "ends behind the text"),
-        ({"data": {"text": text}, "annotations": [[4, 2, "A"]]}, "from a character to a later"),
+        ({"data": {"text": text}, "annotations": [[0, 400, "A"]]}, "ends after the text"),
+        (
+            {"data": {"text": text}, "annotations": [[4, 2, "A"]]},
+            "expected a span with 0 <= begin < end",
+        ),
     ):
         path.write_text(json.dumps([row]))
         with pytest.raises(CorpusError, match=f"a.json, line 1: .*{told}"):
@@ -445,6 +448,6 @@ def test_cells_of_any_form_are_read_or_refused_in_a_line(cell: Any, text: Any) -
 @given(cell=CELLS, feature=CELLS | st.fixed_dictionaries({"_type": CELLS, "names": CELLS}))
 def test_features_of_any_form_are_read_or_refused_in_a_line(cell: Any, feature: Any) -> None:
     try:
-        named(cell, feature, "a.parquet, row 1")
+        with_class_names(cell, feature, "a.parquet, row 1")
     except CorpusError as error:
         assert str(error).startswith("a.parquet, row 1: ") and "\n" not in str(error)

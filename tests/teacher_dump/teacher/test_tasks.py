@@ -270,7 +270,7 @@ def test_bad_input(tmp_path: Path, tiny_teacher: Teachers, labelled: Path, tagge
     words[1] = tiny_teacher("bert", "tagging", TAGS)
     wrong = tmp_path / "wrong.tsv"
     wrong.write_text(tagged.read_text("utf-8").replace("\tB-PER", "\tO", 1), "utf-8")
-    says(line(*words, "--corpus", wrong), "wrong.tsv, line", "'I-PER' stands after 'O'", "B-PER")
+    says(line(*words, "--corpus", wrong), "wrong.tsv, line", "'I-PER' is after 'O'", "B-PER")
     gpt2 = ["--model", tiny_teacher("gpt2"), *text[2:], "--head", "causal", "--views", "2"]
     says(line(*gpt2), "--views 2")
     rows = "".join(f'{{"text": "a b", "y": {value}}}\n' for value in ("1", "null", "1.0", "true"))

@@ -86,17 +86,17 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
         ("O", "2"): f"{path}, line 7",
     }
     labels = Labels(TaskSpec("tagging", TAGS), "t")
-    with pytest.raises(UserError, match="line 1: tag 'I-PER' stands at the beginning of a sent"):
+    with pytest.raises(UserError, match="line 1: tag 'I-PER' is at the beginning of a sent"):
         labels.check({}, steps)
     del steps[BEGINNING, "I-PER"]
-    with pytest.raises(UserError, match="line 7: tag 'I-PER' stands after 'O', .* write B-PER"):
+    with pytest.raises(UserError, match="line 7: tag 'I-PER' is after 'O', .* write B-PER"):
         labels.check({}, steps)  # by its number
     labels.check({}, {step: where for step, where in steps.items() if "O" not in step})
     for others in (("O", "I-PER", "2"), ("O", "I-PER"), (*TAGS, "NOUN")):
         assert not is_iob(others)
     Labels(TaskSpec("tagging", ("O", "I-PER", "B-PER", "2")), "t").check({}, steps)
     later = Labels(TaskSpec("tagging", ("X", *TAGS), "X"), "t")
-    with pytest.raises(UserError, match="tag 'I-PER' stands after 'O'"):
+    with pytest.raises(UserError, match="tag 'I-PER' is after 'O'"):
         later.check({}, {("O", "I-PER"): "a", ("O", "B-PER"): "b"})
     for word in ("X", "0"):  # no word's tag
         with pytest.raises(UserError, match=f"a: .* no tag '{word}'; it has O, B-PER, I-PER;"):
@@ -188,7 +188,8 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
     labels = Labels(TaskSpec("classification", MOODS), "t", said.append)
     labels.check({"-1": "a", "2": "b", "0": "c"}, {})
     assert said == [
-        "labels of the corpus are taken as the teacher's label ids: 0 = negative, 1 = positive, 2 = neither"
+        "labels of the corpus are taken as the teacher's label ids: 0 = negative, 1 = positive,"
+        " 2 = neither"
     ]
     with pytest.raises(
         UserError, match=r"b: label '2' is a number, but 'positive' \(d\) is a name"
