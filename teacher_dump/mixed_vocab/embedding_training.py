@@ -18,7 +18,7 @@ from teachonce.support.lease import Lease
 from teachonce.support.signals import Stop
 from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
-from teachonce.teacher_dump.mixed_vocab.segmentation import Batch, Mixer
+from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch, Mixer
 from teachonce.training.checkpoint import fitting, read_checkpoint, write_checkpoint
 from teachonce.training.loop import Losses, Training
 from teachonce.training.optimizer import optimizer_of
@@ -42,10 +42,11 @@ def train(
 ) -> Floats:
     """Train in place and return the student's embeddings, float32 [Vs, d].
 
-    Each of several `ranks` computes its share of a step's batches, and the first of them writes. If
-    the checkpoint of the options exists, the training continues from it, along the same curve.
-    `started` identifies the training. Raises UserError if the checkpoint is of another one, and if
-    the loss is no longer finite. After a signal it writes a checkpoint and raises Stopped.
+    Each rank computes its share of a step's batches; rank 0 writes. If the checkpoint of the
+    options exists, the training continues from it, with the same losses as without a stop.
+    `started` identifies the training. Raises UserError if the checkpoint belongs to another
+    training, and if the loss is not finite. After a signal it writes a checkpoint and raises
+    Stopped.
     """
     model.to(options.dump.device).train()
     training = _EmbeddingTraining(model, mixer, options, started, say, ranks)
@@ -58,7 +59,7 @@ def train(
 
 
 class _EmbeddingTraining(Training):
-    """The training of a `MixedTeacher`: prints mean losses, keeps its checkpoint in one file."""
+    """The training of a `MixedTeacher`: prints mean losses, writes its checkpoint to one file."""
 
     model: MixedTeacher
 
@@ -91,7 +92,7 @@ class _EmbeddingTraining(Training):
             some = ((number, next(batches).to(self.device)) for number in own)
             yield self.update(rate, some, self._losses, count)
 
-    def _losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _losses(self, batch: MixedBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean loss of a batch, and the sums and counts of the printed lines."""
         narrow = self.options.dump.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
@@ -116,7 +117,7 @@ class _EmbeddingTraining(Training):
             self.sums, self.since = Losses(), time.perf_counter()
 
     def _line(self) -> str:
-        """Write the mean losses since the line before, in nats."""
+        """Return a line with the mean losses since the last line, in nats."""
         sums, seconds = self.sums, time.perf_counter() - self.since
         nats = sums["teacher"] + sums["student"]
         pieces = sums["teacher_pieces"] + sums["student_pieces"]
@@ -139,17 +140,17 @@ class _EmbeddingTraining(Training):
             ) from error
 
     def load(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Continue from the checkpoint, if it exists."""
         if self.ranks.agreed(self.checkpoint.exists()):
             self._restore()
-        self.ranks.any(False)  # all have read it
+        self.ranks.any(False)  # a barrier: rank 0 may overwrite it once all ranks have read it
 
     def _restore(self) -> None:
         state = read_checkpoint(self.checkpoint)
         if state is None:
             raise UserError(
-                f"{self.checkpoint}: the checkpoint of a stopped training cannot be read (torn, or"
-                " of another version); remove it to begin anew"
+                f"{self.checkpoint}: the checkpoint of a stopped training cannot be read (damaged,"
+                " or written by another version); remove it to start from the beginning"
             )
         with fitting(self.checkpoint):
             differ = [
@@ -158,8 +159,8 @@ class _EmbeddingTraining(Training):
             ]
         if differ:
             raise UserError(
-                f"{self.checkpoint}: is of a training with other arguments: {'; '.join(differ)};"
-                f" use the same arguments to go on, or {ANOTHER}"
+                f"{self.checkpoint}: belongs to a training with other arguments:"
+                f" {'; '.join(differ)}; use the same arguments to continue, or {ANOTHER}"
             )
         with fitting(self.checkpoint):
             self.restore(state)

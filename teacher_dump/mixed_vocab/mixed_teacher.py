@@ -1,4 +1,4 @@
-"""Gives a teacher a second vocabulary, the student's (Zhao et al. 2021, stage I)."""
+"""Adds the student's vocabulary to a teacher (Zhao et al. 2021, stage I)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from torch.nn import functional
 
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.mixed_vocab.segmentation import Batch
+from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch
 from teachonce.teacher_dump.teacher.teacher import Teacher
 
 
 class MixedTeacher(nn.Module):
     """A masked LM that reads and predicts pieces of its own vocabulary and of a student's.
 
-    A student's piece with the embedding e [d] is read as x = W e + c, with W [D, d], c [D], and D
-    the width of the teacher's words. The teacher's head gives a state h [D]. Each vocabulary has a
-    softmax over it: the teacher's pieces by the teacher's own decoder, the student's by the logits
-    h · (W e_i) + b_i, with the same e and W. The logits leave out h · c, which is the same for
-    every piece and changes no probability. The softmax is therefore that of h over the projected
-    embeddings x_i, and also that of Wᵀh, the state projected back, over the embeddings e_i.
+    The input embedding of a student's piece with embedding e [d] is x = W e + c, with W [D, d] and
+    c [D], where D is the teacher's embedding size. The teacher's head gives a state h [D]. Each
+    vocabulary has its own softmax: the teacher's decoder for the teacher's pieces, and the logits
+    h · (W e_i) + b_i for the student's pieces, with the same e and W. The logits omit h · c, which
+    is equal for all pieces and changes no probability. So the softmax is that of h over the
+    projected embeddings x_i, and equally that of Wᵀh over the embeddings e_i.
 
-    `same` int64 [teacher's pieces] ties pieces that both vocabularies have: it holds the student's
-    id of each of the teacher's, or -1. The projected embedding of a tied piece takes the place of
-    the teacher's own, where it is read and, if the teacher's output embeddings are its words, where
-    it is predicted (Zhao et al. 2021, section 6). The source does not say how the embeddings start
-    then: here from the best approximation of the teacher's, their main directions.
+    `same` int64 [teacher's pieces] ties the pieces that both vocabularies have: the student's id
+    of each teacher's piece, or -1. The projected embedding of a tied piece replaces the teacher's
+    embedding in the input, and also in the output if the teacher ties input and output embeddings
+    (Zhao et al. 2021, section 6).
 
-    Raises UserError for a student wider than the teacher's words, and for a head whose input has
-    another width than the words.
+    Raises UserError if the student is wider than the teacher's embeddings, and if the input of the
+    teacher's head has another size than its embeddings.
     """
 
     same: torch.Tensor
@@ -47,13 +46,13 @@ class MixedTeacher(nn.Module):
         if not 0 < width <= wide:
             raise UserError(
                 f"--width {width}: the student's embeddings are projected up to the teacher's, and"
-                f" the words of {teacher.name} are {wide} wide; choose 1 to {wide}"
+                f" those of {teacher.name} have size {wide}; choose 1 to {wide}"
             )
         if teacher.decoder.weight.shape[1] != wide:
             raise UserError(
-                f"{teacher.name}: its masked-LM head reads {teacher.decoder.weight.shape[1]}"
-                f" numbers and its words have {wide}, so one projection cannot serve both; choose a"
-                " teacher with tied embeddings, such as BERT"
+                f"{teacher.name}: the input of its masked-LM head has size"
+                f" {teacher.decoder.weight.shape[1]} and its embeddings have size {wide}, so one"
+                " projection cannot serve both; choose a teacher with tied embeddings, such as BERT"
             )
         tied = teacher.decoder.weight.data_ptr() == words.weight.data_ptr()
         self.weight = words.weight if tied else nn.Parameter(teacher.decoder.weight.clone())
@@ -71,7 +70,7 @@ class MixedTeacher(nn.Module):
 
     @torch.no_grad()
     def _start(self, words: torch.Tensor, seed: int) -> None:
-        """Draw parameters at random: projected embeddings get the mean and deviation of `words`."""
+        """Initialise at random; projected embeddings get the mean and deviation of `words`."""
         chance = torch.Generator().manual_seed(seed)
         width = self.student.weight.shape[1]
         mean = words.mean(0)
@@ -81,8 +80,10 @@ class MixedTeacher(nn.Module):
 
     @torch.no_grad()
     def _start_tied(self, words: torch.Tensor, seed: int) -> None:
-        """Take the embeddings of tied pieces from the main directions of the teacher's, and draw
-        the others with the deviations of these."""
+        """Initialise tied pieces from the principal components of the teacher's embeddings, and
+        draw the others with the deviations of these."""
+        # Zhao et al. do not describe this start: principal components approximate the teacher's
+        # embeddings best.
         rows, ids = self._tied()
         shared = words[rows]
         mean = shared.mean(0)
@@ -96,12 +97,12 @@ class MixedTeacher(nn.Module):
         self.up.bias.copy_(mean)
 
     def _tied(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the teacher's ids of tied pieces and the student's."""
+        """Return the teacher's and the student's ids of tied pieces."""
         rows = (self.same >= 0).nonzero().flatten()
         return rows, self.same[rows]
 
-    def _words(self, batch: Batch) -> torch.Tensor:
-        """Embed the pieces of both vocabularies [B,L,D]."""
+    def _words(self, batch: MixedBatch) -> torch.Tensor:
+        """Return input embeddings [B,L,D] of pieces of both vocabularies."""
         ids = batch.ids.masked_fill(batch.own, 0)
         words: torch.Tensor = self.network.get_input_embeddings()(ids)
         same = self.same[ids]
@@ -118,8 +119,8 @@ class MixedTeacher(nn.Module):
         rows, ids = self._tied()
         return self.weight.index_copy(0, rows, self.up(self.student(ids)).to(self.weight.dtype))
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return summed cross-entropies in nats of the masked pieces: teacher's and student's."""
+    def forward(self, batch: MixedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed cross-entropies, in nats, of masked teacher's and student's pieces."""
         words = self._words(batch)
         states = self.network(inputs_embeds=words, attention_mask=batch.present.long()).logits
         states = states.flatten(0, 1)[batch.rows]

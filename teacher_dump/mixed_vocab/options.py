@@ -21,44 +21,48 @@ from teachonce.support.options import (
 from teachonce.teacher_dump.job.options import DumpOptions, check_head
 from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 
-DUMP_ALONE = (
+ONLY_DUMP = (
     *("student_column", "label_column", "head", "pooling", "prompt", "views", "mask_prob"),
     *("mask_words", "stride", "grow_from", "gone", "plan", "shard", "ray", "ray_gpus"),
 )
-"""Options of a dump that stage I does not take."""
-LATER = ("warmup", "accumulate", "tie")  # newer than the first stores, which lack them
+"""Options of a dump that stage I does not accept."""
+# Options that the first stores lack; at their defaults they are left out of the identity.
+LATER = ("warmup", "accumulate", "tie")
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
 
 
 @dataclass(frozen=True)
 class StageOneDump(DumpOptions):
-    """Options of the dump that stage I ends in: those of a dump, most of them with other defaults.
+    """Options of the dump that ends stage I, with other defaults than `DumpOptions`.
 
-    The store keeps nothing of the teacher but what is asked for. Raises UserError as `DumpOptions`
-    does, and for an option of a dump alone.
+    By default the store holds no output of the teacher. Raises UserError like `DumpOptions`, and
+    for an option in ONLY_DUMP.
     """
 
     seed: int = same_option(
-        DumpOptions, "seed", 0, help="Seed of words, masks, order, dropout and first embeddings."
+        DumpOptions,
+        "seed",
+        0,
+        help="Seed of segmentation, masks, order, dropout and initial embeddings.",
     )
     max_length: int | None = same_option(
         DumpOptions,
         "max_length",
         128,
-        help="Longest sequence in tokens, special ones included.",
+        help="Longest sequence in tokens, special tokens included.",
         default_text="",
     )
     logits: str | None = same_option(
         DumpOptions,
         "logits",
         "none",
-        help="What the store keeps of the teacher, as teacher-dump does.",
+        help="Logits of the teacher to store, as in teacher-dump.",
         default_text="",
     )
     hidden: str = same_option(DumpOptions, "hidden", "none")
     attention: str = same_option(DumpOptions, "attention", "none")
     weights: bool = same_option(
-        DumpOptions, "weights", False, help="Keep the encoder's weights (fp16), too."
+        DumpOptions, "weights", False, help="Store the encoder's weights (fp16), too."
     )
     text_only: bool = True
 
@@ -66,15 +70,15 @@ class StageOneDump(DumpOptions):
         super().__post_init__()
         if not isinstance(self.out, Path):
             raise UserError(
-                f"{self.out}: mixed-vocab keeps its training in a folder beside the store; give"
-                " --out a local path, and copy the store with `feature-store convert`"
+                f"{self.out}: mixed-vocab writes its checkpoints next to the store; give --out a"
+                " local path, and copy the store with `feature-store convert`"
             )
         check_head(self, "mlm")
-        for name in sorted(DUMP_ALONE):
+        for name in sorted(ONLY_DUMP):
             if getattr(self, name) != default_of(DumpOptions, name):
                 raise UserError(
-                    f"{flag_of(name)} {getattr(self, name)}: mixed-vocab takes no such option;"
-                    " leave it out"
+                    f"{flag_of(name)} {getattr(self, name)}: mixed-vocab has no such option; leave"
+                    " it out"
                 )
 
 
@@ -97,7 +101,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "zhao-mixed": {**_PUBLISHED, "tie": False},
     "zhao-tied": {**_PUBLISHED, "tie": True},  # section 6, alternative vocabulary pruning
 }
-"""Published settings of stage I, by the name of the recipe of `student-train` that goes on."""
+"""Published settings of stage I, by the name of `student-train`'s recipe for stage II."""
 
 
 def _check_vocabulary(word: str) -> None:
@@ -114,41 +118,44 @@ def _check_vocabulary(word: str) -> None:
 class MixedVocabOptions:
     """Options of the training of the student's embeddings.
 
-    `dump` says which teacher and corpus to train on, and what else of the teacher the store keeps.
-    Raises UserError for a value that an option does not take.
+    `dump` names the teacher, the corpus, and features to store. Raises UserError if an option does
+    not accept its value.
     """
 
     dump: StageOneDump
     vocab: str = option(
         "5k",
-        "The student's vocabulary: 5k | N (WordPiece of the corpus) | a tokenizer folder.",
+        "The student's vocabulary: 5k | N (WordPiece trained on the corpus) | a tokenizer folder.",
         words=("5k", "10k", "20k", "30k"),
         paths=True,
         check=_check_vocabulary,
     )
     width: int = option(
-        0, "Width of the student and its word embeddings.", required=True, within=at_least(1)
+        0, "Hidden size of the student and its embeddings.", required=True, within=at_least(1)
     )
     steps: int = option(2000, "Optimizer steps.", within=at_least(1))
-    lr: float = option(1e-4, "Peak learning rate, from which it falls to 0.", within=RATE)
-    warmup: float = option(0.05, "Share of the steps.", within=SHARE)
-    accumulate: int = option(1, "Batches of one optimizer step.", within=at_least(1))
+    lr: float = option(1e-4, "Peak learning rate; it decays linearly to 0.", within=RATE)
+    warmup: float = option(0.05, "Share of the steps with linear warm-up.", within=SHARE)
+    accumulate: int = option(
+        1, "Batches per optimizer step (gradient accumulation).", within=at_least(1)
+    )
     student_share: float = option(
-        0.5, "Share of words segmented by the student's vocabulary.", within=INNER_SHARE
+        0.5, "Share of words that the student's vocabulary segments.", within=INNER_SHARE
     )
     mask_prob: float = option(
         0.15,
-        "Share of pieces masked: at most 20 of a sequence, at most 10 of these the teacher's.",
+        "Share of pieces to mask: at most 20 in a sequence, and at most 10 of the teacher's.",
         within=INNER_SHARE,
     )
     optimizer: str = option(
         "adamw",
-        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`.",
+        "adamw, or lamb (You et al. 2020) for large batches; lamb needs `pip install"
+        " pytorch-optimizer`.",
         choices=OPTIMIZERS,
         check=check_optimizer,
     )
     tie: bool = option(
-        False, "Pieces that both vocabularies have share an embedding: the student's, projected."
+        False, "Share the student's projected embedding of pieces that both vocabularies have."
     )
     checkpoint_every: int = option(500, "Steps between checkpoints.", within=at_least(1))
 
@@ -157,10 +164,10 @@ class MixedVocabOptions:
         if not isinstance(self.dump, StageOneDump):
             raise UserError("dump: expected the options of a StageOneDump")
         if self.dump.precision == "fp16":
-            raise UserError("--precision fp16: gradients vanish in it; train with bf16 or fp32")
+            raise UserError("--precision fp16: gradients underflow; train with bf16 or fp32")
 
     def arguments(self) -> dict[str, Any]:
-        """Return as JSON what decides the embeddings, in addition to teacher and text."""
+        """Return the options that change the embeddings, as JSON."""
         own = {key: value for key, value in asdict(self).items() if key != "dump"}
         del own["checkpoint_every"]
         for key in LATER:
@@ -170,6 +177,6 @@ class MixedVocabOptions:
         return {**own, **shared}
 
     def checkpoint(self) -> Path:
-        """Return the path, next to the store, of the checkpoint of a stopped training."""
+        """Return the path of the checkpoint, next to the store."""
         out = Path(self.dump.out)
         return out.with_name(f"{out.name}.mixed-vocab")

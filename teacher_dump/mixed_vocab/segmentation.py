@@ -1,8 +1,9 @@
-"""Text whose words are segmented at random by the teacher's or a student's vocabulary, and masked.
+"""Segments the words of a text at random by the teacher's or the student's tokenizer, and masks
+pieces.
 
-Both tokenizers read the whole text, and each word takes its tokens from one of them. Offsets
-say which tokens belong to a word, so any two tokenizers with offsets can be mixed. A word has the
-pieces that its tokenizer gives it in context. Everything here is a pure function of its arguments.
+Both tokenizers encode the whole text, and each word gets its tokens from one of the encodings.
+Offsets decide which tokens belong to a word, so any two tokenizers with offsets can be mixed.
+Every function is a pure function of its arguments.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import length_batches, padded
 
-MASKED = 20  # pieces of a sequence at most; Zhao et al. 2021, section 4.2
-MASKED_BY_TEACHER = 10  # of these at most; the student's pieces have everything to learn
+MASKED = 20  # at most, pieces of a sequence; Zhao et al. 2021, section 4.2
+MASKED_BY_TEACHER = 10  # at most, teacher's pieces: only the student's are new to the network
 POOL = 4096  # sequences that are sorted by length and shuffled together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Tokens of one text by one or both vocabularies.
+class MixedPieces:
+    """Tokens of one text from one or both vocabularies.
 
-    ids int64 [T]; own bool [T], true for the student's; offsets int64 [T, 2]; special bool [T];
-    word int64 [T], the word that each belongs to: -1 for special tokens before the text.
+    ids int64 [T]; own bool [T], true for the student's pieces; offsets int64 [T, 2]; special bool
+    [T]; word int64 [T], the number of the word, -1 for special tokens before the text.
     """
 
     ids: Array
@@ -39,14 +40,14 @@ class Pieces:
     special: Array
     word: Array
 
-    def __getitem__(self, rows: Any) -> Pieces:
+    def __getitem__(self, rows: Any) -> MixedPieces:
         columns = (self.ids, self.own, self.offsets, self.special, self.word)
-        return Pieces(*(column[rows] for column in columns))
+        return MixedPieces(*(column[rows] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two vocabularies: the parts of its tokenizer that are used here."""
+    """One of the two tokenizers: its backend, mask token and ordinary ids."""
 
     backend: Any  # tokenizers.Tokenizer
     mask: int
@@ -54,7 +55,7 @@ class Side:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Side:
-        """Take the side of a fast tokenizer of transformers that has a mask token."""
+        """Create it from a fast transformers tokenizer with a mask token."""
         backend = tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -64,10 +65,10 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Masked:
-    """A sequence as the network reads it: ids int64 and own bool [L].
+class MaskedSequence:
+    """An input of the network: ids int64 [L] and own bool [L].
 
-    `places` int64 [M] are the masked pieces, `labels` int64 [M] the ids that stood there before.
+    `places` int64 [M] are the positions of masked pieces, `labels` int64 [M] their original ids.
     """
 
     ids: Array
@@ -77,11 +78,9 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Masked sequences, padded to one length.
-
-    `rows` are the places of the M masked pieces in the flat [B*L].
-    """
+class MixedBatch:
+    """Masked sequences, padded to one length. `rows` are the positions of the M masked pieces in
+    the flattened [B*L]."""
 
     ids: torch.Tensor  # int64 [B,L]
     own: torch.Tensor  # bool [B,L]: the student's pieces
@@ -91,7 +90,7 @@ class Batch:
     labels_own: torch.Tensor  # bool [M]
 
     @classmethod
-    def of(cls, sequences: list[Masked]) -> Batch:
+    def of(cls, sequences: list[MaskedSequence]) -> MixedBatch:
         ids, present = padded([s.ids for s in sequences], 0)
         own, _ = padded([s.own for s in sequences], 0)
         rows = [i * ids.shape[1] + s.places for i, s in enumerate(sequences)]
@@ -105,15 +104,15 @@ class Batch:
         )
         return cls(*map(torch.from_numpy, columns))
 
-    def to(self, device: torch.device) -> Batch:
-        return Batch(*(column.to(device) for column in vars(self).values()))
+    def to(self, device: torch.device) -> MixedBatch:
+        return MixedBatch(*(column.to(device) for column in vars(self).values()))
 
 
 def word_numbers(text: str, *offsets: Array) -> Array:
-    """Number the word of each character of a text: int64 [characters], ascending from 0.
+    """Return the word number of each character of a text: int64 [characters], ascending from 0.
 
-    Words are those of `masked_views.word_spans`. Where one token of a tokenization (offsets
-    int [T, 2]) covers characters of several words, these become one word with all between them.
+    Words are found by `masked_views.word_spans`. If a token (offsets int [T, 2]) covers characters
+    of several words, these and all between them are one word.
     """
     spans = np.concatenate([word_spans(text), *offsets]).astype(np.int64)
     spans = spans[spans[:, 0] < spans[:, 1]]
@@ -125,13 +124,11 @@ def word_numbers(text: str, *offsets: Array) -> Array:
 
 def mixed(
     text: str, teacher: Any, student: Any, share: float, chance: np.random.Generator
-) -> Pieces:
-    """Segment each word of `text` by the student's vocabulary with probability `share`, else by the
-    teacher's.
-
-    `teacher` and `student` are the encodings of the text by `tokenizers`. The special tokens before
-    the text count as a word, and so do those after it: the student's must be learnt.
-    """
+) -> MixedPieces:
+    """Segment each word of `text` by the student's tokenizer with probability `share`, else by the
+    teacher's; `teacher` and `student` are the text's `tokenizers.Encoding`s."""
+    # The special tokens before the text count as a word, and those after it, too: the embeddings of
+    # the student's special tokens must be trained.
     offsets = [np.array(e.offsets, np.int64).reshape(-1, 2) for e in (teacher, student)]
     words = word_numbers(text, *offsets)
     both = [
@@ -144,15 +141,15 @@ def mixed(
         side[by_student[side.word + 1] == own] for side, own in zip(both, (0, 1), strict=True)
     ]
     columns = zip(*(_columns(side) for side in chosen), strict=True)
-    joined = Pieces(*(np.concatenate(pair) for pair in columns))
-    return joined[np.argsort(joined.word, kind="stable")]
+    both_sides = MixedPieces(*(np.concatenate(pair) for pair in columns))
+    return both_sides[np.argsort(both_sides.word, kind="stable")]
 
 
-def _columns(pieces: Pieces) -> tuple[Array, ...]:
+def _columns(pieces: MixedPieces) -> tuple[Array, ...]:
     return pieces.ids, pieces.own, pieces.offsets, pieces.special, pieces.word
 
 
-def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> Pieces:
+def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> MixedPieces:
     special = np.array(encoding.special_tokens_mask, bool)
     first = np.minimum(offsets[:, 0], max(0, len(words) - 1))
     word = words[first] if len(words) else np.zeros(len(first), np.int64)
@@ -162,33 +159,33 @@ def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> Pieces:
         before = np.arange(len(special)) < middle
         word = np.where(special, np.where(before, -1, words[-1] + 1 if len(words) else 0), word)
     ids = np.array(encoding.ids, np.int64)
-    return Pieces(ids, np.full(len(ids), own), offsets, special, word)
+    return MixedPieces(ids, np.full(len(ids), own), offsets, special, word)
 
 
-def shortened(pieces: Pieces, longest: int) -> Pieces:
-    """Keep at most `longest` tokens: the special tokens, and whole words from the beginning.
+def shortened(pieces: MixedPieces, longest: int) -> MixedPieces:
+    """Truncate to `longest` tokens, between words. Special tokens are not removed.
 
-    A first word that is too long by itself is cut inside.
+    If the first word alone is too long, it is cut inside.
     """
     excess = len(pieces.ids) - longest
     if excess <= 0:
         return pieces
     text = np.flatnonzero(~pieces.special)
-    kept = text[: max(0, len(text) - excess)]
-    cut = pieces.word[text[len(kept)]] if len(kept) < len(text) else -1
-    whole = kept[pieces.word[kept] != cut]
-    kept = whole if len(whole) else kept
-    return pieces[np.sort(np.concatenate([kept, np.flatnonzero(pieces.special)]))]
+    fitting = text[: max(0, len(text) - excess)]
+    cut = pieces.word[text[len(fitting)]] if len(fitting) < len(text) else -1
+    whole = fitting[pieces.word[fitting] != cut]
+    fitting = whole if len(whole) else fitting
+    return pieces[np.sort(np.concatenate([fitting, np.flatnonzero(pieces.special)]))]
 
 
 def masked(
-    pieces: Pieces, sides: tuple[Side, Side], probability: float, chance: np.random.Generator
-) -> Masked:
-    """Mask a share `probability` of the pieces, chosen at random.
+    pieces: MixedPieces, sides: tuple[Side, Side], probability: float, chance: np.random.Generator
+) -> MaskedSequence:
+    """Mask a random share `probability` of the pieces, without special tokens.
 
-    At least one piece is masked, at most MASKED, and at most MASKED_BY_TEACHER of the teacher's.
-    Special tokens never are. A masked piece becomes the mask token of its own vocabulary with 80 %,
-    a random piece of it with 10 %, and stays with 10 % (Devlin et al. 2019, section 3.1).
+    At least one piece is masked, at most MASKED, and at most MASKED_BY_TEACHER of the teacher's. A
+    masked piece becomes the mask token of its vocabulary with probability 0.8, a random piece of it
+    with 0.1, and is unchanged with 0.1 (Devlin et al. 2019, section 3.1).
     """
     order = chance.permutation(np.flatnonzero(~pieces.special))
     count = min(MASKED, max(1, int(probability * len(order) + chance.random())))
@@ -202,15 +199,15 @@ def masked(
         ids[here[what < 0.8]] = side.mask
         drawn = here[(what >= 0.8) & (what < 0.9)]
         ids[drawn] = chance.choice(side.ordinary, len(drawn))
-    return Masked(ids, pieces.own, places, pieces.ids[places])
+    return MaskedSequence(ids, pieces.own, places, pieces.ids[places])
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """Makes batches of a corpus without end, each a function of seed, epoch and texts.
+    """Yields batches of a corpus endlessly; each is a function of seed, epoch and texts.
 
-    `texts` gives the texts of one pass; `sides` are the teacher's vocabulary and the student's.
-    `share` of the words are the student's, and `probability` of the pieces are masked.
+    `texts` returns the texts of one epoch; `sides` are the teacher's and the student's tokenizer.
+    The student's tokenizer segments `share` of the words; `probability` of the pieces are masked.
     """
 
     texts: Callable[[], Iterable[str]]
@@ -221,13 +218,12 @@ class Mixer:
     batch_tokens: int
     seed: int
 
-    def batches(self, first: int = 0, every: int = 1) -> Iterator[Batch]:
-        """Yield batches from number `first` on, one of `every`; after the last text the first comes
-        again."""
+    def batches(self, first: int = 0, every: int = 1) -> Iterator[MixedBatch]:
+        """Skip `first` batches, then yield every `every`-th. The corpus is repeated endlessly."""
         for sequences in islice(self._all(), first, None, every):
-            yield Batch.of(sequences)
+            yield MixedBatch.of(sequences)
 
-    def _all(self) -> Iterator[list[Masked]]:
+    def _all(self) -> Iterator[list[MaskedSequence]]:
         epoch = 0
         while True:
             number, made, texts = 0, 0, iter(self.texts())
@@ -237,10 +233,10 @@ class Mixer:
                     yield batch
                 number += len(pool)
             if made == 0:
-                raise UserError("no text in the whole corpus; nothing to learn from")
+                raise UserError("no text in the whole corpus; nothing to train on")
             epoch += 1
 
-    def _shuffled(self, pool: list[str], epoch: int, number: int) -> Iterator[list[Masked]]:
+    def _shuffled(self, pool: list[str], epoch: int, number: int) -> Iterator[list[MaskedSequence]]:
         encodings = zip(*(side.backend.encode_batch(pool) for side in self.sides), strict=True)
         made = []
         for place, (text, (teacher, student)) in enumerate(zip(pool, encodings, strict=True)):

@@ -1,8 +1,9 @@
 """Mixed-vocabulary training (Zhao et al. 2021, stage I).
 
-A teacher goes on training with a student's vocabulary in addition to its own, and the student's
-embeddings go into a store, from which stage II trains the student with no teacher. Modules that
-load torch and transformers are imported after everything that can be refused without them.
+A teacher is trained further with the student's vocabulary in addition to its own. The student's
+embeddings are written to a store, from which stage II trains the student without the teacher.
+Modules that load torch and transformers are imported inside functions, after the checks that do not
+need them.
 """
 
 from __future__ import annotations
@@ -49,15 +50,14 @@ def mixed_vocab(
     """Train the teacher on both vocabularies, then write the store.
 
     The store holds the corpus in the teacher's tokens, the student's tokenizer and embeddings, and
-    the features that `options.dump` asks for, of the teacher before this training. A run that was
-    stopped or killed goes on from the last checkpoint of the training, or from the parts that the
-    dump has written. Of several processes of torchrun each trains on its share of a step's batches,
-    and the first of them dumps; the others return None. Raises UserError for bad input before
-    anything is written.
+    the features that `options.dump` requests, of the teacher before this training. A run that was
+    stopped or killed continues from the last checkpoint, or from the parts that the dump wrote.
+    Under torchrun each process trains on its share of a step's batches; rank 0 dumps, and the
+    others return None. Raises UserError for bad input before anything is written.
     """
     from teachonce.training.ranks import joined
 
-    with stoppable(lambda: _kept(options)) as stop:
+    with stoppable(lambda: _saved_line(options)) as stop:
         check_existing(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
@@ -75,16 +75,15 @@ def mixed_vocab(
     return summary
 
 
-def _kept(options: MixedVocabOptions) -> str:
+def _saved_line(options: MixedVocabOptions) -> str:
     path = options.checkpoint()
     if path.exists():
-        return f"{path}: the training is saved there; the same command goes on"
+        return f"{path}: the training is saved there; run the same command to continue"
     return written_line(options.dump.out)
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
-    """Read stage I from a store, finished or not; UserError if it was started with other
-    arguments."""
+    """Read stage I from a store, finished or not. Raises UserError if its arguments differ."""
     out = options.dump.out
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     if attributes is None:
@@ -110,14 +109,14 @@ def _trained(
     from teachonce.teacher_dump.mixed_vocab.embedding_training import train
     from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
 
-    asked = options.dump
+    settings = options.dump
     corpus.check()
     teacher = _masked_teacher(model)
-    longest = window_length(asked.max_length, teacher)
+    longest = window_length(settings.max_length, teacher)
 
     def texts() -> Iterator[str]:
-        windows = iter_windows(corpus, teacher.tokenizer, longest, asked.stride)
-        parts = gathered(windows, asked.part_tokens, asked.limit)
+        windows = iter_windows(corpus, teacher.tokenizer, longest, settings.stride)
+        parts = gathered(windows, settings.part_tokens, settings.limit)
         return (window.text for window in itertools.chain.from_iterable(parts))
 
     tokenizer = student_tokenizer(options.vocab, texts(), teacher)
@@ -131,8 +130,8 @@ def _trained(
         options.student_share,
         options.mask_prob,
         longest,
-        asked.batch_tokens,
-        asked.seed,
+        settings.batch_tokens,
+        settings.seed,
     )
     started = {
         **options.arguments(),
@@ -140,7 +139,7 @@ def _trained(
         "tokenizer": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
         "corpus": corpus.identity(),
         "max_length": longest,
-        "limit": asked.limit,
+        "limit": settings.limit,
     }
     embeddings = train(network, mixer, options, started, stop, say, ranks)
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
@@ -160,31 +159,31 @@ def _masked_teacher(model: ResolvedModel) -> Teacher:
 def _network(
     options: MixedVocabOptions, teacher: Teacher, tokenizer: Any, say: Callable[[str], object]
 ) -> MixedTeacher:
-    """Add embeddings of the student's pieces to the teacher's, and print how they are trained."""
+    """Create the network with both vocabularies, and print how it is trained."""
     from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 
-    asked = options.dump
+    settings = options.dump
     same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
-    network = MixedTeacher(teacher, len(tokenizer), options.width, asked.seed, same)
+    network = MixedTeacher(teacher, len(tokenizer), options.width, settings.seed, same)
     say(
-        f"student   {len(tokenizer):,} pieces, {options.width} wide, beside"
-        f" {len(teacher.tokenizer):,} of the teacher, {network.weight.shape[1]} wide"
+        f"student   {len(tokenizer):,} pieces of width {options.width}, and"
+        f" {len(teacher.tokenizer):,} of the teacher of width {network.weight.shape[1]}"
     )
     say(
-        f"training  {options.steps} steps of {asked.batch_tokens * options.accumulate} tokens,"
-        f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:g}, seed {asked.seed},"
-        f" {asked.device}, {asked.precision}"
+        f"training  {options.steps} steps of {settings.batch_tokens * options.accumulate} tokens,"
+        f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:g}, seed"
+        f" {settings.seed}, {settings.device}, {settings.precision}"
     )
     if same is not None:
         tied = len(np.unique(same[same >= 0]))
-        say(f"tied      {tied:,} of the student's pieces, which are the teacher's, too")
+        say(f"tied      {tied:,} of the student's pieces, which are in both vocabularies")
     return network
 
 
 def shared_pieces(teacher: Any, student: Any) -> Array:
-    """Find the student's id of each of the teacher's pieces: int64 [V], -1 for those it lacks.
+    """Find the student's id of each teacher's piece: int64 [V], -1 if the student lacks it.
 
-    Raises UserError where equal pieces would not be equal text.
+    Raises UserError if equal pieces of the two vocabularies do not mean equal text.
     """
     models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (teacher, student)]
     here, there = (
@@ -192,8 +191,9 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
     )
     if here != there:
         raise UserError(
-            f"--tie: the teacher's vocabulary is a {here[0]} and the student's a {there[0]}, whose"
-            " pieces are spelt otherwise; leave --tie out, or give a --vocab folder of its kind"
+            f"--tie: the teacher's vocabulary is a {here[0]} and the student's a {there[0]}, which"
+            " mark pieces differently; leave --tie out, or give a --vocab folder of the teacher's"
+            " kind"
         )
     own = student.get_vocab()
     same = np.full(1 + max(teacher.get_vocab().values()), -1)
@@ -203,10 +203,10 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
 
 
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
-    """Make the fast tokenizer that `--vocab` asks for: of a size, or from a folder.
+    """Train a fast tokenizer of the size `--vocab`, or load it from the folder.
 
-    Raises UserError if that size cannot hold the characters of the texts, or if the folder has no
-    tokenizer with a mask token and a padding token.
+    Raises UserError if the size is too small for the characters of the texts, or if the folder has
+    no tokenizer with a mask token and a padding token.
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -278,7 +278,9 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
             "ftp://a/b.zarr"
         ),
         "which a bucket does not have": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
-        "a folder beside the store": lambda: StageOneDump(model="rubert-base", out=URL),
+        "writes its checkpoints next to the store": lambda: StageOneDump(
+            model="rubert-base", out=URL
+        ),
         "only a store at a local path can be repaired": lambda: repair(URL),
     }
     for told, ask in refusals.items():

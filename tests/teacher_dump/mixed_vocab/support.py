@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from teachonce.teacher_dump.mixed_vocab.segmentation import Batch, Mixer, Side
+from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch, Mixer, Side
 from tests.texts import SENTENCES
 
 WIDTH, PIECES, LONGEST = 16, 450, 64
@@ -23,6 +23,6 @@ def mixer_of(teacher: Any, small: Any, **changes: Any) -> Mixer:
     return Mixer(**(settings | changes))
 
 
-def some(mixer: Mixer, count: int, first: int = 0) -> list[Batch]:
+def some(mixer: Mixer, count: int, first: int = 0) -> list[MixedBatch]:
     batches = mixer.batches(first)
     return [next(batches) for _ in range(count)]

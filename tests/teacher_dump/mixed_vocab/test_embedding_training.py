@@ -62,7 +62,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
     with pytest.raises(UserError, match="with other arguments: steps was '30' and is '31'"):
         once("cut", started=31)
     options(tmp_path / "torn", 30).checkpoint().write_bytes(b"PK")
-    with pytest.raises(UserError, match="cannot be read.*remove it to begin anew"):
+    with pytest.raises(UserError, match="cannot be read.*remove it to start from the beginning"):
         once("torn")
 
 

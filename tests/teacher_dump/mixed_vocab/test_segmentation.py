@@ -13,7 +13,7 @@ import torch
 from teachonce.teacher_dump.mixed_vocab.segmentation import (
     MASKED,
     MASKED_BY_TEACHER,
-    Batch,
+    MixedBatch,
     Side,
     masked,
     mixed,
@@ -130,7 +130,7 @@ def test_masks_are_whole_pieces_and_bounded(
     assert len(masked(short, sides, 0.01, chance).places) == 1
 
 
-def same(one: Batch, other: Batch) -> bool:
+def same(one: MixedBatch, other: MixedBatch) -> bool:
     return all(
         torch.equal(a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True)
     )

@@ -105,14 +105,14 @@ def test_a_tokenizer_folder_is_taken_as_it_is(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("--width", 33), "words of .* are 32 wide; choose 1 to 32"),
+        (("--width", 33), "those of .* have size 32; choose 1 to 32"),
         (("--width", 0), "--width 0: expected at least 1"),
         (("--vocab", 20), "--vocab 20: the text has .* ask for more"),
         (("--vocab", "nowhere"), "expected a size .* or a folder"),
         (("--student-share", 1), "--student-share 1: expected a share between"),
         (("--mask-prob", 0), "--mask-prob 0: expected a share"),
         (("--lr", 0), "--lr 0: expected a rate"),
-        (("--precision", "fp16"), "--precision fp16: gradients vanish"),
+        (("--precision", "fp16"), "--precision fp16: gradients underflow"),
         (("--max-length", 4000), "the teacher reads at most 128 tokens"),
     ],
 )
