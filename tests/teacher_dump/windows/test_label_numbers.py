@@ -258,7 +258,7 @@ def test_tags_in_the_scheme_of_the_teacher(
     tags: str, labels: Any, found: str, scheme: str | None, tmp_path: Path, make_tokenizer: Any
 ) -> None:
     target = "BIOES" if labels == BIOES else "IOB2"
-    line = f"tags of the corpus are {scheme}; they are converted to {target}, as the teacher's"
+    line = f"tags of the corpus are {scheme}; they are converted to {target}, the scheme of the teacher"
     got = numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
     assert got == found.split() + ([line] if scheme else [])
 
@@ -282,7 +282,7 @@ def test_converted_tags_are_checked_before_the_dump(
 
 
 def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
-    with pytest.raises(UserError, match="b: 'pos' is a label of the whole text, but the teacher t"):
+    with pytest.raises(UserError, match="b: 'pos' is a label of a whole text, but the teacher t"):
         Labels(TaskSpec("tagging", TAGS), "t").check({}, {}, {"pos": "b"})
     texts = Labels(TaskSpec("classification", MOODS), "t")
     texts.check({}, {}, {"O": "a"})
