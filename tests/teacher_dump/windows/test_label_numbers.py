@@ -258,7 +258,8 @@ def test_tags_in_the_scheme_of_the_teacher(
     tags: str, labels: Any, found: str, scheme: str | None, tmp_path: Path, make_tokenizer: Any
 ) -> None:
     target = "BIOES" if labels == BIOES else "IOB2"
-    line = f"tags of the corpus are {scheme}; they are converted to {target}, the scheme of the teacher"
+    line = f"tags of the corpus are {scheme}; they are converted to {target}, the scheme"
+    line += " of the teacher"
     got = numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
     assert got == found.split() + ([line] if scheme else [])
 
