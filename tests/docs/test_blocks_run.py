@@ -46,7 +46,7 @@ def table(path: Path, head: str, rows: list[str]) -> None:
 def tables(folder: Path) -> None:
     """Write the texts, tables and collections that the pages speak of."""
     chance = random.Random(0)
-    for name, documents in {"novels": 150, "texts": 40, "held-out": 20}.items():
+    for name, documents in {"novels": 60, "texts": 40, "held-out": 20}.items():
         write_corpus(folder / f"{name}.txt", documents)
     (folder / "takedown.txt").write_text("3\n17\n", "utf-8")
     (folder / "texts").mkdir()

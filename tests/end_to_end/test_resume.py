@@ -26,7 +26,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
-from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, refused, start, tree, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, refused, tree, write_corpus
 
 STEPS = 60
 SETTINGS = (
@@ -50,25 +50,14 @@ def undisturbed(store: Path) -> Path:
     return out
 
 
-def training(store: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    return start("teachonce.student_train.cli", "--store", store, "--out", out, *SETTINGS, *more)
+def training(store: Path, out: Path, log: Path | None = None) -> ForkServerProcess:
+    words = ("--store", store, "--out", out, *SETTINGS)
+    return fork(command, "teachonce.student_train.cli", *words, log=log)
 
 
-def stop_at(process: subprocess.Popen[str], out: Path, step: int, number: int) -> str:
-    """Send the signal once the metrics tell of the step; what the process said on stderr."""
-    wait_for(process, lambda: step <= last_step(out))
-    process.send_signal(number)
-    return process.communicate(timeout=60)[1]
-
-
-def wait_for(
-    process: subprocess.Popen[str] | ForkServerProcess, reached: Callable[[], bool]
-) -> None:
+def wait_for(process: ForkServerProcess, reached: Callable[[], bool]) -> None:
     while not reached():
-        if isinstance(process, subprocess.Popen):
-            assert process.poll() is None, process.communicate()[1]
-        else:
-            assert process.is_alive(), process.exitcode
+        assert process.is_alive(), process.exitcode
         time.sleep(0.01)
 
 
@@ -110,7 +99,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
 
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
-    killed = fork(command, "teachonce.student_train.cli", "--store", store, "--out", out, *SETTINGS)
+    killed = training(store, out)
     step = chance.randrange(11, 30)
     wait_for(killed, lambda: step <= last_step(out))
     killed.kill()
@@ -130,10 +119,12 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
 
 
 def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
-    out = tmp_path / "student"
-    stopped = training(store, out)
-    said = stop_at(stopped, out, 22, signal.SIGTERM)
-    assert stopped.returncode == 143
+    out, log = tmp_path / "student", tmp_path / "log"
+    stopped = training(store, out, log)
+    wait_for(stopped, lambda: last_step(out) >= 22)
+    stopped.terminate()
+    assert finish(stopped) == 143
+    said = log.read_text()
     told = [line for line in said.splitlines() if line.startswith("Stopped")]
     assert len(told) == 1 and told[0].endswith("continue with the same command and --resume")
     assert "Traceback" not in said

@@ -17,7 +17,7 @@ from teachonce.student_train.train.student_training import train
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 
-STEPS, KEPT = 10, 8
+STEPS, KEPT = 8, 8
 LOSSES = {"mlm": 1.0, "kl": 1.0, "logit": 0.1, "hidden": 3.0, "cosine": 1.0, "attention": 10.0}
 EXACT = 1e-5
 DEFAULT = {"attention": 5e-2, "valid_attention": 5e-2}  # a small loss, of maps in 8 bits
