@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,8 @@ def find_recipe(name: str) -> Recipe:
     return known[inner]
 
 
-def all_recipes() -> dict[str, Recipe]:
+@functools.cache
+def all_recipes() -> Mapping[str, Recipe]:
     """Read the recipes of this package, by name."""
     return {
         name: recipe

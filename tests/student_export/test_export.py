@@ -98,7 +98,7 @@ def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
     return folder
 
 
-UNMEASURED = Figures(bytes=1, load_s=1.0, sentence_ms=1.0, per_second=1.0, memory=None)
+UNMEASURED = Costs(bytes=1, load_s=1.0, sentence_ms=1.0, per_second=1.0, memory=None)
 POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cls": ({"mode": "cls"}, {}),
     "mean": ({"mode": "mean"}, {}),
@@ -117,7 +117,7 @@ def test_every_pooling_is_exported(
     from sentence_transformers import SentenceTransformer
 
     # Two processes that import torch anew are half of an export; other tests read their figures.
-    monkeypatch.setattr("teachonce.student_export.job.figures_of", lambda *_: UNMEASURED)
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     mode, settings = POOLINGS[name]
     prompt = {"prompts": {"all": "old "}, "default_prompt_name": "all"}
     folder = modules(pooling(**mode), base=shallow, folder=tmp_path / "m", **settings, **prompt)
