@@ -44,7 +44,7 @@ def test_it_finds_lines_in_a_browser(tiny_teacher: Teacher, tmp_path: Path) -> N
     (site / "transformers").symlink_to(modules / "@huggingface/transformers/dist")
     (site / "onnxruntime").symlink_to(modules / "onnxruntime-web/dist")
     shutil.copy(EXAMPLE.with_suffix(".html"), site / "index.html")
-    student = embedder(tiny_teacher, tmp_path / "student")
+    student = embedder(tiny_teacher("bert"), tmp_path / "student")
     for dtype, more in (("fp32", ()), ("q8", ("--quantize", "int8", "--least", "0.5"))):
         shutil.rmtree(site / "model", ignore_errors=True)
         assert run(student, "--to", "onnx", *more, "--out", site / "model").exit_code == 0

@@ -62,7 +62,7 @@ SOUND: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", SOUND)
 def test_sound_stores(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case: str) -> None:
     kind, options = SOUND[case]
-    store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **options)
+    store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.h5", **options)
     found = report(store, tiny_teacher(kind))
     assert found.problems == [] and found.notes == []
     names = {row.feature.split("/")[1] for row in found.rows if "/" in row.feature}
@@ -212,7 +212,7 @@ def test_wrong_draws(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case:
     with pytest.MonkeyPatch.context() as patch:
         WRONG[case][0](patch, model)
         only = {"logits": "sample:20", "hidden": "none", "attention": "none"}
-        store = dumped(model, corpus, tmp_path / "a.zarr", **only)
+        store = dumped(model, corpus, tmp_path / "a.h5", **only)
     assert report(store, tiny_teacher("bert")).problems != []
 
 
@@ -228,7 +228,7 @@ def test_draws_of_another_distribution(
 
     monkeypatch.setattr(part_writing, "sampled_logits", warm)
     only = {"logits": "sample:50", "hidden": "none", "attention": "none"}
-    store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **only)
+    store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.h5", **only)
     (problem,) = report(store, tiny_teacher("bert")).problems
     assert problem.startswith("draws: ")
 
@@ -246,7 +246,7 @@ def test_another_mask_is_found(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_writing, "mask_spans", mistaken)
-        store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **masked)
+        store = dumped(tiny_teacher("bert"), corpus, tmp_path / "a.h5", **masked)
     assert any(
         line.startswith("view1/mask: ") for line in report(store, tiny_teacher("bert")).problems
     )
@@ -275,7 +275,7 @@ def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
 
 
 def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
-    store = open_store(dumped(tiny_teacher("bert"), corpus, tmp_path / "a.zarr"))
+    store = open_store(dumped(tiny_teacher("bert"), corpus, tmp_path / "a.h5"))
     wrong: dict[str, list[Any]] = {
         "precision": ["int8", "auto", None, ["fp32"]],
         "seed": ["x", None, -1, 1.5],
