@@ -1,6 +1,7 @@
-"""The batch of a training step: tokens as the student reads them, runs of tokens, and the teacher's
-targets. States and maps stay as the store encodes them until the device that trains decodes and
-pools them, so a quarter of float32's bytes or less is copied there."""
+"""The batch of a training step: the student's tokens, aligned runs, and the teacher's targets."""
+
+# Hidden states and attention maps stay encoded until they are on the training device, which decodes
+# and pools them: a quarter of float32's bytes, or less, is copied there.
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ from teachonce.support.arrays import Array, begins, ranges
 
 @dataclass(frozen=True)
 class Inputs:
-    """Holds padded student input: ids [B,S], where there is a token [B,S], and of pairs of texts
-    which one it is of [B,S], 0 or 1 as the student's tokenizer tells."""
+    """Holds padded student input.
+
+    ids: int64 [B,S]. present: bool [B,S], the attention mask. types: int64 [B,S] of 0 or 1, the
+    token types of text pairs; None for single texts.
+    """
 
     ids: Tensor
     present: Tensor
@@ -30,7 +34,7 @@ class Inputs:
 
     @classmethod
     def of(cls, ids: Array, start: Array, padding: int, types: Array | None = None) -> Inputs:
-        """Pad flat ids [N], and types [N], of sequences that begin at `start` [B+1]."""
+        """Pad flat ids [N] and types [N]. `start` [B+1] holds where each sequence begins."""
         lengths = np.diff(start)
         present = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full(present.shape, padding, np.int64)
@@ -42,7 +46,7 @@ class Inputs:
         return cls(torch.from_numpy(padded), torch.from_numpy(present), kinds)
 
     def split(self, texts: int) -> list[Inputs]:
-        """Split the batch into parts of so many texts; the last may have fewer."""
+        """Split the batch into parts of `texts` texts; the last may have fewer."""
         ids, present = self.ids.split(texts), self.present.split(texts)
         kinds = [None] * len(ids) if self.types is None else self.types.split(texts)
         return [Inputs(*part) for part in zip(ids, present, kinds, strict=True)]
@@ -57,33 +61,31 @@ class Runs:
 
     @classmethod
     def of(cls, runs: Array) -> Runs:
-        """Make runs of half-open runs [G,2]."""
+        """Convert half-open runs [G,2] of flat tokens."""
         lengths = (runs[:, 1] - runs[:, 0]).astype(np.int64)
         member = ranges(runs[:, 0].astype(np.int64), lengths)
         return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
 
-    def chosen(self, where: Tensor) -> Runs:
-        """Keep the runs at which bool [G] is true."""
+    def select(self, where: Tensor) -> Runs:
+        """Return the runs at which bool [G] is true."""
         ends = torch.cat([self.begin[1:], self.begin.new_tensor([len(self.member)])])
         lengths = ends - self.begin
-        kept = lengths[where]
-        return Runs(self.member[torch.repeat_interleave(where, lengths)], kept.cumsum(0) - kept)
+        selected = lengths[where]
+        members = self.member[torch.repeat_interleave(where, lengths)]
+        return Runs(members, selected.cumsum(0) - selected)
 
     def pool(self, values: Tensor, how: str) -> Tensor:
-        """Take the sum or mean [G,D] of flat token values [N,D] over each run.
-
-        Of the ways that torch has, `embedding_bag` is the fastest, forward and backward.
-        """
+        """Return the sum or mean [G,D] of flat token values [N,D] over each run."""
+        # The fastest way in torch to pool ragged runs, forward and backward.
         return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
     def pool_members(self, values: Tensor, how: str) -> Tensor:
-        """Take the sum or mean [G,D] over each run of values [J,D] of the members alone, in their
-        order."""
+        """Return the sum or mean [G,D] over each run of values [J,D], a row for each member."""
         return pool_members(values, self.begin, how)
 
 
 def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
-    """Take the sum or mean [G,D] of values [J,D] over G runs, which follow one another from `begin`
+    """Return the sum or mean [G,D] of values [J,D] over consecutive runs that start at `begin`
     [G]."""
     members = torch.arange(len(values), device=values.device)
     return functional.embedding_bag(members, values, begin, mode=how)
@@ -91,64 +93,60 @@ def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
 
 @dataclass(frozen=True)
 class MapPooling:
-    """Turns attention between tokens into attention between runs: mean over the asking tokens, sum
-    over the attended ones.
+    """Pools attention between tokens into attention between runs: mean over the query tokens, sum
+    over the key tokens."""
 
-    Then a row over all runs still holds at most the probability of the row over all tokens.
-    """
-
-    asking: Tensor  # float32 [B,G,L]
-    attended: Tensor  # float32 [B,G,L]
+    # With a sum over keys, a row over all runs still adds up to at most 1, as it does over tokens.
+    query: Tensor  # float32 [B,G,L]
+    key: Tensor  # float32 [B,G,L]
     present: Tensor  # bool [B,G]
 
     @classmethod
     def of(cls, runs: Array, start: Array) -> MapPooling:
-        """Make the pooling of half-open runs [G,2] of flat tokens whose sequences begin at `start`
-        [B+1]."""
+        """Make the pooling for half-open runs [G,2] of flat tokens. `start` [B+1] holds where each
+        sequence begins."""
         sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
         counts = np.bincount(sequence, minlength=len(start) - 1)
         place = ranges(np.zeros_like(counts), counts)
         longest = int(np.diff(start).max())
-        attended = np.zeros(
-            (len(start) - 1, max(1, int(counts.max(initial=0))), longest), np.float32
-        )
+        key = np.zeros((len(start) - 1, max(1, int(counts.max(initial=0))), longest), np.float32)
         lengths = runs[:, 1] - runs[:, 0]
         column = ranges(runs[:, 0] - start[sequence], lengths)
-        attended[np.repeat(sequence, lengths), np.repeat(place, lengths), column] = 1
-        total = attended.sum(axis=2, keepdims=True)
-        asking = attended / np.maximum(total, 1)
-        return cls(*map(torch.from_numpy, (asking, attended, total[:, :, 0] > 0)))
+        key[np.repeat(sequence, lengths), np.repeat(place, lengths), column] = 1
+        total = key.sum(axis=2, keepdims=True)
+        query = key / np.maximum(total, 1)
+        return cls(*map(torch.from_numpy, (query, key, total[:, :, 0] > 0)))
 
     def pool(self, maps: Tensor) -> Tensor:
-        """Turn maps [B,L,L] between tokens into maps [B,G,G] between runs."""
-        return self.asking.to(maps.dtype) @ maps @ self.attended.to(maps.dtype).transpose(1, 2)
+        """Pool maps [B,L,L] between tokens into maps [B,G,G] between runs."""
+        return self.query.to(maps.dtype) @ maps @ self.key.to(maps.dtype).transpose(1, 2)
 
 
 @dataclass(frozen=True)
 class TeacherStates:
-    """Holds stored states of J tokens, to be averaged over G runs of them. Where `rows` is None,
-    the J tokens are all of `stored`.
+    """Holds encoded states of J tokens, to be averaged over G runs.
 
-    Arrays, calibration and codec are those of a `HiddenBatch`.
+    stored, mean, deviation, codec: arrays, calibration and codec of a `HiddenBatch`.
+    rows: which rows of `stored` are the J tokens; None for all rows, in order.
     """
 
     stored: dict[str, Tensor]
     mean: Tensor
     deviation: Tensor
     codec: HiddenCodec
-    rows: Tensor | None  # int64 [J] of the stored arrays
-    begin: Tensor  # int64 [G]: where runs begin among the J
+    rows: Tensor | None  # int64 [J]
+    begin: Tensor  # int64 [G]: where each run begins among the J
 
     def normalised(self) -> Tensor:
         """Decode and pool (state - mean) / deviation: float32 [G,D]."""
-        states = self.codec.decode_normalised(self._rows(), self.mean, self.deviation, torch)
+        states = self.codec.decode_normalised(self._selected(), self.mean, self.deviation, torch)
         return self._pooled(states)
 
     def states(self) -> Tensor:
         """Decode and pool raw states: float32 [G,D]."""
-        return self._pooled(self.codec.decode(self._rows(), self.mean, self.deviation, torch))
+        return self._pooled(self.codec.decode(self._selected(), self.mean, self.deviation, torch))
 
-    def _rows(self) -> dict[str, Tensor]:
+    def _selected(self) -> dict[str, Tensor]:
         if self.rows is None:
             return self.stored
         return {name: array[self.rows] for name, array in self.stored.items()}
@@ -159,17 +157,17 @@ class TeacherStates:
 
 @dataclass(frozen=True)
 class TeacherMaps:
-    """Holds stored maps between the tokens of B texts, to be pooled over their runs."""
+    """Holds encoded attention maps of B texts, to be pooled over their runs."""
 
     values: dict[str, Tensor]  # flat, by name; a text's map is L^2 entries, row-major
     codec: Elementwise
-    begin: Tensor  # int64 [B] where they begin
+    begin: Tensor  # int64 [B]: where each map begins
     lengths: Tensor  # int64 [B]
     longest: int
     pooling: MapPooling
 
     def pooled(self) -> dict[str, Tensor]:
-        """Decode and pool attention between runs: float32 [B,G,G] by name."""
+        """Decode and pool the maps: float32 [B,G,G] by name."""
         place = torch.arange(self.longest, device=self.lengths.device)
         inside = place < self.lengths[:, None]
         square = inside[:, :, None] & inside[:, None, :]
@@ -182,8 +180,8 @@ class TeacherMaps:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Holds the targets of a `Distillation` that the device decodes, by the names of features."""
+class EncodedTargets:
+    """Holds the targets of a `Distillation` that are decoded on the device, by feature name."""
 
     normalised: dict[str, TeacherStates]
     states: dict[str, TeacherStates]
@@ -192,7 +190,7 @@ class Encoded:
     maps: TeacherMaps | None
 
     def decoded(self) -> dict[str, Any]:
-        """Decode everything: the values of `Distillation`'s fields by their names."""
+        """Decode everything. The keys are fields of `Distillation`."""
         return {
             "normalised": {name: it.normalised() for name, it in self.normalised.items()},
             "states": {name: it.states() for name, it in self.states.items()},
@@ -202,16 +200,17 @@ class Encoded:
         }
 
 
-class Streamed:
-    """Takes states and maps from the batch, as copies: the batch's arrays are used again."""
+class StreamedFeatures:
+    """Takes states and maps from the streamed batch."""
 
-    resident: tuple[str, ...] = ()  # kinds of features that need not be streamed
+    # Copies: the stream reuses a batch's arrays for a later batch.
+    resident: tuple[str, ...] = ()  # feature groups that need not be streamed
 
     def states(
         self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
-        """Return states by name of the batch's tokens `rows` [J], for runs that begin at `begin`
-        [G] among them."""
+        """Return the states, by name, of the batch's tokens `rows` [J]. `begin` [G] holds where
+        each run begins among them."""
         return {
             name: TeacherStates(
                 {
@@ -228,8 +227,7 @@ class Streamed:
         }
 
     def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
-        """Return entries by name, where among them the maps of the B texts begin, and their
-        codec."""
+        """Return flat map entries by name, where each text's map begins [B], and the codec."""
         stored = {name: batch.stored[maps_path(view, name)] for name in batch.attention}
         begin = begins(np.diff(batch.start) ** 2)
         entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
@@ -243,30 +241,30 @@ def maps_path(view: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Holds the teacher's targets for G runs of one alignment, of the student's flat tokens.
+    """Holds the teacher's targets for the G runs of one alignment.
 
-    Targets that no loss of this alignment reads are empty. States and maps are empty until
-    `StudentBatch.to`, too.
+    Runs refer to the student's flat tokens. Targets that no loss of this alignment reads are empty;
+    states and maps are empty until `StudentBatch.to` as well.
     """
 
-    inputs: Inputs | None  # a second input (reduce); None: the runs are of the masked native input
+    inputs: Inputs | None  # a second input (reduce); None: the batch's own input
     runs: Runs
     logit_runs: Runs | None  # the runs that have logit targets
     logits: LogitTargets | None
     shared: SharedTargets | None
     map_pooling: MapPooling | None
     task: TaskTargets | None
-    encoded: Encoded | None  # the five below before they are decoded; None afterwards
+    encoded: EncodedTargets | None  # the five below before they are decoded; None afterwards
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
     # float32 [B,D] by name: normalised state of the first token
     sentences: dict[str, Tensor] = field(default_factory=dict)
-    raw_sentences: dict[str, Tensor] = field(default_factory=dict)  # [B,D]: that state as it is
+    raw_sentences: dict[str, Tensor] = field(default_factory=dict)  # [B,D]: not normalised
     maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
 
     def decoded(self) -> Distillation:
-        """Decode the teacher's states and maps where they are, if that was not done already."""
+        """Decode the teacher's states and maps on their device. Decoded targets are unchanged."""
         if self.encoded is None:
             return self
         return replace(self, encoded=None, **self.encoded.decoded())
@@ -274,10 +272,14 @@ class Distillation:
 
 @dataclass(frozen=True)
 class StudentBatch:
-    """Holds the data of one step. `masked` are the flat token numbers of `labels`, `characters`
-    counts the characters under them, `tokens` the student's own tokens. `aligned` has what the
-    teacher teaches, by the name of each alignment that a loss asks for, `vectors` [B,W] its vectors
-    of the texts."""
+    """Holds the data of one step.
+
+    masked, labels: flat positions of the masked tokens, and their ids.
+    characters: the number of characters of the masked tokens.
+    tokens: the number of student tokens.
+    aligned: the teacher's targets, by the name of each alignment in use.
+    vectors: the teacher's text vectors, float32 [B,W].
+    """
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
@@ -289,8 +291,8 @@ class StudentBatch:
 
     @property
     def distillation(self) -> Distillation | None:
-        """Return what the teacher teaches to losses of one alignment; None where it teaches
-        nothing."""
+        """Return the teacher's targets of the only alignment, or None without an alignment. Raises
+        ValueError if there are several."""
         found = list(self.aligned.values())
         if len(found) > 1:
             raise ValueError(f"the batch is aligned in several ways: {', '.join(self.aligned)}")
@@ -298,18 +300,18 @@ class StudentBatch:
 
     @property
     def of_task(self) -> str | None:
-        """Name the first alignment that has targets of a task; None where there are none."""
+        """Return the name of the first alignment with task targets, or None."""
         return next((name for name, each in self.aligned.items() if each.task is not None), None)
 
     def masked_lm(self) -> dict[str, Tensor]:
-        """Return the batch as models of transformers and their Trainer take it, for the masked-LM
-        loss alone: `input_ids`, `attention_mask` and `labels` int64 [B,S], -100 where nothing is
-        asked, and of pairs `token_type_ids`."""
+        """Return the arguments of a transformers masked-LM model, for its Trainer: `input_ids`,
+        `attention_mask` and `labels` int64 [B,S] (-100 at unmasked tokens), and for text pairs
+        `token_type_ids`."""
         present = self.inputs.present
-        asked = torch.full((int(present.sum()),), -100, device=self.labels.device)
-        asked[self.masked] = self.labels
-        labels = torch.full(present.shape, -100, device=asked.device)
-        labels[present] = asked
+        flat = torch.full((int(present.sum()),), -100, device=self.labels.device)
+        flat[self.masked] = self.labels
+        labels = torch.full(present.shape, -100, device=flat.device)
+        labels[present] = flat
         found = {
             "input_ids": self.inputs.ids,
             "attention_mask": present.long(),
@@ -326,7 +328,7 @@ class StudentBatch:
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         if device.type == "cuda" and value.device.type == "cpu":
-            value = value.pin_memory()  # only then does the copy not keep this thread waiting
+            value = value.pin_memory()  # a copy from pageable memory would block this thread
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return {key: _moved(item, device) for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""Which sequences of a store have gold labels, and which blocks and views a training reads.
+"""The blocks and views that a training reads, and which sequences have gold labels."""
 
-This needs no torch, so that mistakes are reported before torch is loaded."""
+# No torch here: mistakes are reported before torch is imported, which takes seconds.
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from teachonce.store.format.features import OutputKind
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
-SMALLEST_BLOCK, GREATEST_BLOCK = 128, 4096  # tokens
-SPLIT_SEED = (
-    0  # not the student's seed: all students of a store are judged on the same held-out blocks
-)
+SMALLEST_BLOCK, LARGEST_BLOCK = 128, 4096  # tokens
+# Not the student's seed: all students of a store are validated on the same held-out blocks.
+SPLIT_SEED = 0
 
 
 def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
-    """Choose blocks [n,2] to train on and blocks to hold out, once and for all for a store and a
-    share.
+    """Return the blocks [n,2] to train on and the held-out blocks, a function of store and share.
 
-    For a task the share is taken of the blocks with gold labels, and again of the others, as
-    labelled text often stands together. Raises UserError if the store has too little text to hold
-    something out.
+    Raises UserError if the store has too little text to hold something out.
     """
     tokens = int(store.meta["tokens"])
     if store.features.task:
@@ -34,9 +30,10 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
         gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # blocks follow one another
     else:
         size = tokens * max(held_out, 0.005) / 4
-        blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, GREATEST_BLOCK)))
+        blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, LARGEST_BLOCK)))
         gold = np.zeros(len(blocks), bool)
     chance, held = np.random.default_rng(SPLIT_SEED), np.zeros(len(blocks), bool)
+    # Labelled text is often contiguous: one draw over all blocks could hold out none of it.
     for alike in (np.flatnonzero(~gold), np.flatnonzero(gold)):
         count = max(1, round(len(alike) * held_out)) if held_out else 0
         if len(alike) > 1:
@@ -52,9 +49,9 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
 def chosen_blocks(
     store: FeatureStore, blocks: Array, data: str = "all", min_length: int = 0
 ) -> Array:
-    """Cut blocks [n,2] to the runs of sequences that `--data` and `--min-length` let through.
+    """Reduce blocks [n,2] to the sequences that `--data` and `--min-length` select.
 
-    Raises UserError where none is left.
+    Raises UserError if none is left.
     """
     if data == "all" and not min_length:
         return blocks
@@ -67,8 +64,8 @@ def chosen_blocks(
         runs.append(edges.reshape(-1, 2) + begin)
     found = np.concatenate(runs)
     if not len(found):
-        told = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
-        which = told.get(data, "")
+        labels = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
+        which = labels.get(data, "")
         long = f" of at least {min_length} tokens" if min_length else ""
         raise UserError(
             f"{store.path}: has no sequence{which}{long} to train on; dump a corpus with such text"
@@ -77,20 +74,20 @@ def chosen_blocks(
     return found
 
 
-def view_of(epoch: int, features: Features, asked: int | None) -> int:
-    """Return the view that an epoch reads: the one asked for, else the masked views in turn, else
-    the plain one, as for a task."""
-    if asked is not None:
-        return asked
+def view_of(epoch: int, features: Features, requested: int | None) -> int:
+    """Return the view of an epoch: `--view` if given, else the masked views in turn. View 0 is used
+    if there is no masked view, and for a task."""
+    if requested is not None:
+        return requested
     masked = 0 if features.task else features.views - 1
     return 1 + epoch % masked if masked else 0
 
 
-def told_of_masks(features: Features, asked: int | None, epochs: float) -> str:
-    """Tell in a line which masked views so many epochs read and whether their masks come again; ""
-    where the student draws masks of its own (view 0), as it does anew each time."""
+def describe_masks(features: Features, requested: int | None, epochs: float) -> str:
+    """Describe in a line which masked views are read in `epochs` epochs, and whether masks repeat.
+    Return "" for view 0, whose masks are drawn again in each epoch."""
     count = math.ceil(epochs)
-    read = [view_of(epoch, features, asked) for epoch in range(min(count, features.views))]
+    read = [view_of(epoch, features, requested) for epoch in range(min(count, features.views))]
     if not read or read[0] == 0:
         return ""
     different = len(set(read))
@@ -105,24 +102,25 @@ def told_of_masks(features: Features, asked: int | None, epochs: float) -> str:
     )
 
 
-_KNOWN: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
+_GOLD: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
 
 
 def labelled(store: FeatureStore) -> Array:
-    """Tell which of all sequences have a gold label, or a tag: bool [n]. An open store is read
-    once."""
-    if store not in _KNOWN:
-        _KNOWN[store] = np.concatenate(
+    """Return which sequences have a gold label or tag: bool [n]. The result is cached per open
+    store."""
+    if store not in _GOLD:
+        _GOLD[store] = np.concatenate(
             [
                 np.zeros(0, bool),
-                *(_of_part(store, place) for place in range(len(store.manifest.parts))),
+                *(_gold_of_part(store, place) for place in range(len(store.manifest.parts))),
             ]
         )
-    return _KNOWN[store]
+    return _GOLD[store]
 
 
 def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
-    """Tell whether any sequence of the blocks [n,2], or of the store, has a gold label or a tag."""
+    """Return whether a sequence of the blocks [n,2], by default of the store, has a gold label or
+    tag."""
     known = labelled(store)
     if blocks is None:
         return bool(known.any())
@@ -130,11 +128,11 @@ def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
 
 
 def output_kind_of(store: FeatureStore) -> OutputKind | None:
-    """Return what the outputs of a store's task are; None without a task."""
+    """Return the kind of answers of a store's task, or None without a task."""
     return store.task.output_kind if store.task else None
 
 
-def _of_part(store: FeatureStore, place: int) -> Array:
+def _gold_of_part(store: FeatureStore, place: int) -> Array:
     task, part = store.features.task, store.part(place)
     if task is None:
         return np.zeros(part.part.counts.sequences, bool)

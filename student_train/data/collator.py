@@ -1,5 +1,5 @@
-"""The collator turns a batch of a store into a batch for a student. It tokenises, masks, aligns and
-picks the teacher's targets."""
+"""The collator turns a batch of a store into a batch for a student: it tokenizes, masks, aligns and
+selects the teacher's targets."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.student_train.data.batch import (
     Distillation,
-    Encoded,
+    EncodedTargets,
     Inputs,
     MapPooling,
     Runs,
-    Streamed,
+    StreamedFeatures,
     StudentBatch,
     TeacherMaps,
     TeacherStates,
 )
-from teachonce.student_train.data.cache import Resident
+from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens, Masker, tokenize
 from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from teachonce.student_train.data.token_cache import token_table
@@ -41,8 +41,7 @@ from teachonce.support.console import counted
 
 @dataclass(frozen=True)
 class _Aligned:
-    """What the terms of the alignment `name` read: groups of a store's `features`, and of these
-    `Loss.teacher`."""
+    """The features that the terms of one alignment read, and their `Loss.teacher`."""
 
     name: str
     strategy: Strategy
@@ -56,11 +55,12 @@ class _Aligned:
 
 
 class Collator:
-    """Turns store batches into student batches for one vocabulary. The terms of `plan` decide which
-    alignments and targets a batch has; it is aligned once in each way that a term requires.
+    """Turns store batches into student batches for one vocabulary.
 
-    `head` (weight [V,D], bias [V]) is needed for logit losses from the `head` tier. With `store`
-    its text is tokenised once for all batches (`token_table`), without it batch by batch.
+    plan: its terms decide the alignments and targets of a batch.
+    head: weight [V,D] and bias [V] of the teacher's head, for losses on logits of the `head` tier.
+    store: if given, its text is tokenized once for all batches (`token_table`), else batch by
+        batch.
     Raises UserError for a tokenizer that `align` cannot read.
     """
 
@@ -75,7 +75,7 @@ class Collator:
         store: FeatureStore | None = None,
     ) -> None:
         self.student_tokenizer = student_tokenizer
-        # A copy: the tokenizer that is saved must not truncate.
+        # A copy: truncation must not be saved with the student's tokenizer.
         self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
@@ -87,11 +87,11 @@ class Collator:
         self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
         self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
-        self.source: Streamed | Resident = Streamed()
+        self.source: StreamedFeatures | ResidentFeatures = StreamedFeatures()
         self._serve(plan)
 
     def cut_line(self) -> str:
-        """Describe how many sequences reach the student's longest input; "" where none does."""
+        """Describe how many sequences are truncated at `--max-length`; "" if none is."""
         if self.table is None:
             return ""
         lengths = np.diff(self.table.start)
@@ -104,13 +104,13 @@ class Collator:
         )
 
     def serving(self, plan: BatchPlan) -> Collator:
-        """Return a collator for batches with other losses and masks."""
+        """Return a copy for batches with other losses and masks."""
         other = copy.copy(self)
         other._serve(plan)
         return other
 
-    def reading(self, source: Streamed | Resident) -> Collator:
-        """Return a collator that takes the teacher's states and maps from `source`."""
+    def reading(self, source: StreamedFeatures | ResidentFeatures) -> Collator:
+        """Return a copy that takes the teacher's states and maps from `source`."""
         other = copy.copy(self)
         other.source = source
         return other
@@ -123,7 +123,7 @@ class Collator:
             self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if plain else plan.mask_prob,  # as a whole a text is learnt without masks
+            0.0 if plain else plan.mask_prob,  # targets of whole texts are of unmasked text
             self.table.counts(len(self.student_tokenizer))
             if plan.rare_masks and self.table
             else None,
@@ -144,14 +144,14 @@ class Collator:
             self.readers[predicted] = TargetReader(pieces, self.head)
 
     def features(self) -> list[str]:
-        """List the groups of the store's features that must be streamed."""
+        """List the feature groups that must be streamed."""
         return [name for name in self.wanted if name not in self.source.resident]
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
-        """Make the student's batch of a view's batch. In view 0 masks are drawn by `key`, in other
-        views the teacher's masks are taken.
+        """Make a student batch from a batch of a view.
 
-        Raises StoreError where the stored tokens do not fit the stored texts.
+        In view 0 the masks are drawn from `key`; other views have the teacher's masks. Raises
+        StoreError if the stored tokens do not match the stored texts.
         """
         native = self._native(batch)
         if view:
@@ -161,8 +161,10 @@ class Collator:
         masked = np.flatnonzero(read.labels != IGNORED)
         try:
             aligned = self._aligned(batch, native, read, view, key)
-        except AlignmentError as error:  # the stored tokens do not fit the stored texts
-            raise StoreError(f"the store cannot be learnt from: {error}; {VERIFY}") from error
+        except AlignmentError as error:
+            raise StoreError(
+                f"the store's tokens do not match its texts: {error}; {VERIFY}"
+            ) from error
         return StudentBatch(
             inputs=Inputs.of(read.ids, native.start, self.padding, self._types(native)),
             masked=torch.from_numpy(masked),
@@ -177,7 +179,7 @@ class Collator:
         return None if self.separator is None else tokens.types
 
     def _native(self, batch: Batch) -> Tokens:
-        """Tokenise each text as the student does, cut at its max length."""
+        """Tokenize each text for the student, truncated at its max length."""
         if self.table is None:
             return tokenize(self.tokenizer, batch.texts, self.separator)
         return self.table.of(batch.index)
@@ -208,7 +210,7 @@ class Collator:
         student, alignment = sides.align(wanted.name)
         inputs = None
         if wanted.strategy.second_input:
-            # What the teacher saw masked, the student sees masked; in view 0 that is nothing.
+            # The student sees the teacher's masks in its second input; view 0 has none.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = Inputs.of(read.ids, student.start, self.padding, self._types(student))
         logit_runs, logits, shared = (
@@ -231,9 +233,8 @@ class Collator:
             encoded=self._encoded(batch, wanted, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, wanted: _Aligned, view: int, runs: Array) -> Encoded:
-        """Take the teacher's states and maps, to be decoded on the device, for half-open runs [G,2]
-        of its tokens."""
+    def _encoded(self, batch: Batch, wanted: _Aligned, view: int, runs: Array) -> EncodedTargets:
+        """Select the teacher's encoded states and maps for half-open runs [G,2] of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
         read = wanted.teacher
         if {"normalised", "raw"} & read:
@@ -253,7 +254,7 @@ class Collator:
                 int(np.diff(batch.start).max()),
                 MapPooling.of(runs, batch.start),
             )
-        return Encoded(
+        return EncodedTargets(
             pooled if "normalised" in read else {},
             pooled if "raw" in read else {},
             sentences if "sentence" in read else {},
@@ -262,13 +263,13 @@ class Collator:
         )
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
-        """Take targets of each text, or of the tokens that begin a word: its first piece stands for
-        a word. Where the teacher has a label for later pieces, take targets of all tokens."""
+        """Select the targets of a task: of each text, or of the tokens that begin a word."""
         if batch.labels is not None:
             answers = self.task.output_kind if self.task else "one label"
             return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), answers)
         assert batch.tags is not None and self.task is not None
         runs = alignment.teacher[:, 0]
+        # A word's tag belongs to its first piece, unless the teacher has a label for later pieces.
         if self.task.later_label is None:
             tagged = word_begins(batch) | (batch.tags >= 0)
         else:
@@ -283,16 +284,17 @@ class Collator:
     def _logits(
         self, batch: Batch, wanted: _Aligned, alignment: Alignment, labels: Array
     ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
-        """Take targets of the runs with a single teacher token: only they have a distribution."""
+        """Select the logit targets of the runs with a single teacher token."""
         predicted, targets, shared = wanted.strategy.predicted, None, None
         student = alignment.student
-        if predicted == "first":  # which the first token of a run predicts
+        if predicted == "first":  # the first token of a run predicts it
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
+        # Several teacher tokens have several distributions, and no joint one is stored.
         chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
         if self.targets == "masked":
             chosen &= labels[student[:, 0]] != IGNORED
         elif self.targets == "unmasked":
-            masked = starts(labels != IGNORED)  # how many there are before each token
+            masked = starts(labels != IGNORED)  # masked tokens before each token
             chosen &= masked[student[:, 0]] == masked[student[:, 1]]
         rows, reader = alignment.teacher[chosen, 0], self.readers[predicted]
         assert batch.logits is not None
@@ -312,10 +314,10 @@ def _long(values: Array) -> Tensor:
 
 
 def pair_types(tokens: Tokens, texts: Sequence[str], separator: str) -> Array:
-    """Tell which text of its pair each token is of: int64 [N], 0 or 1.
+    """Return the token types of text pairs: int64 [N], 0 for the first text and 1 for the second.
 
-    Special tokens are of the text before them, as in BERT's template; where the second text has no
-    token, the last special token is its.
+    A special token has the type of the text before it, as in BERT's template. If the second text
+    has no token, the last special token has type 1.
     """
     sequence = np.repeat(np.arange(len(texts)), np.diff(tokens.start))
     place = np.array([text.index(separator) for text in texts], np.int64)
@@ -326,9 +328,11 @@ def pair_types(tokens: Tokens, texts: Sequence[str], separator: str) -> Array:
 
 
 def word_begins(batch: Batch) -> Array:
-    """Tell which teacher tokens begin a word: bool [N]. The first character of such a token that is
-    no blank begins the text or follows a blank. Some tokenizers count the blank with the word
-    behind it."""
+    """Return which teacher tokens begin a word: bool [N].
+
+    The first non-blank character of such a token starts the text or follows a blank.
+    """
+    # Not the token's first character: some tokenizers add the blank to the following word.
     begins = np.zeros(len(batch.token_ids), bool)
     for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
         blank = np.array([character.isspace() for character in f" {text} "], bool)
@@ -337,7 +341,7 @@ def word_begins(batch: Batch) -> Array:
         begin, end = batch.offsets[first:last].T
         at = inked[begin]
         found = np.flatnonzero((at < end) & blank[at] & ~batch.special[first:last])
-        # Several byte-level tokens of one character begin one word.
+        # Several byte-level tokens may share one character: only the first begins the word.
         _, leading = np.unique(at[found], return_index=True)
         begins[first + found[leading]] = True
     return begins

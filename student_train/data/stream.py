@@ -1,5 +1,5 @@
-"""The batches of each epoch, and their endless, resumable stream; a thread or processes prepare
-it."""
+"""The batches of each epoch, and their endless, resumable stream, prepared by a thread or by
+processes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from teachonce.support.background import prefetched
 from teachonce.support.environment import variable
 from teachonce.support.errors import UserError
 
-READY = 4  # batches prepared ahead: enough to hide a slow block, small beside the store's own pool
+# Batches prepared ahead: enough to hide a slow block, and small compared with the store's own pool.
+READY = 4
 CPU = torch.device("cpu")
 
 
 class Epochs:
     """The batches of each epoch of a store: a pure function of the arguments and the epoch.
 
-    `batching` bounds a batch: batch_tokens or batch_texts, as of `FeatureStore.stream`, which takes
-    `check`, too.
+    check, batching: arguments of `FeatureStore.stream`; batching is `batch_tokens` or
+        `batch_texts`.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Epochs:
         self._seed, self._view, self._check, self._batching = seed, view, check, batching
 
     def count(self, epoch: int) -> int:
-        """Count the batches of an epoch; this reads lengths alone."""
+        """Count the batches of an epoch. Reads lengths only."""
         return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
 
     def batches(self, epoch: int, first: int = 0, every: int = 1) -> Iterator[StudentBatch]:
-        """Yield batches of an epoch, from number `first` on, one of `every`. States and maps are
-        encoded until `StudentBatch.to`."""
+        """Yield every `every`-th batch of an epoch, starting with batch `first`. States and maps
+        stay encoded until `StudentBatch.to`."""
         view = view_of(epoch, self._store.features, self._view)
         stored = self._store.stream(
             self._seed,
@@ -79,10 +80,10 @@ def student_batches(
     device: torch.device | None = CPU,
     **order: Any,
 ) -> Iterator[StudentBatch]:
-    """Yield batches of epoch 0, 1, 2 and so on without end, from batch number `first` on, one of
-    `every`: a pure function of the arguments. `order` is that of `Epochs`.
+    """Yield every `every`-th batch of an endless sequence of epochs, starting with batch `first`.
 
-    They are moved to `device`; with None they stay encoded, for another process to move.
+    device: where batches are moved to; None leaves them encoded, for another process.
+    order: the other arguments of `Epochs`.
     """
     epochs = Epochs(store, collator, blocks, **order)
     epoch = 0
@@ -95,21 +96,23 @@ def student_batches(
         epoch, first = epoch + 1, first - there
 
 
-def loaded(
+def prepared_batches(
     store: FeatureStore, collator: Collator, blocks: Array, workers: int, **order: Any
 ) -> Generator[StudentBatch]:
     """Prepare `student_batches` in a thread, or in `workers` processes.
 
-    Batches and their order do not depend on their number.
+    Batches and their order do not depend on `workers`.
     """
     if not workers:
         return prefetched(student_batches(store, collator, blocks, check=True, **order), READY)
     if order.get("device", CPU) != CPU:
         order["device"] = None  # only the training's own process uses the device
     shares = _Shares(store, collator, blocks, order)
-    context = multiprocessing.get_context("forkserver")  # a fork of this process has dead threads
+    # Not `fork`: a fork of this process would inherit locks of threads that it does not have.
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with variable("PYTHONSAFEPATH", "1"):  # the current folder may be a stranger's
+    # The server must not import modules from the current folder, which may be untrusted.
+    with variable("PYTHONSAFEPATH", "1"):
         forkserver.ensure_running()
     loader = DataLoader(
         shares, batch_size=None, num_workers=workers, multiprocessing_context=context
@@ -125,7 +128,7 @@ def _raised(found: Iterable[StudentBatch | UserError]) -> Generator[StudentBatch
 
 
 class _Shares(IterableDataset[StudentBatch | UserError]):
-    """Makes the batches w, w + W, ... in worker w of W; a loader takes them in turn."""
+    """Makes the batches w, w + W, ... in worker w of W; the loader reads the workers in turn."""
 
     def __init__(
         self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]
@@ -140,5 +143,6 @@ class _Shares(IterableDataset[StudentBatch | UserError]):
         order = {**self.order, "first": first, "every": every * worker.num_workers, "check": True}
         try:
             yield from student_batches(self.store, self.collator, self.blocks, **order)
-        except UserError as error:  # the loader would raise it with a traceback in its message
+        except UserError as error:
+            # Passed on as a value: the loader would put a traceback into its message.
             yield error

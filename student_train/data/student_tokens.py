@@ -1,4 +1,4 @@
-"""What a student reads: a store's text in its tokens, and the tokens that are masked."""
+"""The student's input: a store's text in the student's tokens, and its masks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ARRAYS: Mapping[str, type] = {
     "special": np.bool_,
     "types": np.uint8,
 }
-ROWS_AT_ONCE = 2**20  # of an array that may be larger than the memory
+ROWS_AT_ONCE = 2**20  # a table may be larger than the memory
 IGNORED = -100
 MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as they are
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Holds the tokens of all sequences of a store, flat, mapped from files.
+    """Holds the tokens of all sequences of a store in flat, memory-mapped arrays.
 
     start int64 [n+1]; ids, begin, end int32 [N], special bool [N], types uint8 [N].
     """
@@ -45,13 +45,13 @@ class TokenTable:
 
     @classmethod
     def load(cls, folder: Path) -> TokenTable:
-        """Map the files of a folder. Raises ValueError for a file that is no array, OSError for a
-        missing one."""
+        """Map the files of a folder. Raises ValueError for an invalid file, OSError for a missing
+        one."""
         columns = {name: _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()}
         return cls(**columns, folder=folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folder's name: another process maps the files, too."""
+        """Pickle the folder's name instead of the arrays: the other process maps the same files."""
         arrays = (self.start, self.ids, self.begin, self.end, self.special, self.types)
         return (TokenTable, arrays) if self.folder is None else (TokenTable.load, (self.folder,))
 
@@ -63,7 +63,7 @@ class TokenTable:
         return found
 
     def of(self, index: Array) -> Tokens:
-        """Return the tokens of some sequences [B], one after another."""
+        """Return the tokens of sequences [B], concatenated."""
         lengths = self.start[index + 1] - self.start[index]
         rows = ranges(self.start[index], lengths)
         offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
@@ -72,8 +72,10 @@ class TokenTable:
 
 
 def tokenize(tokenizer: Any, texts: list[str], separator: str | None = None) -> Tokens:
-    """Tokenise each text, or pair of texts, by a `tokenizers.Tokenizer`, cut as its truncation
-    says: of a pair, the longer text first."""
+    """Tokenize texts with a `tokenizers.Tokenizer` and its truncation.
+
+    separator: splits a text into a pair; truncation shortens the longer text of a pair first.
+    """
     encodings = encoded(tokenizer, texts, "--vocab", separator)
     if separator is None:
         spans = np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2)
@@ -102,21 +104,23 @@ def _mapped(file: Path, dtype: type) -> Array:
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Holds flat token ids int64 [N] as the student reads them, and labels int64 [N]: the id to
-    predict, or IGNORED."""
+    """Holds the student's input ids int64 [N], and labels int64 [N]: the id to predict, or
+    IGNORED."""
 
     ids: Array
     labels: Array
 
 
 class Masker:
-    """Masks a share `probability` of the tokens as BERT does (Devlin et al. 2019, section 3.1): of
-    those chosen 80 % become the mask, 10 % a random piece, 10 % stay. Special tokens are never
-    chosen.
+    """Masks tokens as BERT does (Devlin et al. 2019, section 3.1).
 
-    With the `counts` [V] of all pieces, rare ones are chosen more often: as count^-0.7 (Sanh et al.
-    2019, after Lample & Conneau 2019). Of a sequence no more than `most` tokens are chosen, if that
-    is given. Every draw comes from an explicit key.
+    Of the chosen tokens 80 % become the mask, 10 % a random piece, 10 % stay. Special tokens are
+    never chosen. Every draw comes from an explicit key.
+
+    probability: the share of tokens that are chosen.
+    counts: the count [V] of each piece; if given, pieces are chosen in proportion to count^-0.7
+        (Sanh et al. 2019, after Lample & Conneau 2019).
+    most: the largest number of masked tokens in a sequence.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class Masker:
         self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
 
     def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
-        """Mask tokens chosen one by one; each `key` draws others."""
+        """Mask single tokens, drawn from `key`."""
         rng = np.random.default_rng(key)
         order = rng.random(len(tokens.ids))
         if self.weights is None:
@@ -147,7 +151,7 @@ class Masker:
         return self._apply(tokens, chosen, action, rng)
 
     def _weighted(self, tokens: Tokens, order: Array) -> Array:
-        """Choose a share of the ordinary tokens: those that wait the least."""
+        """Choose a share of the ordinary tokens, in ascending order of their waiting times."""
         order = np.where(tokens.special, np.inf, order)
         count = round(self.probability * int((~tokens.special).sum()))
         chosen = np.zeros(len(order), bool)
@@ -157,10 +161,10 @@ class Masker:
     def stored(
         self, tokens: Tokens, spans: Array, spans_start: Array, key: tuple[int, ...]
     ) -> MaskedTokens:
-        """Mask the words that the teacher saw masked. `spans` [M,3] are (begin, end, action); the
-        spans of sequence b begin at spans_start[b].
+        """Mask the words that were masked for the teacher.
 
-        A token is masked if it shares a character with a span, whatever its boundaries.
+        `spans` [M,3] holds (begin, end, action) in characters; spans_start[b] is the first span of
+        sequence b. A token is masked if it overlaps a span.
         """
         rng = np.random.default_rng(key)
         span = covering_spans_of_texts(
@@ -182,11 +186,11 @@ class Masker:
 
 
 def _first_of_each(tokens: Tokens, chosen: Array, order: Array, most: int) -> Array:
-    """Keep of the chosen tokens of each sequence the `most` that come first in an order."""
+    """Limit the chosen tokens of each sequence to the first `most` by `order`."""
     sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((order[rows], sequence[rows]))]
     first = np.searchsorted(sequence[rows], sequence[rows])
-    kept = np.zeros(len(chosen), bool)
-    kept[rows[np.arange(len(rows)) - first < most]] = True
-    return kept
+    limited = np.zeros(len(chosen), bool)
+    limited[rows[np.arange(len(rows)) - first < most]] = True
+    return limited

@@ -1,5 +1,5 @@
-"""The teacher's targets for a student: its distribution in the student's vocabulary, and the
-targets of a task."""
+"""The teacher's targets: its distribution, mapped to the student's vocabulary, and the targets of a
+task."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.support.arrays import Array, ranges
 
-HEAD_KEPT = 256  # logits kept of the slice that the head tier gives; the others join the rest
+HEAD_BEST = 256  # best shared pieces that become targets of the head tier; the others join the rest
 
 
 @dataclass(frozen=True)
 class TaskTargets:
-    """Holds the targets of a student for a task, of G texts or of G tokens."""
+    """Holds the targets of a task, for G texts or G tokens."""
 
-    tokens: Tensor | None  # int64 [G]: flat student tokens; None: one target a text
-    logits: Tensor | None  # float32 [G,C] of the teacher
-    gold: Tensor  # int64 [G], -1 where there is none
+    tokens: Tensor | None  # int64 [G]: flat student tokens; None: one target per text
+    logits: Tensor | None  # float32 [G,C]: the teacher's
+    gold: Tensor  # int64 [G], -1 without a label
     answers: OutputKind = "one label"
 
 
@@ -36,12 +36,12 @@ def fold(
     log_partition: Array,
     vocabulary: Array,
 ) -> tuple[LogitTargets, Array]:
-    """Fold kept teacher logits [G,K] into outcomes over student pieces. Return targets, and which
-    rows have at least one piece: bool [G].
+    """Map stored teacher probabilities [G,K] to student pieces. Return the targets, and which rows
+    have a piece: bool [G]; other rows are left out of the targets.
 
-    `vocabulary` [Vt] gives the student piece of each teacher piece, or -1. Mass of teacher pieces
-    with the same student piece is added up, mass of those with none goes to the rest: the outcomes
-    still sum to one. Rows without any piece are left out of the result.
+    `vocabulary` [Vt] holds the student piece of each teacher piece, or -1. Probabilities of teacher
+    pieces with the same student piece are added; pieces without a student piece join the rest. So
+    the outcomes still sum to one.
     """
     mapped = np.where(ids < len(vocabulary), vocabulary[np.minimum(ids, len(vocabulary) - 1)], -1)
     order = np.argsort(mapped, axis=1, kind="stable")
@@ -64,13 +64,13 @@ def fold(
     # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
     stand_in = np.where(valid, piece, -1).max(axis=1, initial=-1)
     piece = np.where(valid, piece, stand_in[:, None]).astype(np.int64)
-    kept = (piece, folded, valid, left, log_partition.astype(np.float32))
-    return LogitTargets(*(torch.from_numpy(value[some]) for value in kept)), some
+    columns = (piece, folded, valid, left, log_partition.astype(np.float32))
+    return LogitTargets(*(torch.from_numpy(value[some]) for value in columns)), some
 
 
 def first_pieces(vocabulary: VocabularyMap) -> Array:
-    """Find the student piece [Vt] with which each teacher piece begins, or -1. A piece that the
-    student has begins with itself."""
+    """Return the first student piece [Vt] of each teacher piece's split, or -1. The first piece of
+    a shared piece is itself."""
     has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
     first = np.full(len(vocabulary.match), -1)
     first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
@@ -80,35 +80,38 @@ def first_pieces(vocabulary: VocabularyMap) -> Array:
 class TargetReader:
     """Turns stored logits of any tier into targets in the student's vocabulary.
 
-    `pieces` [Vt] is the student piece of each teacher piece or -1; `head` (weight [V,D], bias [V])
-    is needed for the head tier.
+    pieces: the student piece [Vt] of each teacher piece, or -1.
+    head: weight [V,D] and bias [V] of the teacher's head, for the head tier.
     """
 
     def __init__(self, pieces: Array, head: tuple[Array, Array] | None = None) -> None:
         self.pieces = pieces
-        if head is not None:  # rows of the shared pieces, cut out once
+        if head is not None:  # only the rows of shared pieces are ever multiplied
             self.shared = np.flatnonzero(pieces >= 0)
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
     def of(self, logits: Logits, rows: Array) -> tuple[LogitTargets, Array]:
-        """Return targets of the teacher's tokens `rows` [G], and which of them have any: bool [G]
-        (see `fold`)."""
+        """Return the targets of the teacher's tokens `rows` [G], and which of them have any: bool
+        [G] (see `fold`)."""
         log_partition = logits.log_partition[rows]
         if logits.tier == "topk":
-            kept = logits.ids[rows], logits.logprobs[rows], logits.rest[rows]
+            stored = logits.ids[rows], logits.logprobs[rows], logits.rest[rows]
         elif logits.tier == "sample":
-            kept = _drawn(logits, rows)
+            stored = _drawn(logits, rows)
         else:
-            kept = self._sliced(logits.values[rows], log_partition)
-        return fold(*kept, log_partition, self.pieces)
+            stored = self._best_shared(logits.values[rows], log_partition)
+        return fold(*stored, log_partition, self.pieces)
 
     def shared_of(self, logits: Logits, rows: Array) -> tuple[SharedTargets, Array]:
-        """Return targets of the teacher's tokens `rows` [G] over the shared pieces, and which of
-        them have any: bool [G]. The head tier gives all pieces, `topk` the shared ones of the K
-        best. Of teacher pieces with the same student piece the probabilities are added."""
+        """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and which
+        of them have any: bool [G].
+
+        The head tier has all shared pieces, `topk` only those among the K best. Probabilities of
+        teacher pieces with the same student piece are added.
+        """
         if logits.tier != "head":
-            kept, some = self.of(logits, rows)
-            return SharedTargets(kept.ids, kept.logprobs, kept.valid), some
+            best, some = self.of(logits, rows)
+            return SharedTargets(best.ids, best.logprobs, best.valid), some
         count = len(rows) if len(self.shared) else 0
         every = self._head_logits(logits.values[rows][:count])
         pieces, place = np.unique(self.pieces[self.shared], return_inverse=True)
@@ -123,26 +126,26 @@ class TargetReader:
     def _head_logits(self, values: Array) -> Tensor:
         return torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
 
-    def _sliced(self, values: Array, log_partition: Array) -> tuple[Array, Array, Array]:
+    def _best_shared(self, values: Array, log_partition: Array) -> tuple[Array, Array, Array]:
         logprobs = self._head_logits(values) - torch.from_numpy(log_partition)[:, None]
-        best, place = logprobs.topk(min(HEAD_KEPT, len(self.shared)), dim=1)
-        # Stored in float16 the kept ones may pass 1 by a hair: nothing is left then.
+        best, place = logprobs.topk(min(HEAD_BEST, len(self.shared)), dim=1)
+        # The input of the head is stored in float16: the probabilities may sum to slightly above 1.
         rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
         return self.shared[place.numpy()], best.numpy(), rest.numpy()
 
 
 def _once_each(place: Array) -> Iterator[Array]:
-    """Cut the numbers of columns [S] into groups of which none has a place twice."""
+    """Split the columns [S] into groups without a repeated `place`."""
+    # An indexed assignment keeps only one of several values for the same index.
     order = np.argsort(place, kind="stable")
     counts = np.bincount(place)
-    turn = ranges(np.zeros_like(counts), counts)  # how many columns before have the same place
+    turn = ranges(np.zeros_like(counts), counts)  # number of earlier columns with the same place
     for number in range(turn.max(initial=-1) + 1):
         yield order[turn == number]
 
 
 def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
-    """Lay ragged draws out as rectangles: ids [G,K], log shares [G,K] and rest [G], -inf in empty
-    slots."""
+    """Pad ragged draws: ids [G,K], log shares [G,K] and rest [G]; empty slots have -inf."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
     place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]

@@ -1,7 +1,7 @@
-"""A store's text in a student's tokens, made once for each vocabulary and cached.
+"""A store's text in a student's tokens, tokenized once for each vocabulary and cached.
 
-Tables lie under `$TEACHONCE_CACHE`, else in the user's cache folder, named by hashes of the text,
-the tokenizer and the greatest length: another text or vocabulary has another name.
+Tables are in `$TEACHONCE_CACHE`, by default in the user's cache folder. Their names are hashes of
+the text, the tokenizer and the max length, so another text or vocabulary has another name.
 """
 
 from __future__ import annotations
@@ -31,34 +31,32 @@ VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
 TEXTS_AT_ONCE = 4096
 UNFINISHED = ".tmp-"
-TRIED = 32  # texts that are tokenised again to check a cached table
+TRIED = 32  # texts that are tokenized again to check a cached table
 
 
 def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
-    """Return the table of a store for a `tokenizers.Tokenizer`; make and cache it if there
-    is none yet.
+    """Return the token table of a store for a `tokenizers.Tokenizer`, from the cache if possible.
 
-    If the cache folder cannot be written, the table is made in a temporary folder each time.
+    If the cache folder is not writable, the table is made in a temporary folder each time.
     """
     try:
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
         if isinstance(store, FeatureStore):
             derived_copies.record_copy(store.path, store.manifest, "tokens", folder)
-        if not _whole(folder) or not _fits(folder, store, tokenizer):
+        if not _is_intact(folder) or not _matches(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)
         return TokenTable.load(folder)
     except OSError:
-        with tempfile.TemporaryDirectory() as there:  # mapped files outlive their names
+        with tempfile.TemporaryDirectory() as there:  # mapped files stay readable when deleted
             _make(store, tokenizer, Path(there))
             return replace(TokenTable.load(Path(there)), folder=None)
 
 
 def drop_tables(store: FeatureStore) -> None:
-    """Remove all cached tables of a store's text.
-
-    Tables of earlier releases, whose names do not tell the text, go with it: nobody reads them.
-    """
+    """Remove all cached tables of a store's text."""
+    # Names without a hyphen are of earlier releases. They do not name the text, and are never read
+    # again: they are removed as well.
     with contextlib.suppress(FileNotFoundError):  # a user without a home, or without a cache
         for folder in (cache_folder() / "tokens").iterdir():
             name = folder.name.removeprefix(UNFINISHED)
@@ -69,27 +67,28 @@ def drop_tables(store: FeatureStore) -> None:
 def _key(store: FeatureStore, tokenizer: Any) -> str:
     separator = store.features.separator
     digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
-    digest.update(tokenizer.to_str().encode())  # this text holds the truncation, too
+    digest.update(tokenizer.to_str().encode())  # includes the truncation
     return f"{store.manifest.text_key}-{digest.hexdigest()[:32]}"
 
 
-def _whole(folder: Path) -> bool:
-    """Tell whether the files are complete and unchanged."""
+def _is_intact(folder: Path) -> bool:
+    """Return whether the files are complete and unchanged."""
     try:
         return (folder / DIGEST).read_text() == _digest(folder)
     except OSError:
         return False
 
 
-def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
-    """Whether the table of a folder can be of this store: somebody may have put another one there.
+def _matches(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
+    """Return whether a cached table matches this store and tokenizer.
 
-    Numbers and characters are in range, and some texts, spread evenly, have the tokens that the
-    tokenizer gives. Where it is not plain (see `is_plain`) no text is tried.
+    Ids and offsets must be in range, and some evenly spaced texts must have the tokens that the
+    tokenizer gives. A tokenizer that is not plain (see `is_plain`) is not run.
     """
+    # The cache folder may be shared with other users: its tables are untrusted.
     try:
         table = TokenTable.load(folder)
-    except ValueError:  # a file that is no array
+    except ValueError:
         return False
     columns = (table.ids, table.begin, table.end, table.special, table.types)
     if len(table.start) != len(store) + 1 or table.start[0] != 0:
@@ -109,7 +108,7 @@ def _fits(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
 
 
 def _in_range(table: TokenTable, vocabulary: int) -> bool:
-    """Whether starts ascend, ids are in the vocabulary, and characters are spans."""
+    """Return whether starts ascend, ids are in the vocabulary, and offsets are valid spans."""
     for rows in slices(len(table.start)):
         if (np.diff(table.start[rows.start : rows.stop + 1]) < 0).any():
             return False
@@ -121,16 +120,17 @@ def _in_range(table: TokenTable, vocabulary: int) -> bool:
 
 
 def _digest(folder: Path) -> str:
-    """Hash the hashes of all files: SHA-256."""
-    whole = hashlib.sha256()
+    """Return a SHA-256 over the SHA-256 digests of all files."""
+    digest = hashlib.sha256()
     for name in ARRAYS:
         with (folder / name).open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
-    """Write under another name, then rename; of two that do so at once the first one stays."""
+    """Write a table under a temporary name, then rename it. If two processes do so at once, the
+    first table stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     mark = f"{UNFINISHED}{store.manifest.text_key}-"
     temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))
@@ -138,19 +138,20 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
         _make(store, tokenizer, temporary)
         (temporary / DIGEST).write_text(_digest(temporary))
         files.sync_tree(temporary)
-        if not _whole(folder):
+        if not _is_intact(folder):
             shutil.rmtree(folder, ignore_errors=True)
         files.rename(temporary, folder)
     except OSError:
-        if not _whole(folder):
+        if not _is_intact(folder):
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
-    """Write the files of a table; where the tokenizer is not plain, in a process with bounds."""
-    if not isinstance(store, FeatureStore):  # a teacher in its place, which no process opens again
+    """Write the files of a table. A tokenizer that is not plain runs in a process with limits."""
+    # A running teacher can take the place of a store, and no other process can open it.
+    if not isinstance(store, FeatureStore):
         _write(folder, store, tokenizer)
         return
     settings = tokenizer.to_str()
@@ -159,12 +160,14 @@ def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
         sum(part.counts.text_bytes for part in store.manifest.parts),
         store.path,
         lambda: _write(folder, store, tokenizer),
-        _write_there,
+        _write_in_process,
         *(store.path, store.source.options, settings, str(folder)),
     )
 
 
-def _write_there(path: str, options: dict[str, Any] | None, settings: str, folder: str) -> None:
+def _write_in_process(
+    path: str, options: dict[str, Any] | None, settings: str, folder: str
+) -> None:
     from tokenizers import Tokenizer
 
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:

@@ -1,5 +1,4 @@
-"""The vocabulary that a store carries: tried within bounds before it is used, and mapped to a
-student's."""
+"""The vocabulary in a store: tried within limits of time and memory, and mapped to a student's."""
 
 from __future__ import annotations
 
@@ -11,15 +10,13 @@ from teachonce.store import FeatureStore, StoreError, open_store
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.support.errors import UserError
 
-LETTERS = "Aé"  # by which `teachonce.training.wordpiece` sees what a normaliser folds
-LONGEST = 100  # characters that a normaliser makes of one
+LETTERS = "Aé"  # `teachonce.training.wordpiece` normalises these to see what a normaliser folds
+LONGEST = 100  # characters that a normaliser may make of one character
 
 
 def check_vocabulary(store: FeatureStore) -> None:
-    """Raise StoreError where reading the teacher's vocabulary takes time or memory without bounds.
-
-    What takes none here takes none later: the functions give the same for the same.
-    """
+    """Raise StoreError if reading the teacher's vocabulary exceeds the limits of time or memory."""
+    # It is read again later without limits, by the same functions with the same result.
     data = store.teacher_file("tokenizer.json")
     reopened = store.path, store.source.options
     within_bounds(data, 10 * len(data), store.path, lambda: None, _try_vocabulary, *reopened)
@@ -36,7 +33,7 @@ def _try_vocabulary(path: str, options: dict[str, Any] | None) -> None:
 
 
 def vocabulary_map(teacher: str, student: str) -> VocabularyMap:
-    """Make the map between two vocabularies, each the content of a tokenizer.json.
+    """Map two vocabularies, each given as the content of a tokenizer.json.
 
     Raises UserError for a tokenizer that `align` cannot read.
     """

@@ -1,7 +1,7 @@
-"""Losses of logits over a vocabulary, and the teacher's side of them.
+"""Losses of logits over a vocabulary, and their targets.
 
-Shape letters: M masked tokens, G aligned runs, K kept logits, V student vocabulary. All losses are
-in nats but `logit`. Each is zero, with a gradient, where there is nothing to compare.
+Shape letters: M masked tokens, G aligned runs, K stored logits, V student vocabulary. All losses
+except `logit` are in nats. Each is zero, with a gradient, if there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LogitTargets:
 
 @dataclass(frozen=True)
 class SharedTargets:
-    """Holds the teacher's logits, up to a constant of each row, of pieces that both vocabularies
-    have, for each of G aligned runs: of all S of them, or of those that a store kept.
+    """Holds the teacher's logits of shared pieces, up to a constant of each row, for each of G
+    aligned runs. The S pieces are all shared pieces, or the ones that the store has.
 
     Slots that are not `valid` hold a valid piece's id.
     """
@@ -41,9 +41,9 @@ class SharedTargets:
 
 
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
-    """Masked-LM cross-entropy of logits [M,V] against labels int64 [M], mean over M.
+    """Compute the cross-entropy of logits [M,V] against labels int64 [M], mean over M.
 
-    (BERT: Devlin et al. 2019, section 3.1.)
+    Devlin et al. 2019 (BERT), section 3.1.
     """
     if len(labels) == 0:
         return logits.sum() * 0.0
@@ -51,19 +51,19 @@ def mlm(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student), mean over G, of logits [G,V] against kept log-probabilities [G,K]
-    and their rest [G].
+    """Compute T^2 KL(teacher || student) of logits [G,V] against stored log-probabilities [G,K] and
+    their rest [G], mean over G.
 
-    Both sides are distributions over the same outcomes: the kept pieces, and one more for
-    everything else. Nothing is renormalised, except in rows whose kept pieces are the student's
-    whole vocabulary: such a student has nothing else, so both sides are distributions over the
-    kept pieces alone. The temperature softens these outcomes, p^(1/T), not the single logits of the
-    rest, which no store keeps (Hinton et al. 2015, eq. 1-4; the outcome for everything else is the
-    "ghost token" of sparse distillation).
+    Both sides are distributions over the same outcomes: the stored pieces, and one outcome for all
+    other pieces (the "ghost token" of sparse distillation). Nothing is renormalised, with one
+    exception: if the stored pieces of a row are the student's whole vocabulary, there are no other
+    pieces, and both sides are distributions over the stored ones. Hinton et al. 2015, eq. 1-4.
     """
+    # The temperature is applied to these outcomes, p^(1/T): the single logits of the rest, to which
+    # the paper applies it, are not stored.
     if len(logits) == 0:
         return logits.sum() * 0.0
-    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is kept
+    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is stored
     student = _outcomes(logits.float(), targets, whole)
     left = targets.rest.masked_fill(whole, -torch.inf)
     teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
@@ -71,11 +71,11 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
 
 
 def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student), mean over G, of the softmax of logits [G,V] over the shared
-    pieces alone, on both sides; what either gives to other pieces does not count.
+    """Compute T^2 KL(teacher || student) of the softmax over shared pieces alone, mean over G.
 
-    (Kolesnikova et al. 2022, eq. 4 and 8: both outputs are cut to V_match. Where a store kept K
-    logits of a token, the shared ones among these are the nearest to V_match.)
+    `logits` are [G,V]; other pieces are left out on both sides. Kolesnikova et al. 2022, eq. 4 and
+    8, where both outputs are restricted to V_match. If a store has K logits of a token, the shared
+    ones among them approximate V_match.
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
@@ -85,7 +85,7 @@ def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Ten
 
 
 def _divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """T^2 KL in nats, mean over the rows, of the softmax of logits [G,K] at temperature T."""
+    """Compute T^2 KL in nats of the softmax of logits [G,K] at temperature T, mean over G."""
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     log_q = functional.log_softmax(student / temperature, dim=1)
     p = log_p.exp()
@@ -95,23 +95,25 @@ def _divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def _outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
-    """Return student log-probabilities [G,K+1] of the kept pieces and of everything else, -inf in
-    the rows bool [G] whose kept pieces are the `whole` vocabulary."""
+    """Return student log-probabilities [G,K+1] of the stored pieces and of all other pieces.
+
+    The last column is -inf in rows where `whole` bool [G]: they have no other pieces.
+    """
     log_partition = logits.logsumexp(dim=1, keepdim=True)
-    kept = logits.gather(1, targets.ids) - log_partition
-    kept = kept.masked_fill(~targets.valid, -torch.inf)
+    stored = logits.gather(1, targets.ids) - log_partition
+    stored = stored.masked_fill(~targets.valid, -torch.inf)
     others = logits.scatter(1, targets.ids, -torch.inf)
-    # The gradient of a logsumexp over -inf alone is NaN.
+    # The gradient of logsumexp is NaN if all its inputs are -inf.
     others = others.masked_fill(whole[:, None], 0.0)
     rest = others.logsumexp(dim=1, keepdim=True) - log_partition
-    return torch.cat([kept, rest.masked_fill(whole[:, None], -torch.inf)], dim=1)
+    return torch.cat([stored, rest.masked_fill(whole[:, None], -torch.inf)], dim=1)
 
 
 def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
-    """Squared difference of student logits [G,V] and the teacher's, mean over all kept shared
-    pieces.
+    """Compute the squared difference of student logits [G,V] and the teacher's, mean over all
+    stored shared pieces.
 
-    The teacher's logit is its log-probability plus its log-partition (Ba & Caruana 2014, eq. 1).
+    The teacher's logit is log-probability + log-partition. Ba & Caruana 2014, eq. 1.
     """
     if not targets.valid.any():
         return logits.sum() * 0.0
@@ -122,8 +124,8 @@ def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
 
 
 def hard(logits: Tensor, targets: LogitTargets) -> Tensor:
-    """Cross-entropy of logits [G,V] against the teacher's best shared piece, mean over the runs
-    that have one."""
+    """Compute the cross-entropy of logits [G,V] against the teacher's best shared piece, mean over
+    the runs that have one."""
     best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(dim=1, keepdim=True)
     has_one = targets.valid.any(dim=1)
     if not has_one.any():

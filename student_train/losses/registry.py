@@ -1,7 +1,7 @@
-"""The losses that a student can be trained by: one entry for each holds all that other code needs.
+"""The registry of losses: an entry for each holds everything that other code needs to know of it.
 
-Losses are computed, and their projections drawn, in the order of the entries. That order decides
-the last bits of a student: insert a new entry next to its relatives, and reorder none.
+Losses are computed, and their projections initialised, in the order of the entries. The order
+affects the last bits of a student: insert a new entry next to similar ones, and never reorder.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ Teacher = Literal[
     "nothing",  # the text alone
     "gold",  # gold labels or tags
     "classes",  # logits of the classes of a task
-    "distribution",  # probabilities of the vocabulary's pieces, kept or drawn
-    "shared",  # logits of the pieces that both vocabularies have, up to a constant
-    "logits",  # logits of the vocabulary's pieces, which random draws do not give
+    "distribution",  # probabilities of pieces, from the tier topk, sample or head
+    "shared",  # logits of the pieces in both vocabularies, up to a constant
+    "logits",  # logits of pieces; the tier `sample` does not have them
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
-    "raw",  # states of aligned runs as they are
+    "raw",  # states of aligned runs, not normalised
     "sentence",  # the state of the first token, normalised per channel
-    "raw sentence",  # the state of the first token as it is
+    "raw sentence",  # the state of the first token, not normalised
     "maps",  # attention between aligned runs
     "vector",  # the vector of the whole text
 ]
-"""What a loss reads of a store."""
+"""The teacher's side of a loss."""
 
 Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
     "pieces",  # vocabulary logits of aligned runs
     "classes",  # logits of the classes of a task
-    "scores",  # the output for the teacher's logits or log odds: see --outputs
+    "scores",  # the output for the teacher's logits or log-odds: see --outputs
     "runs",  # pooled states of aligned runs
-    "sentence",  # the state that a text is classified by
+    "sentence",  # the input of the classifier
     "maps",  # attention between aligned runs
-    "vector",  # the vector of the whole text: the mean of its states, projected if need be
+    "vector",  # the vector of the whole text: the mean of its states, projected if sizes differ
 ]
-"""What a loss reads of the student."""
+"""The student's side of a loss."""
 
 FEATURES = ("hidden", "logits", "task", "attention", "embedding")
 _FEATURE_OF: dict[Teacher, str] = {
@@ -66,17 +66,18 @@ _FEATURE_OF: dict[Teacher, str] = {
 
 @dataclass(frozen=True)
 class Loss:
-    """Describes one loss to all other code.
+    """Describes one loss.
 
-    name: as `--loss` calls it. A loss of a task and one of a vocabulary may share a name.
-    formula: a function, or module and function of this package. It takes the student's side, the
-        teacher's side, of maps also which pairs of runs are present, and the temperature if
-        `tempered`. It returns a scalar with its own normaliser.
+    name: the name in `--loss`. A loss of a task and a loss of a vocabulary may share a name.
+    formula: a function, or `module.function` of this package. Its arguments are the student's
+        side, the teacher's side, for maps also which pairs of runs are present, and the temperature
+        if `tempered`. It returns a scalar that is already averaged.
     teacher, student: what it compares.
-    unit: the unit of its value, as a model card prints it.
-    projection: when the student's states pass through a linear map to the teacher's width: never,
-        always, or only where the widths differ. That of vectors stays a part of the student.
-    answers: what the outputs of a task must be for the formula; None for any.
+    unit: the unit of its value, for the model card.
+    projection: whether the student's states pass through a linear map to the teacher's hidden
+        size: never, always, or only if the sizes differ. A projection of text vectors remains a
+        part of the student.
+    answers: the kind of task outputs that the formula requires; None for any.
     """
 
     name: str
@@ -90,42 +91,41 @@ class Loss:
 
     @property
     def feature(self) -> str | None:
-        """Name the group of a store's features that the loss reads, one of `FEATURES`; None for no
-        group."""
+        """Return the feature group of the store that the loss reads, one of `FEATURES`, or None."""
         return _FEATURE_OF.get(self.teacher)
 
     @property
     def of_masked(self) -> bool:
-        """Tell whether the loss is a mean over the masked tokens."""
+        """Return whether the loss is a mean over the masked tokens."""
         return self.student == "masked"
 
     @property
     def of_text(self) -> bool:
-        """Tell whether the loss compares vectors of whole texts, which no alignment pairs."""
+        """Return whether the loss compares vectors of whole texts, without an alignment."""
         return self.student == "vector"
 
     @property
     def nests(self) -> bool:
-        """Tell whether the first numbers of a student's vectors can be compared, too: by cosines
-        among themselves, as the teacher's space has no order of its own."""
+        """Return whether the loss also works on the first numbers of the vectors (Matryoshka)."""
+        # Only for cosines between the student's own vectors: the first numbers of the teacher's
+        # vectors have no meaning by themselves, so a student's cannot be compared with them.
         return self.of_text and self.projection == "none"
 
     @property
     def of_gold(self) -> bool:
-        """Tell whether the loss is a mean over gold labels or tags."""
+        """Return whether the loss is a mean over gold labels or tags."""
         return self.teacher == "gold"
 
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
-        """Name the head that a student needs for the loss; None where any student has what it
-        reads."""
+        """Return the head that a student needs for the loss, or None if any student will do."""
         if self.student in ("masked", "pieces"):
             return "vocabulary"
         return "task" if self.student in ("classes", "scores") else None
 
     @property
     def measure(self) -> Callable[..., Tensor]:
-        """Import the formula: a function."""
+        """Return the formula; imports its module if it is given by name."""
         if callable(self.formula):
             return self.formula
         module, _, function = self.formula.partition(".")
@@ -135,15 +135,15 @@ class Loss:
 
 @dataclass(frozen=True)
 class Term:
-    """One summand of a student's loss.
+    """One weighted term of a student's loss.
 
     loss: the entry of the registry.
     weight: the factor of its value.
-    alignment: the name of the alignment that pairs what it compares; "" if it needs none.
-    pool: how the outputs of a run of that alignment become one: `sum` or `mean`.
-    temperature: of a tempered loss; None of others.
-    widths: the first numbers of a text's vector that it compares as well (`--matryoshka`).
-    pools_logits: the outputs that become one are logits, not the states under them.
+    alignment: the name of its alignment; "" if it needs none.
+    pool: how the outputs of a run are pooled: `sum` or `mean`.
+    temperature: the temperature of a tempered loss, else None.
+    widths: the lengths of vector prefixes that it compares as well (`--matryoshka`).
+    pools_logits: pool logits, instead of the hidden states under them.
     """
 
     loss: Loss
@@ -161,7 +161,7 @@ class Term:
 
     @cached_property
     def measure(self) -> Callable[..., Tensor]:
-        """Import the formula once."""
+        """Return the formula, imported once."""
         return self.loss.measure
 
 
@@ -219,10 +219,11 @@ _OUTSIDE: dict[str, Loss] = {}
 
 
 def find(name: str) -> list[Loss]:
-    """Find the losses of a name: of this package, of the entry points `teachonce.losses`, or a
-    `Loss` that `module:attribute` names. Return [] if there is none.
+    """Find the losses of a name, or return [].
 
-    Raises UserError for code that cannot be imported, or that is no `Loss`.
+    A name is of this package, of an entry point in `teachonce.losses`, or the `module:attribute`
+    of a `Loss`. Raises UserError for code that cannot be imported, and for an object that is no
+    `Loss`.
     """
     if not (found := named([name])) and (loss := load_outside(name, GROUP, "--loss")) is not None:
         if not isinstance(loss, Loss):
@@ -233,21 +234,27 @@ def find(name: str) -> list[Loss]:
 
 
 def loss_names() -> list[str]:
-    """List every name that `--loss` takes, each once."""
+    """List the built-in names of `--loss`, each once."""
     return list(dict.fromkeys(loss.name for loss in LOSSES))
 
 
 def named(names: Iterable[str]) -> list[Loss]:
-    """List the losses of these names, of any student, in their order; those of other packages last,
-    if `find` has loaded them. This imports no code, whatever the names."""
+    """List the losses with these names, in the order of the registry.
+
+    Losses of other packages come last, if `find` has loaded them. Imports no code, whatever the
+    names.
+    """
     wanted = set(names)
     outside = (_OUTSIDE[name] for name in sorted(_OUTSIDE))
     return [loss for loss in (*LOSSES, *outside) if loss.name in wanted]
 
 
 def losses_for(answers: OutputKind | None, names: Iterable[str] | None = None) -> list[Loss]:
-    """List the losses of a student of a task with such `answers`, or for None of a vocabulary, in
-    their order: of `names`, or all. Names that such a student cannot learn by are left out."""
+    """List the losses that a student can be trained with, in the order of the registry.
+
+    answers: what its task answers; None for a student with an MLM head.
+    names: the names to choose from, by default all.
+    """
     other = "vocabulary" if answers else "task"
     names = [*loss_names(), *_OUTSIDE] if names is None else names
     able = [loss for loss in named(names) if loss.head != other]
@@ -255,15 +262,15 @@ def losses_for(answers: OutputKind | None, names: Iterable[str] | None = None) -
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:
-    """List the groups of a store's features that losses read, in the order of `FEATURES`."""
+    """List the feature groups that losses read, in the order of `FEATURES`."""
     found = {loss.feature for loss in losses}
     return [feature for feature in FEATURES if feature in found]
 
 
 def help_text() -> str:
-    """List the names as `--help` does: of any student, of a vocabulary, of a task."""
+    """List the names for `--help`, by the head that a student needs."""
     of_any, of_vocabulary, of_task = (
         ", ".join(dict.fromkeys(loss.name for loss in LOSSES if loss.head == head))
         for head in (None, "vocabulary", "task")
     )
-    return f"{of_any}; of a vocabulary {of_vocabulary}; of a task {of_task}"
+    return f"{of_any}; with an MLM head {of_vocabulary}; for a task {of_task}"

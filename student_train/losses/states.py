@@ -1,7 +1,8 @@
-"""Losses of hidden states: a student's, projected to the teacher's width, against the teacher's.
+"""Losses of hidden states: the student's, projected to the teacher's hidden size, against the
+teacher's.
 
-Shape letters: G aligned runs, or texts where the state of a whole text is compared; D teacher
-width. Each is zero, with a gradient, where G is 0.
+Shape letters: G aligned runs, or texts for losses of a text's state; D the teacher's hidden size.
+Each is zero, with a gradient, if G is 0.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CONTRASTED = 512  # most runs of a batch: the number of scores is its square
+CONTRASTED = 512  # largest number of runs: the scores are a square matrix of that size
 SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 
 def hidden(student: Tensor, teacher: Tensor) -> Tensor:
-    """Squared error of projected student states [G,D] against the teacher's, mean over G and D.
+    """Compute the squared error of projected student states [G,D] against the teacher's, mean over
+    G and D.
 
-    As `hidden`, `teacher` is normalised per channel with the store's calibration, so that a few
-    loud channels do not make the whole loss. As `hidden-raw` it is as the teacher gave it
+    For `hidden`, the teacher's states are normalised per channel with the store's calibration, so
+    that a few channels of large variance do not dominate. For `hidden-raw` they are not normalised
     (Kolesnikova et al. 2022, appendix B.2: MSE of averaged states).
     """
     if len(student) == 0:
@@ -27,41 +29,39 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def hidden_sum(student: Tensor, teacher: Tensor) -> Tensor:
-    """Squared error as of `hidden`, but summed over D and averaged over G: D times as large.
-
-    (Appendix B.2 of Kolesnikova et al. 2022 does not tell the reduction. Their published code
-    divides the sum over all by the number of aligned tokens, and their weight, 0.1, belongs to
-    that.)
-    """
+    """Compute the squared error as in `hidden`, but summed over D and averaged over G."""
+    # Kolesnikova et al. 2022, appendix B.2, do not give the reduction. Their published code divides
+    # the sum by the number of aligned tokens, and their weight of 0.1 belongs to this reduction.
     return hidden(student, teacher) * teacher.shape[1]
 
 
 def hidden_gelu(student: Tensor, teacher: Tensor) -> Tensor:
-    """`hidden` of GELU(student): the squared error of GELU(W z + b), mean over G and D.
+    """Compute the squared error of GELU(W z + b) against the teacher's states, mean over G and D.
 
-    For the state of a whole text this is the representation loss of Mukherjee & Awadallah 2019,
-    eq. 7, up to its factor: they take half the sum over D. `teacher` is normalised per channel, and
-    theirs is not. For tokens it takes the projection of Mukherjee & Awadallah 2020, eq. 5.
+    For the state of a text this is Mukherjee & Awadallah 2019, eq. 7, with two differences: they
+    take half the sum over D, and do not normalise the teacher's channels. For tokens the projection
+    is Mukherjee & Awadallah 2020, eq. 5.
     """
     return hidden(functional.gelu(student.float()), teacher)
 
 
 def half_gelu(student: Tensor, teacher: Tensor) -> Tensor:
-    """Half the squared distance of GELU(W z + b) [G,D] and the teacher's raw states, mean over G.
+    """Compute half the squared distance of GELU(W z + b) [G,D] and the teacher's raw states, mean
+    over G.
 
-    (Mukherjee & Awadallah 2019, eq. 7, a text's part of it.)
+    Mukherjee & Awadallah 2019, eq. 7, per text.
     """
     return hidden_gelu(student, teacher) * (teacher.shape[1] / 2)
 
 
 def hidden_kld(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(softmax teacher || softmax GELU(student)) in nats over the channels of projected student
-    states [G,D] and the teacher's, mean over G.
+    """Compute KL(softmax teacher || softmax GELU(student)) in nats over the channels of states
+    [G,D], mean over G.
 
-    (Mukherjee & Awadallah 2020, section 3.2: the projection ends in a GELU, and the divergence does
-    not depend on the scale.) `teacher` is normalised per channel, as for `hidden`: else a few loud
-    channels would be the whole distribution.
+    Mukherjee & Awadallah 2020, section 3.2. `student` is the projected state before the GELU.
+    `teacher` is normalised per channel, as for `hidden`.
     """
+    # Without normalising, a few channels of large variance would have almost all of the softmax.
     if len(student) == 0:
         return student.sum() * 0.0
     log_q = functional.log_softmax(functional.gelu(student.float()), dim=1)
@@ -70,20 +70,23 @@ def hidden_kld(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:
-    """1 - cosine of projected student states [G,D] and the teacher's raw states, mean over G.
+    """Compute 1 - cosine of projected student states [G,D] and the teacher's raw states, mean over
+    G.
 
-    (DistilBERT: Sanh et al. 2019, section 3.) Raw, as a norm per channel would turn the angles.
+    Sanh et al. 2019 (DistilBERT), section 3.
     """
+    # Raw states: normalising per channel would change the angles.
     if len(student) == 0:
         return student.sum() * 0.0
     return (1 - functional.cosine_similarity(student.float(), teacher, dim=1)).mean()
 
 
 def contrastive(student: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy in nats of telling each projected student state's own teacher state from those
-    of the batch's other runs, by the cosine; raw states [G,D], mean over the first 512 of G.
+    """Compute InfoNCE in nats over raw states [G,D], mean over the first 512 of G.
 
-    (InfoNCE: van den Oord et al. 2018, eq. 4; for distillation Tian et al. 2020.)
+    Each projected student state is classified by cosine: the positive is its own teacher state, the
+    negatives are the teacher states of the batch's other runs. van den Oord et al. 2018, eq. 4; for
+    distillation Tian et al. 2020.
     """
     if len(student) == 0:
         return student.sum() * 0.0

@@ -1,8 +1,8 @@
-"""Losses of logits over the classes of a task, against the teacher's or gold labels.
+"""Losses of logits over the classes of a task, against the teacher's logits or gold labels.
 
 Shape letters: G texts of a classification, or tagged tokens; C classes or tags. Each is zero, with
-a gradient, where there is nothing to compare. Formulas with `labels` in their name are for teachers
-that give a text several labels at once: the probability of each label is the sigmoid of its logit.
+a gradient, if there is nothing to compare. Formulas with `labels` in their name are for multi-label
+teachers: the probability of each label is the sigmoid of its logit.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 NO_LABEL = -1
-LEAST = 1e-6  # probabilities are clipped to LEAST and 1 - LEAST: log odds of 0 are infinite
+LEAST = 1e-6  # probabilities are clipped to LEAST and 1 - LEAST: the log-odds of 0 are infinite
 
 
 def ce(logits: Tensor, gold: Tensor) -> Tensor:
-    """Cross-entropy in nats of logits [G,C] against gold labels int64 [G], mean over those that are
-    not -1."""
+    """Compute the cross-entropy in nats of logits [G,C] against gold labels int64 [G], mean over
+    the labels that are not -1."""
     labelled = gold != NO_LABEL
     if not labelled.any():
         return logits.sum() * 0.0
@@ -25,9 +25,9 @@ def ce(logits: Tensor, gold: Tensor) -> Tensor:
 
 
 def kl(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) in nats of logits [G,C], mean over G.
+    """Compute T^2 KL(teacher || student) in nats of logits [G,C], mean over G.
 
-    (Hinton et al. 2015, eq. 1-4.)
+    Hinton et al. 2015, eq. 1-4.
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
@@ -38,16 +38,21 @@ def kl(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def logit(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Squared difference of raw logits [G,C], mean over G and C (Mukherjee & Awadallah 2020,
-    section 3.2)."""
+    """Compute the squared difference of logits [G,C], mean over G and C.
+
+    Mukherjee & Awadallah 2020, section 3.2.
+    """
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.mse_loss(logits.float(), teacher)
 
 
 def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's class
-    probabilities, mean over G and C (Mukherjee & Awadallah 2019, section 3.2)."""
+    """Compute the squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's
+    class probabilities, mean over G and C.
+
+    Mukherjee & Awadallah 2019, section 3.2.
+    """
     if len(logits) == 0:
         return logits.sum() * 0.0
     probability = teacher.softmax(dim=1)
@@ -55,21 +60,24 @@ def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def half_log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Half the squared distance of student scores [G,C] and log(p / (1 - p)) of the teacher's class
-    probabilities, mean over G (Mukherjee & Awadallah 2019, eq. 5; 2020, eq. 4: a text's, or a
-    token's, part of it)."""
+    """Compute half the squared distance of student scores [G,C] and log(p / (1 - p)) of the
+    teacher's class probabilities, mean over G.
+
+    Mukherjee & Awadallah 2019, eq. 5, per text; 2020, eq. 4, per token.
+    """
     return log_odds(logits, teacher) * (teacher.shape[1] / 2)
 
 
 def hard(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy in nats of logits [G,C] against the teacher's best class, mean over G."""
+    """Compute the cross-entropy in nats of logits [G,C] against the teacher's best class, mean over
+    G."""
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.cross_entropy(logits.float(), teacher.argmax(dim=1))
 
 
 def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) in nats of the probability of each label, the sigmoid of logits
+    """Compute T^2 KL(teacher || student) in nats of each label's probability, the sigmoid of logits
     [G,C] / T, mean over G and C."""
     if len(logits) == 0:
         return logits.sum() * 0.0
@@ -81,32 +89,33 @@ def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def hard_labels(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Binary cross-entropy in nats of logits [G,C] against the labels to which the teacher gives
-    more than 1/2, mean over G and C."""
+    """Compute the binary cross-entropy in nats of logits [G,C] against the teacher's labels with
+    probability above 1/2, mean over G and C."""
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.binary_cross_entropy_with_logits(logits.float(), (teacher > 0).float())
 
 
 def log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's probability
-    of each label, mean over G and C: `log_odds` of two classes for each label."""
+    """Compute the squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's
+    probability of each label, mean over G and C."""
     if len(logits) == 0:
         return logits.sum() * 0.0
     return functional.mse_loss(logits.float(), torch.logit(teacher.sigmoid(), eps=LEAST))
 
 
 def half_log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Half the squared distance of what `log_odds_labels` compares, mean over G."""
+    """Compute half the squared distance instead of the mean of `log_odds_labels`, mean over G."""
     return log_odds_labels(logits, teacher) * (teacher.shape[1] / 2)
 
 
 def margin(scores: Tensor, teacher: Tensor) -> Tensor:
-    """Squared error of the difference between the scores [G,C] of each two texts, or pairs of
-    texts, of a batch, student's against teacher's, mean over the G * (G - 1) twos and C.
+    """Compute the squared error of score differences, mean over the G * (G - 1) pairs of inputs in
+    the batch and over C.
 
-    (Margin-MSE: Hofstätter et al. 2020, eq. 1, whose two are a passage that answers a query and one
-    that does not.) What is added to all scores of a student costs nothing.
+    `scores` and `teacher` are [G,C]. A constant offset of all scores does not change the loss.
+    Margin-MSE: Hofstätter et al. 2020, eq. 1, where a pair is a relevant and a non-relevant passage
+    of one query.
     """
     if len(scores) < 2:
         return scores.sum() * 0.0

@@ -1,8 +1,7 @@
-"""Losses of one vector a text: how like the texts of a batch are to one another, for the student
-and for the teacher.
+"""Losses of text vectors: they compare the similarities between the texts of a batch.
 
-Shape letters: B texts, D width of the student's vectors, W of the teacher's. Each is zero, with a
-gradient, where a batch has fewer than two texts.
+Shape letters: B texts, D size of the student's vectors, W size of the teacher's. Each is zero, with
+a gradient, if a batch has fewer than two texts.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ SHARPNESS = 20.0  # 1 / temperature of the cosines, as sentence-transformers sca
 
 
 def cosines(vectors: Tensor) -> Tensor:
-    """Compute the cosine [B,B] of each of the vectors [B,D] with each."""
+    """Compute the cosines [B,B] between vectors [B,D]."""
     own = functional.normalize(vectors.float(), dim=1)
     return own @ own.T
 
 
 def similarity(student: Tensor, teacher: Tensor) -> Tensor:
-    """Squared error of the cosines between the texts of a batch, student's [B,D] against teacher's
+    """Compute the squared error of the cosines between texts, student's [B,D] against teacher's
     [B,W], mean over the B * (B - 1) pairs.
 
-    (Similarity-preserving distillation: Tung & Mori 2019, here of cosines; relational
-    distillation, Park et al. 2019.)
+    Similarity-preserving distillation, Tung & Mori 2019, here with cosines; relational
+    distillation, Park et al. 2019.
     """
     if len(student) < 2:
         return student.sum() * 0.0
@@ -34,10 +33,10 @@ def similarity(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def similarity_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(softmax teacher || softmax student) in nats over the other texts of the batch, by the
-    cosines with each text times 20, mean over the B texts.
+    """Compute KL(softmax teacher || softmax student) in nats, mean over the B texts.
 
-    (SEED: Fang et al. 2021, eq. 3, with the batch for its queue.)
+    The softmax of a text is over 20 x its cosines with the other texts of the batch. Fang et al.
+    2021 (SEED), eq. 3, with the batch instead of a queue.
     """
     if len(student) < 2:
         return student.sum() * 0.0

@@ -166,11 +166,12 @@ class OptionFields:
     )
     init: str = option(
         "auto",
-        "Initial weights. svd: the teacher's embeddings, reduced to the student's size;"
-        " svd:STORE: from another store's teacher. teacher: the teacher's embeddings and first"
-        " layers. layers:I,J,...[@DIR]: chosen layers, of the model in DIR if given. mixed-vocab."
-        " random. auto: evenly spaced layers (teacher for a task or text vectors) if the shapes"
-        " fit, else svd.",
+        "Initial weights. svd: the teacher's word embeddings, reduced by SVD; svd:STORE: from"
+        " another store's teacher. teacher: the teacher's embeddings and layers, averaged in"
+        " consecutive groups and cut to the student's size. layers:I,J,...[@DIR]: single layers"
+        " (from 1) instead of averages, of the model in DIR if given. mixed-vocab: the embeddings"
+        " of mixed-vocab training in the store. random. auto: layers, evenly spaced (teacher for a"
+        " task or text vectors) if the shapes fit, else svd.",
         scope={START},
         words=STARTS,
         check=check_start,

@@ -1,4 +1,4 @@
-"""Recipes: settings and stages of a training as TOML, in this package or in a user's own file."""
+"""Recipes: settings and stages of a training in TOML files, of this package or of the user."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Holds options of `student-train` and stages, with a line on what the recipe is and its
-    source.
+    """Holds the options and stages of a recipe, a one-line description and its source.
 
-    needs: what the stores must have. `stores` is their number. `masked` asks for masked views.
-    `hidden` and `attention` tell how these were dumped: `mean`, with the embeddings or without
-    them, `mean:0`, `groups:N`, or `layer:I`, which stands for any one layer. `model` asks for the
-    folder of a third model that the layers come from. `tied` tells whether stage I of mixed
-    vocabularies tied the pieces of both.
+    needs: what the recipe requires of the stores.
+        stores: their number.
+        masked: whether they need masked views.
+        hidden, attention: how these were dumped: `mean` (with or without the embeddings),
+            `mean:0`, `groups:N`, or `layer:I` for any single layer.
+        model: whether `--init layers:...` needs the folder of another model.
+        tied: whether stage I of mixed vocabularies tied the pieces of both.
     """
 
     name: str
@@ -48,10 +49,10 @@ class Recipe:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Find the recipe of that name, or `FILE.toml:NAME` of one's own (`FILE.toml` if it has but
-    one).
+    """Find a built-in recipe by name, or `FILE.toml:NAME` in a user's file.
 
-    Raises UserError for one that there is not, or that cannot be read.
+    `FILE.toml` alone is enough if the file has a single recipe. Raises UserError for an unknown
+    name and for a file that is no recipe.
     """
     path, colon, inner = name.rpartition(":")
     if not colon or not path.endswith(".toml"):
@@ -61,9 +62,9 @@ def find_recipe(name: str) -> Recipe:
         return next(iter(known.values()))
     if inner not in known:
         where = f"{path}: " if path else ""
-        told = f"there are {', '.join(known)}" if path else "--recipe list tells all of them"
+        others = f"there are {', '.join(known)}" if path else "--recipe list prints all of them"
         near = suggest(inner, known)
-        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{told}")
+        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{others}")
     return known[inner]
 
 
@@ -90,7 +91,8 @@ def listed() -> str:
 
 
 def read_recipes(path: Path) -> dict[str, Recipe]:
-    """Read the recipes of a file. Raise UserError with file and key for what is no recipe."""
+    """Read the recipes of a file by name. Raises UserError, with file and key, for an invalid
+    one."""
     content = read_toml(path, "--recipe", "recipe")
     _check_keys(content, KEYS, str(path))
     found = {}
@@ -148,6 +150,6 @@ def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     known = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
     if unknown := sorted(values.keys() - known):
         raise UserError(
-            f"{where}: {unknown[0]} is no option of a student; see student-train --help"
+            f"{where}: {unknown[0]} is no option of student-train; see student-train --help"
         )
     return read_values(TrainOptions, values, where, known)

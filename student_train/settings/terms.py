@@ -1,5 +1,5 @@
-"""The terms of a student's loss: weights as `--loss` gives them, alignments as `--align` does, and
-what a batch teaches by them."""
+"""The terms of a student's loss: parses the weights of `--loss` and the alignments of `--align`,
+and defines the plan of a batch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
 STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 VECTOR_TEXTS = 128
-"""For a store with vectors of texts: its losses, those of tokens in addition, and texts of a batch;
-losses of scores."""
+"""Defaults: the losses of a store with text vectors, the losses of hidden states in addition, the
+texts per batch; SCORE_LOSS is for scores."""
 DEFAULT_ALIGNMENT = "span"
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch of a stage has, and what it teaches. A balanced stage has two of them.
+    """Describes the batches of a stage. A balanced stage has two plans, any other stage one.
 
-    terms: the summands of its loss, in the order of the registry.
-    data, min_length: which sequences it may have.
-    batching: what bounds it, as `FeatureStore.stream` takes it.
+    terms: the terms of its loss, in the order of the registry.
+    data, min_length: which sequences are used.
+    batching: its size, as an argument of `FeatureStore.stream`.
     view: the view of the store; None for the masked views in turn.
     mask_prob, rare_masks, max_masks: how tokens are masked in view 0.
     targets: the tokens whose teacher logits are targets: `all`, `masked` or `unmasked`.
@@ -47,7 +47,7 @@ class BatchPlan:
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
-    """Read weights by name from `name=weight` words, repeated or as comma lists.
+    """Parse `name=weight` words, repeated or in comma lists, into weights by name.
 
     Raises UserError for anything else.
     """
@@ -66,7 +66,7 @@ def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
 
 
 def check_losses(loss: Any) -> None:
-    """Check the weights of losses: raise UserError for an unknown loss, and for a weight of 0 or
+    """Check the weights of losses. Raises UserError for an unknown loss or a weight of 0 or
     less."""
     weights = loss.values() if isinstance(loss, Mapping) else ()
     if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
@@ -79,29 +79,29 @@ def check_losses(loss: Any) -> None:
 
 @dataclass(frozen=True)
 class LossAlignments:
-    """Holds the names of alignments: `others` for the losses that `own` does not name."""
+    """Holds the alignment of each loss: `own` by loss, `others` for all other losses."""
 
     others: str
     own: Mapping[str, str]
 
     def of(self, loss: str) -> str:
-        """Name the alignment of a loss."""
+        """Return the name of a loss's alignment."""
         return self.own.get(loss, self.others)
 
 
 @cache
 def parse_alignments(words: str) -> LossAlignments:
-    """Read `match`, `kl=match,hidden=reduce` or `reduce,kl=match`.
+    """Parse `match`, `kl=match,hidden=reduce` or `reduce,kl=match`.
 
     Raises UserError for an unknown loss or alignment, for a loss that is given twice, and for a
-    loss that compares nothing with the teacher.
+    loss without a teacher's side.
     """
     own, others = dict[str, str](), list[str]()
     for word in (item.strip() for item in words.split(",")):
         name, given, alignment = word.rpartition("=")
         if alignment not in ALIGNMENTS:
             raise UserError(
-                f"--align {word}: expected one of {', '.join(ALIGNMENTS)}, or of a single loss"
+                f"--align {word}: expected one of {', '.join(ALIGNMENTS)}, or for a single loss"
                 " LOSS=ALIGNMENT, such as kl=match"
             )
         if not given:
@@ -126,13 +126,13 @@ def parse_alignments(words: str) -> LossAlignments:
 
 
 def check_alignments(words: Any) -> None:
-    """Check the alignments of losses: raise UserError as `parse_alignments` does."""
+    """Check the value of `--align`, as `parse_alignments` does."""
     parse_alignments(str(words))
 
 
 def check_pieces(words: str, losses: Iterable[str]) -> None:
-    """Check that losses over shared pieces have an alignment that pairs pieces with themselves:
-    raise UserError for another."""
+    """Check that losses over shared pieces have an alignment that pairs identical pieces. Raises
+    UserError for any other alignment."""
     for loss in named(losses):
         aligned = parse_alignments(words).of(loss.name)
         if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":

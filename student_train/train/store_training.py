@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from teachonce.student_train.data.batch import StudentBatch
-from teachonce.student_train.data.blocks import told_of_masks
-from teachonce.student_train.data.cache import source_of
+from teachonce.student_train.data.blocks import describe_masks
+from teachonce.student_train.data.cache import feature_source
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.joined import joined
-from teachonce.student_train.data.stream import loaded
+from teachonce.student_train.data.combined_teachers import combine_teachers
+from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.plan.train_plan import Source, TrainPlan
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
@@ -43,7 +43,7 @@ class StoreTraining:
         self._source = sources[0][0]
         self.store = self._source.store
         self._read = [
-            (one.store, each.reading(source_of(one.store, plan.options.cache, self.device)))
+            (one.store, each.reading(feature_source(one.store, plan.options.cache, self.device)))
             for one, each in sources
         ]
         self.distiller = Distiller.of(student, plan.options, self.store).to(self.device)
@@ -74,13 +74,13 @@ class StoreTraining:
             for each in stage.batches
         )
 
-    def told_of_masks(self, steps: int) -> str:
-        """Report which masked views the stage reads in N steps; see `blocks.told_of_masks`."""
+    def describe_masks(self, steps: int) -> str:
+        """Report which masked views the stage reads in N steps; see `blocks.describe_masks`."""
         options = self.stage.options
         epochs = options.epochs
         if options.steps or epochs is None:
             epochs = steps * options.accumulate / self._batches_of(self._number)
-        return told_of_masks(self.store.features, options.view, epochs)
+        return describe_masks(self.store.features, options.view, epochs)
 
     def enter(self, number: int) -> None:
         """Start a stage."""
@@ -94,7 +94,7 @@ class StoreTraining:
 
     def _batches(self, batch: BatchPlan, first: int, every: int) -> Generator[StudentBatch]:
         streams = [
-            loaded(
+            prepared_batches(
                 store,
                 collator.serving(batch),
                 self._source.blocks(batch),
@@ -113,10 +113,12 @@ class StoreTraining:
     def _joined(self, streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
         with closing(_together(streams)) as together:
             for batches in together:
-                yield self._as_one(batches)
+                yield self._combined(batches)
 
-    def _as_one(self, batches: Sequence[StudentBatch]) -> StudentBatch:
-        return joined([each.to(self.device) for each in batches], self.store.features.vocabulary)
+    def _combined(self, batches: Sequence[StudentBatch]) -> StudentBatch:
+        return combine_teachers(
+            [each.to(self.device) for each in batches], self.store.features.vocabulary
+        )
 
     def validate(self) -> dict[str, float]:
         """Measure the losses on the held-out part; see `evaluate`."""
@@ -125,7 +127,7 @@ class StoreTraining:
             held_out(store, collator.serving(plan), blocks, plan)
             for store, collator in (self._read if len(blocks) else ())
         ]
-        batches = map(self._as_one, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
+        batches = map(self._combined, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
         return evaluate_batches(self.distiller, batches, plan.terms)
 
 

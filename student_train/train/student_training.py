@@ -243,7 +243,7 @@ class _StudentTraining(Training):
     def _stage(self) -> Iterator[Losses]:
         options = self.options
         for line in dict.fromkeys(
-            each.told_of_masks(self.last - self.first) for each in self.trainings
+            each.describe_masks(self.last - self.first) for each in self.trainings
         ):
             if line:
                 self.say(f"masks     {line}")

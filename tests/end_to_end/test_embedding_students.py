@@ -163,7 +163,7 @@ def test_vectors_of_word_pieces(stores: Callable[..., Path], tmp_path: Path) -> 
                    "--out", tmp_path / "t", "--loss", "mlm=1,embedding=1")  # fmt: skip
     says(line, "--loss mlm: --student static:24 has neither layers nor heads")
     line = refused(student_train, *words[:2], *words[4:], "--student", "static:0")
-    says(line, "expected the width of its vectors, at least 1, such as static:256")
+    says(line, "expected the size of its vectors, at least 1, such as static:256")
 
 
 def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) ->
         ): "--loss broken: teachonce_own:NOTHING, which an installed package adds",
         ("--loss", "nowhere:LOSS=1"): "No module named 'nowhere'",
         ("--loss", "teachonce_own:huber=1"): "expected a Loss, got function",
-        ("--student", "gru:16"): "no kind of student is called gru",
+        ("--student", "gru:16"): "unknown kind of student gru",
         ("--student", "teachonce_own:HUBER:16"): "expected a ShapeKind, got Loss",
         ("--student", "distilbert:16"): "expected HxLxA, such as 64x2x2",
     }.items():

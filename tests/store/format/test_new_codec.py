@@ -26,8 +26,8 @@ from teachonce.store.format.codecs.codec import (
 from teachonce.store.format.codecs.levels import LEVELS, Level, bound
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.verify import verify
-from teachonce.student_train.data.batch import Streamed
-from teachonce.student_train.data.cache import Resident
+from teachonce.student_train.data.batch import StreamedFeatures
+from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 from tests.store.making import features_of, make_store
@@ -124,7 +124,7 @@ def test_it_is_all_there_is(tmp_path: Path, tiny: Level, ext: str, tier: str) ->
 def test_streams_and_devices_decode_it(tmp_path: Path, tiny: Level) -> None:
     make_store(tmp_path / "a.zarr", features_of("tiny"))
     store = open_store(tmp_path / "a.zarr")
-    sources = (Streamed(), Resident(store, torch.device("cpu")))
+    sources = (StreamedFeatures(), ResidentFeatures(store, torch.device("cpu")))
     for batch in store.stream(0, 0, 200, view=1):
         records = [store[int(index)].views[1] for index in batch.index]
         states = np.concatenate([view.hidden["mean"] for view in records])

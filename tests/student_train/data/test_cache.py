@@ -81,14 +81,14 @@ def test_every_cache_gives_the_same_losses(
     stays on the device, where the next one needs the room."""
     stored = small if codec == "small" else store.path
     source, tables = open_store(stored), list[weakref.ref[torch.Tensor]]()
-    real = cache.Resident._loaded
+    real = cache.ResidentFeatures._load_table
 
-    def watched(self: cache.Resident, path: str) -> torch.Tensor:
+    def watched(self: cache.ResidentFeatures, path: str) -> torch.Tensor:
         table = real(self, path)
         tables.append(weakref.ref(table))
         return table
 
-    monkeypatch.setattr(cache.Resident, "_loaded", watched)
+    monkeypatch.setattr(cache.ResidentFeatures, "_load_table", watched)
     found = []
     for kind in ("device", "ram", "none"):
         gc.disable()
@@ -132,7 +132,7 @@ def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ShardSlices, "read_into", watched)
     _, collator, _ = prepare(options_of(store.path), store)
     for kind, resident in (("ram", False), ("device", True)):
-        collator = collator.reading(cache.source_of(store, kind, CPU))
+        collator = collator.reading(cache.feature_source(store, kind, CPU))
         assert ("hidden" not in collator.features()) == resident
         for epoch in range(2):
             read.clear()
@@ -189,7 +189,7 @@ def test_what_does_not_fit(
     out = tmp_path / "out"
     words = ("--store", stored, "--out", out, "--cache", "ram", "--vocab", "400")
     says(refused(main, *words), "--cache ram", "the main memory", "--cache none")
-    says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "a copy of its own")
+    says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "its own copy")
     assert not out.exists()
 
 

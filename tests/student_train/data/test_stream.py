@@ -18,9 +18,9 @@ import torch
 from teachonce.align import Tokens
 from teachonce.store import Features, FeatureStore, TaskSpec, open_store
 from teachonce.student_train.data.batch import Inputs
-from teachonce.student_train.data.blocks import split_blocks, told_of_masks, view_of
+from teachonce.student_train.data.blocks import describe_masks, split_blocks, view_of
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.stream import loaded, student_batches
+from teachonce.student_train.data.stream import prepared_batches, student_batches
 from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, Masker, tokenize
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
@@ -109,12 +109,12 @@ def test_processes_load_no_module_of_the_current_folder(
     command.write_text(f"import sys; sys.path.append({str(ROOT)!r})\n{COMMAND}")
     here.mkdir()
     for name in ("multiprocessing", "student_train"):
-        (here / f"{name}.py").write_text("open('loaded', 'w')")
+        (here / f"{name}.py").write_text("open('prepared_batches', 'w')")
     words = f"--vocab 300 --student 8x1x1 --steps 1 --loss mlm=1 --workers 1 --out {tmp_path}/out"
     words = f"--store {store.path} {words}"
     subprocess.run([sys.executable, command, *words.split()], cwd=here, check=True)
     assert (tmp_path / "out/model.safetensors").exists()
-    assert not (here / "loaded").exists() and dict(os.environ) == before
+    assert not (here / "prepared_batches").exists() and dict(os.environ) == before
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -125,7 +125,7 @@ def test_any_number_of_workers_makes_the_same_batches(
     order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
     wanted = student_batches(store, collator, blocks, **order)
     environment = dict(os.environ)
-    with closing(loaded(store, collator, blocks, workers, **order)) as found:
+    with closing(prepared_batches(store, collator, blocks, workers, **order)) as found:
         compared = 0
         assert dict(os.environ) == environment
         for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
@@ -176,16 +176,18 @@ def test_views() -> None:
     assert [view_of(e, Features(views=1), None) for e in range(3)] == [0, 0, 0]
     assert [view_of(e, Features(views=3), None) for e in range(4)] == [1, 2, 1, 2]
     assert view_of(5, Features(views=3), 0) == 0
-    assert told_of_masks(Features(views=4), None, 3) == (
+    assert describe_masks(Features(views=4), None, 3) == (
         "a masked view an epoch, 1, 2, 3: new masks each epoch"
     )
-    told = told_of_masks(Features(views=3), None, 2.5)
+    told = describe_masks(Features(views=3), None, 2.5)
     assert "views 1, 2 in turn, a view an epoch: 3 epochs read 2 masks of each text" in told
     assert told.endswith("dump with --views 4")
-    assert "view 1 in each epoch: 3 epochs read 1 mask" in told_of_masks(Features(views=2), None, 3)
-    assert "view 2 in each epoch" in told_of_masks(Features(views=3), 2, 3)
-    assert told_of_masks(Features(views=2), None, 0.3).endswith("new masks each epoch")
-    assert not told_of_masks(Features(views=1), None, 3) + told_of_masks(Features(views=3), 0, 3)
+    assert "view 1 in each epoch: 3 epochs read 1 mask" in describe_masks(
+        Features(views=2), None, 3
+    )
+    assert "view 2 in each epoch" in describe_masks(Features(views=3), 2, 3)
+    assert describe_masks(Features(views=2), None, 0.3).endswith("new masks each epoch")
+    assert not describe_masks(Features(views=1), None, 3) + describe_masks(Features(views=3), 0, 3)
     task = TaskSpec("tagging", ("O",))
     assert view_of(5, Features(views=3, task=task), None) == 0
 

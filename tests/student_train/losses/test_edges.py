@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teachonce.store import Logits
-from teachonce.student_train.data.targets import HEAD_KEPT, TargetReader, fold
+from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
 from teachonce.student_train.losses.registry import LOSSES, Loss
 from teachonce.support.arrays import Array
@@ -99,17 +99,17 @@ def head_logits(rng: np.random.Generator, pieces: int) -> tuple[Logits, tuple[Ar
     return Logits(tier="head", log_partition=partition, values=states), (weight, bias)
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 200, HEAD_KEPT, HEAD_KEPT + 1, 300])
+@pytest.mark.parametrize("pieces", [1, 2, 200, HEAD_BEST, HEAD_BEST + 1, 300])
 def test_a_head_and_a_student_with_the_teachers_vocabulary(pieces: int) -> None:
-    """Each size about `HEAD_KEPT`: all pieces are kept, or all but some."""
+    """Each size about `HEAD_BEST`: all pieces are kept, or all but some."""
     logits, head = head_logits(np.random.default_rng(pieces), pieces)
     targets, some = TargetReader(np.arange(pieces), head).of(logits, np.arange(3))
     assert some.all()
     own = torch.from_numpy(logits.values @ head[0].T + head[1]).requires_grad_()
     value = kl(own, targets, 2.0)  # the student is the teacher
     value.backward()
-    # Beyond `HEAD_KEPT` the rest is 1 less a sum in float32, and the temperature takes its root.
-    assert value.item() == pytest.approx(0, abs=1e-4 if pieces <= HEAD_KEPT else 1e-2)
+    # Beyond `HEAD_BEST` the rest is 1 less a sum in float32, and the temperature takes its root.
+    assert value.item() == pytest.approx(0, abs=1e-4 if pieces <= HEAD_BEST else 1e-2)
     assert own.grad is not None and own.grad.isfinite().all()
 
 
@@ -136,12 +136,12 @@ def softmax(logits: Array) -> Array:
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_a_head_gives_the_published_kl_over_all_shared_pieces(temperature: float) -> None:
     rng = np.random.default_rng(3)
-    logits, head = head_logits(rng, 2 * HEAD_KEPT)
-    pieces = np.where(rng.random(2 * HEAD_KEPT) < 0.8, rng.permutation(2 * HEAD_KEPT), -1)
-    assert (pieces >= 0).sum() > HEAD_KEPT
+    logits, head = head_logits(rng, 2 * HEAD_BEST)
+    pieces = np.where(rng.random(2 * HEAD_BEST) < 0.8, rng.permutation(2 * HEAD_BEST), -1)
+    assert (pieces >= 0).sum() > HEAD_BEST
     targets, some = TargetReader(pieces, head).shared_of(logits, np.array([2, 0, 1]))
     assert some.all() and targets.ids.shape == (3, (pieces >= 0).sum())
-    student = rng.normal(0, 3, (3, 2 * HEAD_KEPT + 5))
+    student = rng.normal(0, 3, (3, 2 * HEAD_BEST + 5))
     teacher = (logits.values @ head[0].T + head[1])[[2, 0, 1]].astype(np.float64)
     found = kl_shared(torch.from_numpy(student), targets, temperature).item()
     want = published(teacher, student, pieces, temperature)

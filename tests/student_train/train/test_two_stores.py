@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.batch import StudentBatch
-from teachonce.student_train.data.joined import geometric_mean
+from teachonce.student_train.data.combined_teachers import geometric_mean
 from teachonce.student_train.losses.logits import LogitTargets, kl
 from teachonce.student_train.output.run import make_collator, prepare
 from teachonce.student_train.plan.train_plan import plan_of

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
-from teachonce.student_train.data.joined import geometric_mean
-from teachonce.student_train.data.joined import joined as as_one
+from teachonce.student_train.data.combined_teachers import combine_teachers, geometric_mean
 from teachonce.student_train.data.targets import fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, logit
 from teachonce.support.arrays import Array
@@ -97,7 +96,7 @@ def test_each_alignment_is_joined_for_itself_and_logits_of_shared_pieces_are_ave
         aligned = {"match": taught(by, 2), "span": taught(10 * by, 3)}
         return StudentBatch(inputs, torch.arange(0), torch.arange(0), 0, 4, aligned)
 
-    found = as_one([batch(1.0), batch(4.0)], V_TEACHER).aligned
+    found = combine_teachers([batch(1.0), batch(4.0)], V_TEACHER).aligned
     for name, mean, count in (("match", 2.5, 2), ("span", 25.0, 3)):
         shared = found[name].shared
         assert shared is not None and torch.equal(shared.logits, torch.full((count, 3), mean))
