@@ -1,1 +1,1 @@
-"""The student as a model: its kind, its vocabulary, its start, and which weights move."""
+"""The student as a model: its kind, vocabulary, initial weights, and which weights are trained."""

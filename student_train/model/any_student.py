@@ -1,8 +1,8 @@
-"""What is asked of any student, of one of `KINDS`, another model of transformers, or a module of
-your own: its size, its states, its heads.
+"""One interface for every student: a model of `KINDS`, another transformers model, or your own
+module. It gives the student's size, states and heads.
 
-Shape letters: B batch, S tokens, M and N flat tokens (N all that are present, row by row), D width
-of the states, V vocabulary, C labels.
+Shape letters: B batch, S tokens, M some flat tokens, N all present tokens (flat, row by row), D
+hidden size, V vocabulary, C labels.
 """
 
 from __future__ import annotations
@@ -19,36 +19,39 @@ from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.kinds import KINDS, Kind, Parts, first_state
 from teachonce.support.errors import UserError
 
-# Of a CPU, by the count of `bytes_of_text`. Eager attention and float32 take about twice it.
-HELD = 2**30
-SHARE_HELD = 8  # of the memory of a GPU, one part in so many
+# Activations of one forward pass on a CPU, counted by `bytes_of_text`. The true number is about
+# twice as large with eager attention and float32.
+CPU_BUDGET = 2**30
+GPU_SHARE = 8  # on a GPU, an eighth of its memory
 
 
 @runtime_checkable
 class OwnStudent(Protocol):
-    """What a module of your own must have to learn from a store: a size, and states of tokens.
+    """The interface of your own student module.
 
-    width: D of its states. layers: how many it has. For losses of a vocabulary it has a method
-    `logits` as well, which makes logits float [M,V] of states [M,D].
+    width: the hidden size D. layers: the number of layers. Losses on vocabulary logits also require
+    a method `logits`, from states [M,D] to logits float [M,V].
     """
 
     width: int
     layers: int
 
     def states(self, ids: Tensor, present: Tensor) -> list[Tensor]:
-        """Return the states of tokens, float [B,S,D]: of the embeddings, then of each layer. `ids`
-        int64 [B,S] are padded; bool [B,S] tells which are `present`."""
+        """Return hidden states float [B,S,D] of the embeddings and of each layer, in this order.
+
+        ids: padded, int64 [B,S]. present: the attention mask, bool [B,S].
+        """
 
 
 def has_attention(student: PreTrainedModel) -> bool:
-    """Tell whether a student has attention maps."""
+    """Return whether a student has attention maps."""
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
 def size_of(student: Any) -> tuple[int, int]:
-    """Return the width of a student's states, and how many layers it has.
+    """Return a student's hidden size and number of layers.
 
-    Raises UserError for a module that can be no student.
+    Raises UserError for a module that cannot be a student.
     """
     if isinstance(student, PreTrainedModel):
         return student.config.hidden_size, student.config.num_hidden_layers
@@ -61,20 +64,18 @@ def size_of(student: Any) -> tuple[int, int]:
 
 
 def reads_types(student: PreTrainedModel) -> bool:
-    """Tell whether a student is told which of two texts a token is of."""
+    """Return whether a student has token types for the two texts of a pair."""
     return (getattr(student.config, "type_vocab_size", None) or 0) > 1
 
 
 def head_of(student: Any) -> str:
-    """Return `mlm` of a masked LM and of a module of your own, or the kind of the task that a
-    student is for.
+    """Return a student's kind of head: `mlm` (also for your own module), or a kind of task.
 
-    Raises UserError for a model that can be no student: it has no masked-LM head, and no head of a
-    task that its kind has.
+    Raises UserError for a model that has neither a masked-LM head nor a task head of `KINDS`.
     """
     if not isinstance(student, PreTrainedModel):
         return "mlm"
-    models = _kind(student).models
+    models = _kind_of(student).models
     own = (head for head, model in models.items() if isinstance(student, model))
     found = next(own, "mlm" if type(student).__name__.endswith("ForMaskedLM") else None)
     if found is None:
@@ -87,45 +88,47 @@ def head_of(student: Any) -> str:
 
 
 def own_projection(student: Any) -> nn.Module | None:
-    """Return the student's own map of states to the width of what its heads read, without the GELU
-    behind it; None where the heads read the states."""
+    """Return the projection between a student's states and its heads, without its GELU, or None if
+    the heads read the states."""
     return getattr(student, "projection", None) if isinstance(student, PreTrainedModel) else None
 
 
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
-    """Return LM-head logits [M,V] of flat last states [M,D] of a masked LM."""
-    return _kind(student).lm(student, states)
+    """Apply the LM head to flat last states [M,D]: logits [M,V]."""
+    return _kind_of(student).lm(student, states)
 
 
 def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
-    """Return logits [M,C] of flat last states [M,D] of a tagger, by its `classifier` or by another
-    `output` in its place."""
-    found: Tensor = (output or student.classifier)(_kind(student).tag(student, states))
+    """Apply a tagger's head to flat last states [M,D]: logits [M,C]. `output` replaces its
+    `classifier`."""
+    found: Tensor = (output or student.classifier)(_kind_of(student).tag(student, states))
     return found
 
 
 def class_logits(
     student: Any, states: Tensor, present: Tensor, output: nn.Module | None = None
 ) -> Tensor:
-    """Return logits [B,C] of a classifier, of the last states [N,D] of all tokens that are
-    `present` [B,S]; `output` as for `tag_logits`."""
+    """Apply a classifier's head to the last states [N,D] of all `present` [B,S] tokens: logits
+    [B,C]. `output` replaces its `classifier`."""
     pooled = sentence_states(student, states, present)
-    found: Tensor = (output or student.classifier)(_kind(student).classify(student, pooled))
+    found: Tensor = (output or student.classifier)(_kind_of(student).classify(student, pooled))
     return found
 
 
 def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
-    """Return the states [B,D] that texts are classified by, of the last states [N,D] of all tokens
-    that are `present` [B,S]. They are the first token's, the mean, or of a BiLSTM the largest value
-    of each channel."""
+    """Pool the last states [N,D] of all `present` [B,S] tokens into the classifier's input [B,D].
+
+    The pooling depends on the kind: the first token's state, the mean, or, for a BiLSTM, the max of
+    each channel or the last states.
+    """
     padded = states.new_zeros(*present.shape, states.shape[1])
     padded[present] = states
-    return _kind(student).pooled(student, padded, present)
+    return _kind_of(student).pooled(student, padded, present)
 
 
 def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Tensor:
-    """Tell which of the tokens [B,S] a text's vector is pooled of: all that are present; of a
-    static student those of the text itself."""
+    """Return which tokens [B,S] enter a text's vector: all present ones, without special tokens if
+    the student is static."""
     config = student.config if isinstance(student, PreTrainedModel) else None
     special = getattr(config, "special_ids", None)
     if special is None:
@@ -134,20 +137,21 @@ def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Ten
 
 
 def parts_of(student: PreTrainedModel) -> Parts | None:
-    """Return the names of what can be cut for a student out of a teacher of its kind; None for
-    nothing."""
-    return _kind(student).parts
+    """Return the names of the parameters that can be copied from a teacher of the same kind, or
+    None if none can."""
+    return _kind_of(student).parts
 
 
 def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
-    """Apply the masked-LM head of any model of transformers: it runs over one token, and reads
-    these states in place of the encoder's."""
+    """Apply the masked-LM head of any transformers model to flat states [M,D]."""
 
-    def given(_module: Any, _arguments: Any, output: Any) -> Any:
+    # Heads have no common interface. So the model runs over a single token, and a hook replaces the
+    # encoder's output by the given states.
+    def replace_states(_module: Any, _arguments: Any, output: Any) -> Any:
         output["last_hidden_state"] = states.unsqueeze(0)
         return output
 
-    handle = student.base_model.register_forward_hook(given)
+    handle = student.base_model.register_forward_hook(replace_states)
     try:
         one = torch.ones(1, 1, dtype=torch.int64, device=states.device)
         logits: Tensor = student(input_ids=one, attention_mask=one).logits[0]
@@ -158,12 +162,12 @@ def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
 
 def _no_task(student: Any, *_: Any) -> Any:
     raise UserError(
-        f"a student of type {_type_of(student)} learns as a masked LM alone; for a task"
+        f"a student of type {_type_of(student)} can be trained as a masked LM only; for a task"
         f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
     )
 
 
-# A student of another type that the caller of `train` has made.
+# A transformers model of another type, made by the caller of `train`.
 FOREIGN = Kind(
     _no_task, {}, None, lm=_logits_by_forward, tag=_no_task, pooled=_no_task, classify=_no_task
 )
@@ -172,14 +176,14 @@ FOREIGN = Kind(
 def _logits_of_own(student: Any, states: Tensor) -> Tensor:
     if not hasattr(student, "logits"):
         raise UserError(
-            f"{type(student).__name__}: has no method logits(states), which losses of a vocabulary"
-            " need; add it, or choose losses of states"
+            f"{type(student).__name__}: has no method logits(states), which losses on vocabulary"
+            " logits need; add it, or choose losses on hidden states"
         )
     logits: Tensor = student.logits(states)
     return logits
 
 
-# A module that is no model of transformers.
+# Your own module.
 OWN = Kind(
     _no_task, {}, None, lm=_logits_of_own, tag=_no_task, pooled=first_state, classify=_no_task
 )
@@ -191,7 +195,7 @@ def _type_of(student: Any) -> str:
     return type(student).__name__
 
 
-def _kind(student: Any) -> Kind:
+def _kind_of(student: Any) -> Kind:
     if not isinstance(student, PreTrainedModel):
         return OWN
     return KINDS.get(student.config.model_type, FOREIGN)
@@ -199,7 +203,7 @@ def _kind(student: Any) -> Kind:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Holds what one forward pass gives: flat states [N,D] by layer (0 is the embeddings) and
+    """Holds the outputs of one forward pass: flat states [N,D] by layer (0 is the embeddings) and
     attention maps [B,S,S] by layer, averaged over heads."""
 
     states: list[Tensor]
@@ -208,23 +212,24 @@ class Outputs:
 
     @property
     def last(self) -> Tensor:
-        """Return states [N,D] of the last layer."""
+        """Return the states [N,D] of the last layer."""
         return self.states[-1]
 
 
 def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
-    """Run a student over a batch; give attention maps only where asked for.
+    """Run a student over a batch, with attention maps if `maps` is true.
 
-    A batch whose activations are more than may be held is read in parts of whole texts. Of a part
-    only its outputs are kept; the backward pass computes its activations anew (Chen et al. 2016,
-    https://arxiv.org/abs/1604.06174). Outputs and gradients are those of the whole batch, for the
-    price of a second forward pass. Raises UserError where a module of your own is asked for maps.
+    If the activations exceed the budget of the device, the batch is split by texts and its
+    activations are recomputed in the backward pass (gradient checkpointing, Chen et al. 2016,
+    https://arxiv.org/abs/1604.06174). Raises UserError for maps of your own module.
     """
+    # Outputs and gradients are the same as without splitting; the cost is a second forward pass.
     texts, length = inputs.ids.shape
-    parts = inputs.split(max(1, held_on(inputs.ids.device) // bytes_of_text(student, length)))
+    budget = activation_budget(inputs.ids.device)
+    parts = inputs.split(max(1, budget // bytes_of_text(student, length)))
     if len(parts) == 1:
-        return _read(student, inputs, maps)
-    found = [checkpoint(_read, student, part, maps, use_reentrant=False) for part in parts]
+        return _run(student, inputs, maps)
+    found = [checkpoint(_run, student, part, maps, use_reentrant=False) for part in parts]
     return Outputs(
         [torch.cat(layer) for layer in zip(*(part.states for part in found), strict=True)],
         [torch.cat(layer) for layer in zip(*(part.maps for part in found), strict=True)],
@@ -232,27 +237,29 @@ def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
     )
 
 
-def held_on(device: torch.device) -> int:
-    """Count the bytes of activations that a forward pass may leave on a device."""
+def activation_budget(device: torch.device) -> int:
+    """Return the bytes of activations that a forward pass may leave on a device."""
     if device.type != "cuda":
-        return HELD
-    return torch.cuda.get_device_properties(device).total_memory // SHARE_HELD
+        return CPU_BUDGET
+    return torch.cuda.get_device_properties(device).total_memory // GPU_SHARE
 
 
 def bytes_of_text(student: Any, length: int) -> int:
-    """Count the bytes of activations that a text of `length` tokens leaves for the backward pass,
-    in 16 bits: s h L (34 + 5 a s / h), by Korthikanti et al. 2022
-    (https://arxiv.org/abs/2205.05198), equation 1; fused attention leaves no term in a. At least
-    1."""
+    """Estimate the bytes of 16-bit activations that a text of `length` tokens leaves for the
+    backward pass, at least 1.
+
+    s h L (34 + 5 a s / h), Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198), equation 1;
+    the term in a is 0 for fused attention.
+    """
     width, layers = size_of(student)
     eager = getattr(getattr(student, "config", None), "_attn_implementation", None) == "eager"
     heads = student.config.num_attention_heads if eager and has_attention(student) else 0
     return max(1, length * layers * (34 * width + 5 * heads * length))
 
 
-def _read(student: Any, inputs: Inputs, maps: bool) -> Outputs:
+def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
     if not isinstance(student, PreTrainedModel):
-        return _read_own(student, inputs, maps)
+        return _run_own(student, inputs, maps)
     types = inputs.types if reads_types(student) else None
     output = student.base_model(
         input_ids=inputs.ids,
@@ -266,11 +273,10 @@ def _read(student: Any, inputs: Inputs, maps: bool) -> Outputs:
     return Outputs(states, averaged, inputs.present)
 
 
-def _read_own(student: Any, inputs: Inputs, maps: bool) -> Outputs:
+def _run_own(student: Any, inputs: Inputs, maps: bool) -> Outputs:
     if maps:
         raise UserError(
-            f"{type(student).__name__}: a module of your own gives no attention maps; choose other"
-            " losses"
+            f"{type(student).__name__}: your own module has no attention maps; choose other losses"
         )
     states = student.states(inputs.ids, inputs.present)
     return Outputs([state[inputs.present] for state in states], [], inputs.present)

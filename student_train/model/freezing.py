@@ -1,4 +1,4 @@
-"""Freezing: which weights of a student move, and which keep what they were."""
+"""Freezing: which weights of a student are trained."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OF_EMBEDDINGS = ("words", "positions", "types")
 
 
 def group_of(name: str) -> str:
-    """Name the part that a parameter belongs to: words, positions, types, embeddings (all else of
-    these), layers.N (from 1), head or projection."""
+    """Return the part that a parameter belongs to: words, positions, types, embeddings (other
+    parameters of the embeddings), layers.N (from 1), head or projection."""
     if re.search(r"(^|\.)projections?\.", name):
         return "projection"
     if "position_embeddings" in name:
@@ -33,13 +33,13 @@ def group_of(name: str) -> str:
     return "head"
 
 
-def _parts(shape: Shape) -> set[str]:
+def _parts_of(shape: Shape) -> set[str]:
     layers = {f"layers.{number}" for number in range(1, shape.layers + 1)}
     return {"embeddings", "head", *layers, *shape.kinds_of_embeddings}
 
 
 def _check_parts(where: str, named: set[str], options: TrainOptions, shape: Shape) -> None:
-    parts = {*_parts(shape), "layers"}
+    parts = {*_parts_of(shape), "layers"}
     if missing := sorted(named - {*parts, "projection"}):
         raise UserError(
             f"{where}{missing[0]}: a student {options.student} has no such part; it has"
@@ -48,8 +48,8 @@ def _check_parts(where: str, named: set[str], options: TrainOptions, shape: Shap
 
 
 def check_unfrozen(options: TrainOptions, shape: Shape) -> None:
-    """Check the lists of stages that unfreeze: raise UserError where one names a part that such a
-    student does not have."""
+    """Check the `unfreeze` lists of all stages. Raises UserError for a part that the student does
+    not have."""
     for number, stage in enumerate(options.stages, 1):
         order = stage.get("unfreeze", UNFREEZE)
         named = set() if order == UNFREEZE else set(order)
@@ -57,10 +57,11 @@ def check_unfrozen(options: TrainOptions, shape: Shape) -> None:
 
 
 def check_frozen(options: TrainOptions, shape: Shape) -> None:
-    """Check `--freeze`: raise UserError where it names a part that such a student does not have, or
-    leaves nothing to train."""
-    parts = _parts(shape)
-    # What a rotary student lacks, one need not let move.
+    """Check `--freeze`. Raises UserError for a part that the student does not have, and if nothing
+    is left to train."""
+    parts = _parts_of(shape)
+    # A rotary student has no positions and types, so freezing them is harmless: recipes that freeze
+    # them work for a ModernBERT as well.
     rotary = {"positions", "types"} if shape.positions == "rotary" else set()
     _check_parts("--freeze ", set(options.freeze) - rotary, options, shape)
     if all(is_frozen(part, options) for part in (*parts, "projection")):
@@ -68,14 +69,14 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
 
 
 def is_frozen(part: str, options: TrainOptions) -> bool:
-    """Tell whether a part keeps its weights; words, positions and types go with the embeddings,
-    each layer with all."""
+    """Return whether a part is frozen. `embeddings` includes words, positions and types; `layers`
+    includes every layer."""
     frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
     with_it = "embeddings" if part in OF_EMBEDDINGS else part.split(".")[0]
     return bool({part, with_it} & frozen)
 
 
 def set_frozen(model: nn.Module, options: TrainOptions) -> None:
-    """Let exactly the parameters move that `--freeze` and a frozen projection leave."""
+    """Set `requires_grad` of every parameter by `--freeze` and `--projection frozen`."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not is_frozen(group_of(name), options))

@@ -1,8 +1,7 @@
-"""The kinds of student: one entry of `KINDS` for each says how it is built from its shape and cut
-out of a teacher, and how its heads are applied. `settings/shapes.py` reads the shape;
-`any_student.py` asks the entry.
+"""The kinds of student: an entry of `KINDS` for each defines its config, its models, and how its
+heads are applied. `settings/shapes.py` parses shapes; `any_student.py` uses the entries.
 
-Shape letters: B batch, S tokens, M flat tokens, D width of the states, V vocabulary.
+Shape letters: B batch, S tokens, M flat tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,14 +45,15 @@ from teachonce.support.plugins import load_outside
 
 @dataclass(frozen=True)
 class Parts:
-    """Says how a kind names the parameters that a teacher of its kind has, too. Names of the
-    encoder come without the encoder's own name.
+    """Names the parameters that can be copied from a teacher of the same kind. Names in the encoder
+    are relative to it.
 
     layers: the prefix of a layer's number.
-    layer: the parameters of each layer; a teacher with fewer or more is of another kind.
-    positions: the learnt positions; None where they are rotary.
-    transform, bias: names in the masked-LM head; `transform` is the prefix of several.
-    stacked: how many matrices a parameter holds, one upon the other.
+    layer: the parameters of each layer; a teacher with other parameters is of another kind.
+    positions: the learnt positions; None if they are rotary.
+    transform: the prefix of the parameters of the masked-LM head's transform.
+    bias: the output bias of the masked-LM head.
+    stacked: the number of matrices that are stacked in one parameter.
     """
 
     layers: str
@@ -66,18 +66,16 @@ class Parts:
 
 @dataclass(frozen=True)
 class Kind:
-    """Says how the models of one kind of student are made and used. `KINDS` names each as `SHAPES`
-    and its config do.
+    """Defines the models of one kind of student. Its key in `KINDS` is its key in `SHAPES` and the
+    `model_type` of its config.
 
-    config: the config for a shape, a tokenizer, the most tokens of a text, and what all configs
-        have.
-    models: the class for no task (`mlm`) and for each kind of task.
-    parts: what can be cut out of a teacher of that kind; None for nothing.
-    lm: logits [M,V] of states [M,D].
-    tag: of states [M,D] what the linear map `classifier`, the last of a task's model, reads.
-    pooled: the states [B,D] that texts are classified by, of states [B,S,D] and which of them are
-        present [B,S].
-    classify: of these what `classifier` reads.
+    config: makes the config from a shape, a tokenizer, the max length and common settings.
+    models: the class of a masked LM (`mlm`) and of each kind of task.
+    parts: the parameters that can be copied from a teacher of that kind; None if none can.
+    lm: from states [M,D] to logits [M,V].
+    tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
+    pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
+    classify: from these to the input of a classifier's `classifier`.
     """
 
     config: Callable[..., PreTrainedConfig]
@@ -122,7 +120,10 @@ def _modernbert(
         bos_token_id=tokenizer.cls_token_id,
         sep_token_id=tokenizer.sep_token_id,
         eos_token_id=tokenizer.sep_token_id,
-        **{**common, "global_attn_every_n_layers": 1},  # says the types to transformers 4
+        **{
+            **common,
+            "global_attn_every_n_layers": 1,
+        },  # transformers 4 reads this in place of layer_types
     )
 
 
@@ -147,7 +148,7 @@ def _bilstm(
 def _static(
     shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
 ) -> StaticConfig:
-    # What the template of a text puts around it is no piece of it; an unknown word is one.
+    # Tokens that the template adds to a text are left out of its vector; an unknown word is not.
     special = [i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id]
     return StaticConfig(hidden_size=shape.width, special_ids=special, **common)
 
@@ -161,7 +162,7 @@ def first_state(model: Any, states: Tensor, present: Tensor) -> Tensor:
 
 
 def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
-    """Follow a ModernBERT's `classifier_pooling`: take the first token, or the mean of all."""
+    """Pool by a ModernBERT's `classifier_pooling`: the first token's state, or the mean."""
     if model.config.classifier_pooling == "cls":
         return states[:, 0]
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
@@ -249,9 +250,9 @@ KINDS: dict[str, Kind] = {
 
 
 def find_models(kind: str) -> Kind:
-    """Find how the models of a kind are made: of this package, or of the package that adds it.
+    """Find the `Kind` of a kind of student, of this package or of the package that adds it.
 
-    Raises UserError if that cannot be imported, or is no `Kind`.
+    Raises UserError if it cannot be imported, or is no `Kind`.
     """
     if kind not in KINDS:
         found = load_outside(SHAPES[kind].models, GROUP, "--student")
@@ -270,11 +271,11 @@ def make_student(
     task: TaskSpec | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
-    """Make a model with random weights for the tokenizer's pieces and at most `positions` tokens.
+    """Make a model with random weights: a masked LM, or for a task a classifier or tagger.
 
-    It is a masked LM, or with a task a classifier or tagger of its labels. A BiLSTM reads texts of
-    any length. `settings` go to the `config` of its kind. Raises UserError where `student` is no
-    kind and size; see `parse_student`.
+    positions: the largest number of tokens in a text; a BiLSTM has no limit.
+    settings: further arguments of `Kind.config`.
+    Raises UserError for an invalid `student`; see `parse_student`.
     """
     shape = parse_student(student, option, default)
     common: dict[str, Any] = {
@@ -293,5 +294,5 @@ def make_student(
     if head not in kind.models:
         raise UserError(f"{option}{student}: has no model for {head}; choose another kind")
     config = kind.config(shape, tokenizer, positions, **settings, **common)
-    KINDS.setdefault(config.model_type, kind)  # by which `any_student.py` finds it
+    KINDS.setdefault(config.model_type, kind)  # the key by which `any_student.py` finds it
     return kind.models[head](config)

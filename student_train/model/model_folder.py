@@ -1,4 +1,4 @@
-"""A folder of transformers as a source of weights, beside the teacher that a store keeps."""
+"""A transformers folder as a source of initial weights, as an alternative to a store's teacher."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.loading import load, load_network
 from teachonce.checkpoints.names import ResolvedModel
-from teachonce.student_train.model.named_start import checked_folder
+from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.support.arrays import Array
 
 
-class Source(Protocol):
-    """Gives what a student is cut out of: a `FeatureStore` does, of its teacher."""
+class WeightSource(Protocol):
+    """A model from which a student's weights are copied: a `FeatureStore`, or a `ModelFolder`."""
 
     path: str
 
@@ -28,9 +28,9 @@ class Source(Protocol):
 class ModelFolder:
     """Reads config, tokenizer and weights of a masked LM that `save_pretrained` wrote.
 
-    Names of weights are those of a store: of the encoder without its own name, and of the masked-LM
-    head all but the output embeddings, whose bias is `decoder.bias`. Raises UserError for a folder
-    that holds no such model; the weights are loaded when they are asked for.
+    Weights have the same names as in a store: relative to the encoder, and for the masked-LM head
+    without the output embeddings, whose bias is `decoder.bias`. Weights are loaded on first use.
+    Raises UserError for a folder without such a model.
     """
 
     def __init__(self, path: str, option: str) -> None:
@@ -43,12 +43,12 @@ class ModelFolder:
         self.tokenizer_json: str = tokenizer.backend_tokenizer.to_str()
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
-        """Return config.json, the one file that a cut asks for."""
+        """Return config.json; copying layers needs no other file."""
         settings: dict[str, Any] = self._config.to_dict()
         return settings
 
     def teacher_weights(self) -> Mapping[str, Array]:
-        """Return float32 arrays of the model by name."""
+        """Return the model's weights, float32, by name."""
         return self._weights
 
     def content(self) -> str:

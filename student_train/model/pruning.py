@@ -1,4 +1,5 @@
-"""Cuts vocabularies: the teacher's for a new student, a finished student to another's.
+"""Prunes vocabularies: the teacher's for a new student, and a finished student's to another
+vocabulary.
 
 Both are baselines of Zhao et al. 2021 (section 6).
 """
@@ -15,16 +16,16 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.model.kept_pieces import CAN_BE_CUT, cut_model, kept_pieces
+from teachonce.student_train.model.retained_pieces import CAN_BE_CUT, cut_model, retained_pieces
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 
 def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None) -> Tokenizer:
-    """Cut the teacher's tokenizer to `size` pieces: the `kept_pieces` of the store's text. With
-    `blocks` the text is theirs alone.
+    """Reduce the teacher's tokenizer to `size` pieces, the `retained_pieces` of the store's text.
 
-    Raises UserError for a tokenizer of another kind than CAN_BE_CUT, and as `kept_pieces` does.
+    blocks: count pieces in these blocks only.
+    Raises UserError for a tokenizer of another kind than CAN_BE_CUT, and as `retained_pieces` does.
     """
     settings: dict[str, Any] = json.loads(store.teacher_file("tokenizer.json"))
     kind = settings["model"]["type"]
@@ -33,13 +34,13 @@ def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None
             f"--vocab pruned:{size}: a {', '.join(CAN_BE_CUT)} vocabulary can be cut, and the"
             f" teacher's is a {kind}; give a size alone, such as 5k"
         )
-    return cut_tokenizer(settings, kept_pieces(settings, _counts(store, blocks), size))
+    return cut_tokenizer(settings, retained_pieces(settings, _counts(store, blocks), size))
 
 
-def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
-    """Cut a tokenizer, as JSON, to pieces and added tokens, which are numbered in their order."""
-    number = {piece: i for i, piece in enumerate(kept)}
-    cut_model(settings["model"], kept)
+def cut_tokenizer(settings: dict[str, Any], pieces: list[str]) -> Tokenizer:
+    """Reduce the JSON of a tokenizer to these pieces and added tokens, numbered in their order."""
+    number = {piece: i for i, piece in enumerate(pieces)}
+    cut_model(settings["model"], pieces)
     for token in settings["added_tokens"]:
         token["id"] = number[token["content"]]
     if padding := settings.get("padding"):
@@ -49,7 +50,7 @@ def cut_tokenizer(settings: dict[str, Any], kept: list[str]) -> Tokenizer:
 
 
 def _counts(store: FeatureStore, blocks: Array | None) -> Array:
-    """Count how often each of the teacher's ids stands in the store: int64 [V]."""
+    """Count how often each of the teacher's ids occurs in the store: int64 [V]."""
     counts = np.zeros(store.features.vocabulary, np.int64)
     if blocks is not None:
         for batch in store.stream(blocks=blocks, features=(), shuffle=False):
@@ -61,7 +62,7 @@ def _counts(store: FeatureStore, blocks: Array | None) -> Array:
 
 
 def _renumber(processor: Any, number: dict[str, int]) -> None:
-    """Renumber the special tokens that a post-processor puts around a text."""
+    """Renumber the special tokens of a post-processor, in place."""
     if processor is None:
         return
     if processor["type"] == "Sequence":
@@ -75,45 +76,46 @@ def _renumber(processor: Any, number: dict[str, int]) -> None:
             processor[role][1] = number[processor[role][0]]
 
 
-INPUTS = "model_input_names"  # a setting of tokenizers: a student of pairs reads types of tokens
+INPUTS = "model_input_names"  # of a tokenizer: includes token types if the student has them
 
 
 def shared_pieces(own: Any, other: Any, word: str) -> list[str]:
-    """List the pieces of a tokenizer that another has, too, and its special and added tokens, in
-    its order (Zhao et al. 2021, section 6, alternative vocabulary pruning).
+    """List the pieces of a tokenizer that are also in another one, and its special and added
+    tokens, in its order.
 
-    `word` is what `--prune-to` gave for the other. Raises UserError unless both are WordPieces
-    whose pieces inside of words are marked alike, and where nothing would be cut.
+    word: the value of `--prune-to`, for messages.
+    Zhao et al. 2021, section 6, alternative vocabulary pruning. Raises UserError unless both are
+    WordPieces with the same continuation prefix, and if no piece would be removed.
     """
     models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (own, other)]
     kinds = [f"{m['type']} {m.get('continuing_subword_prefix') or ''}".strip() for m in models]
     if kinds[0] != kinds[1] or models[0]["type"] != "WordPiece":
         raise UserError(
             f"--prune-to {word}: its vocabulary is a {kinds[1]} and the student's a {kinds[0]};"
-            " expected two WordPieces, whose pieces are spelt alike"
+            " expected two WordPieces with the same continuation prefix"
         )
     pieces, theirs = own.get_vocab(), other.get_vocab()
     needed = {*own.all_special_tokens, *own.get_added_vocab(), models[0]["unk_token"]}
-    kept = [
+    shared = [
         piece
         for piece in sorted(pieces, key=pieces.__getitem__)
         if piece in theirs or piece in needed
     ]
-    if len(kept) == len(pieces):
+    if len(shared) == len(pieces):
         raise UserError(
             f"--prune-to {word}: it has all of the student's {len(pieces)} pieces, so nothing would"
-            " be cut; give a smaller vocabulary"
+            " be removed; give a smaller vocabulary"
         )
-    return kept
+    return shared
 
 
 def pruned(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, kept: list[str]
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pieces: list[str]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Cut a student and its tokenizer to the pieces of `shared_pieces`: of embeddings and output
-    bias it keeps the rows of these, and of all else everything."""
-    ids, new = tokenizer.get_vocab(), {piece: number for number, piece in enumerate(kept)}
-    backend = cut_tokenizer(json.loads(tokenizer.backend_tokenizer.to_str()), kept)
+    """Return a student and its tokenizer, reduced to `pieces`. Embeddings and output bias retain
+    the rows of these pieces; all other weights are unchanged."""
+    ids, new = tokenizer.get_vocab(), {piece: number for number, piece in enumerate(pieces)}
+    backend = cut_tokenizer(json.loads(tokenizer.backend_tokenizer.to_str()), pieces)
     cut = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=tokenizer.model_max_length,
@@ -121,15 +123,15 @@ def pruned(
         **{key: value for key, value in tokenizer.init_kwargs.items() if key == INPUTS},
     )
     config = copy.deepcopy(student.config)
-    config.vocab_size = len(kept)
+    config.vocab_size = len(pieces)
     numbers = {ids[piece]: number for piece, number in new.items()}
     for name, value in vars(config).items():
         if name.endswith("_token_id") and isinstance(value, int):
             setattr(config, name, numbers.get(value))
-    rows, weights = torch.tensor([ids[piece] for piece in kept]), student.state_dict()
+    rows, weights = torch.tensor([ids[piece] for piece in pieces]), student.state_dict()
     smaller = type(student)(config)
     for name, value in smaller.state_dict().items():
-        if value.shape != weights[name].shape:  # rows of pieces
+        if value.shape != weights[name].shape:  # one row per piece
             weights[name] = weights[name][rows]
     smaller.load_state_dict(weights)
     return smaller.eval(), cut

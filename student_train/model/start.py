@@ -1,4 +1,4 @@
-"""The start of a student: from the teacher's embeddings and layers, as the store keeps them, or at
+"""Initial weights of a student: from the teacher's embeddings and layers in the store, or
 random."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.student_train.model.any_student import parts_of
-from teachonce.student_train.model.model_folder import ModelFolder, Source
-from teachonce.student_train.model.named_start import check_pieces, other_teacher
+from teachonce.student_train.model.model_folder import ModelFolder, WeightSource
+from teachonce.student_train.model.start_checks import check_same_pieces, other_teacher
 from teachonce.student_train.model.teacher_layers import (
     cut_layers,
     layer_count,
@@ -37,39 +37,36 @@ WORDS = tuple(
 def initialise(
     student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
 ) -> list[str]:
-    """Set the student's weights as `--init` asks, and say in a line each what was taken from where.
+    """Set the student's weights by `--init`. Return lines that describe what was copied.
 
-    - `svd`: averages word embeddings over teacher pieces, and projects them on their main
-      directions to the student's width (Mukherjee & Awadallah 2020).
-    - `svd:STORE`: does this with the teacher of another store that has the same vocabulary, such as
-      the one that was fine-tuned into this store's.
-    - `teacher`: cuts these averages to the width, averages layers in consecutive groups and cuts
-      them. A student as wide as the teacher gets the masked-LM head, too. A BERT is cut out of
-      BERT-like teachers, a ModernBERT out of ModernBERTs with heads as wide. Every layer of that
-      student attends to the whole text with one base of rotary positions, whatever the teacher's
-      layers do.
-    - `layers:1,3,5`: as `teacher`, but takes each student layer from one teacher layer.
-    - `layers:1,3,5@DIR`: as `layers`, but takes all from the model in a folder, which must be as
-      wide as the student and have the pieces of the store's teacher.
-    - `mixed-vocab`: takes the word embeddings that a mixed-vocabulary training left in the store
-      (Zhao et al. 2021); the rest is random.
-    - `random`: takes nothing.
-    - `auto`: is `layers` of the first layer of each such group, or `teacher` where a store is of a
-      task or of vectors of texts, where layers can be cut for the student; else `svd`, else
-      `random`.
+    - `svd`: word embeddings, averaged over teacher pieces and projected on their principal
+      directions to the student's hidden size (Mukherjee & Awadallah 2020).
+    - `svd:STORE`: the same from the teacher of another store with the same vocabulary, such as the
+      pre-trained model of a fine-tuned teacher.
+    - `teacher`: these averages, cut to the hidden size, and layers, averaged in consecutive groups
+      and cut. If the hidden sizes are equal, the masked-LM head is copied as well. A BERT takes
+      BERT-like teachers, a ModernBERT takes ModernBERTs with the same head size. Every layer of a
+      ModernBERT student has global attention and one rotary base, whatever the teacher's have.
+    - `layers:1,3,5`: as `teacher`, but with one teacher layer for each student layer.
+    - `layers:1,3,5@DIR`: as `layers`, from the model in a folder. It must have the student's hidden
+      size and the pieces of the store's teacher.
+    - `mixed-vocab`: the word embeddings of a mixed-vocabulary training in the store (Zhao et al.
+      2021); other weights are random.
+    - `random`: random weights.
+    - `auto`: `layers` with the first layer of each group, or `teacher` for a task or text vectors;
+      `svd` if layers cannot be copied, and `random` if the store has no embeddings.
 
-    (Kolesnikova et al. 2022, section 3; the choice of layers as in DistilBERT, Sanh et al. 2019,
-    section 3.)
+    Kolesnikova et al. 2022, section 3; layers chosen as in DistilBERT, Sanh et al. 2019, section 3.
 
-    Raises UserError if the store keeps no weights or embeddings, or the layers asked for do not
-    exist or do not fit.
+    Raises UserError if the store has no weights or embeddings, or the layers do not exist or do not
+    fit.
     """
     if how == "mixed-vocab":
         return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
-            (said,) = initialise(student, "svd", other, vocabulary)
-            return [f"{said}, those of {other.path}, content {other.manifest.content()[:12]}"]
+            (copied,) = initialise(student, "svd", other, vocabulary)
+            return [f"{copied}, from {other.path}, content {other.manifest.content()[:12]}"]
     if how == "auto":
         how = _best_start(student, store)
     if how == "random":
@@ -79,11 +76,11 @@ def initialise(
     chosen, _, _ = words.partition("@")
     if kind != "svd" and parts_of(student) is None:
         raise UserError(
-            f"--init {how}: a {student.config.model_type} cannot be cut out of a teacher's layers;"
-            " use --init svd"
+            f"--init {how}: a {student.config.model_type} cannot copy a teacher's layers; use"
+            " --init svd"
         )
     folder = other_model(how, store)
-    source: Source = folder or store
+    source: WeightSource = folder or store
     with torch.no_grad():
         taken = [_take_words(student, how, source, vocabulary)]
         if kind != "svd":
@@ -95,17 +92,17 @@ def initialise(
 
 
 def _take_words(
-    student: PreTrainedModel, how: str, store: Source, vocabulary: VocabularyMap
+    student: PreTrainedModel, how: str, store: WeightSource, vocabulary: VocabularyMap
 ) -> str:
-    """Set the word embeddings to the teacher's averages, in the student's width, and say so.
+    """Set the word embeddings to the teacher's averages, in the student's hidden size.
 
-    Raises UserError if the store keeps none.
+    Returns a line for the model card. Raises UserError if the store has no word embeddings.
     """
     weights = store.teacher_weights()
     name = _word_embeddings(weights)
     if name is None:
         raise UserError(
-            f"--init {how}: {store.path} keeps no word embeddings of the teacher (dumped with"
+            f"--init {how}: {store.path} has no word embeddings of the teacher (dumped with"
             " --no-weights?); dump with --weights, or use --init random"
         )
     rows, known = embedding_means(
@@ -114,15 +111,18 @@ def _take_words(
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     width, svd = words.shape[1], how == "svd"
     narrow = torch.from_numpy(_to_width(rows, known, width, svd)[known])
-    if svd:  # the rest is random: known and unknown pieces must enter it alike
+    if svd:
+        # The layers are random, so known pieces get the scale of the random ones.
         narrow *= words.std() / narrow.std()
     words[torch.from_numpy(known)] = narrow
     way = "SVD" if svd else "cut"
     return f"word embeddings from {int(known.sum())} of {len(known)} pieces ({way} to {width})"
 
 
-def _take_head(student: PreTrainedModel, store: Source, vocabulary: VocabularyMap) -> list[str]:
-    """Set the masked-LM head to the teacher's where both have one of a width, and say so."""
+def _take_head(
+    student: PreTrainedModel, store: WeightSource, vocabulary: VocabularyMap
+) -> list[str]:
+    """Copy the teacher's masked-LM head if both have one of the same size. Returns its line."""
     weights, parts = store.teacher_weights(), parts_of(student)
     assert parts is not None  # `initialise` has refused
     if BIAS not in weights or not take_transform(student, weights):
@@ -137,15 +137,15 @@ def _take_head(student: PreTrainedModel, store: Source, vocabulary: VocabularyMa
 def _take_stored(
     student: PreTrainedModel, stored: MixedVocab, store: FeatureStore, vocabulary: VocabularyMap
 ) -> str:
-    """Set the word embeddings to the stored ones and say so.
+    """Set the word embeddings to the ones of mixed-vocabulary training. Returns its line.
 
-    Raises UserError where width or vocabulary differ.
+    Raises UserError if hidden size or vocabulary differ.
     """
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     pieces, width = stored.embeddings.shape
     if words.shape[1] != width:
         raise UserError(
-            f"--init mixed-vocab: the stored embeddings are {width} wide and the student's"
+            f"--init mixed-vocab: the stored embeddings have hidden size {width} and the student's"
             f" {words.shape[1]}; choose --student {width}xLxA"
         )
     theirs = VocabularyMap.between(
@@ -156,8 +156,8 @@ def _take_stored(
     same = same and np.array_equal(theirs.split_start, vocabulary.split_start)
     if len(words) != pieces or not same:
         raise UserError(
-            "--init mixed-vocab: the stored embeddings are of the vocabulary stored beside them,"
-            " and the student has another; use --vocab mixed-vocab"
+            "--init mixed-vocab: the student's vocabulary is not the one stored with the"
+            " embeddings; use --vocab mixed-vocab"
         )
     with torch.no_grad():
         words.copy_(torch.from_numpy(stored.embeddings))
@@ -165,16 +165,16 @@ def _take_stored(
 
 
 def other_model(how: str, store: FeatureStore) -> ModelFolder | None:
-    """Open the folder of another model with the same pieces, where `--init` names one.
+    """Open the folder of `--init layers:...@DIR`, or return None for another `--init`.
 
-    Raises UserError where there is no model, or it has other pieces.
+    Raises UserError if there is no such model, or it has other pieces.
     """
     kind, _, words = how.partition(":")
     _, at, path = words.partition("@")
     if kind != "layers" or not at:
         return None
     model = ModelFolder(path, f"--init {how}")
-    check_pieces(how, store, model.tokenizer_json, "model", "a model")
+    check_same_pieces(how, store, model.tokenizer_json, "model", "a model")
     return model
 
 
@@ -183,8 +183,9 @@ def _word_embeddings(weights: Mapping[str, Array]) -> str | None:
 
 
 def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
-    """Say what `auto` is. Single layers are a better start than means of them for a masked LM, not
-    for vectors of texts; with tasks they were not compared (RESULTS, `Where a student starts`)."""
+    """Resolve `--init auto`."""
+    # Measured (RESULTS, "Where a student starts"): single layers are a better start than averaged
+    # ones for a masked LM, but not for text vectors. For tasks they were not compared.
     if _word_embeddings(store.teacher_weights()) is None:
         return "random"
     layers, _ = layer_count(student, store)
@@ -197,8 +198,8 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
-    """Average the teacher rows whose greedy split contains the student piece: means [Vs,D], and
-    which pieces have one [Vs]."""
+    """Average, for each student piece, the rows of the teacher pieces whose greedy split contains
+    it: means [Vs,D], and which pieces have one [Vs]."""
     pieces = np.asarray(vocabulary.split_ids, np.int64)
     owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
     usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]
@@ -210,13 +211,13 @@ def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tup
 
 
 def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
-    """Bring rows [V,D] to `width` channels: project them on main directions of the known, or cut
-    them."""
+    """Reduce rows [V,D] to `width` channels: by projection on the principal directions of the known
+    rows, or by cutting."""
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:
         return rows[:, :width]
-    # Of the Gram matrix: D directions, however few pieces are known.
+    # The Gram matrix has D eigenvectors, even if fewer pieces are known.
     _, directions = np.linalg.eigh(rows[known].T @ rows[known])
     narrowed: Array = rows @ directions[:, ::-1][:, :width]
     return narrowed

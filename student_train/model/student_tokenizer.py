@@ -1,5 +1,5 @@
-"""The student's tokenizer: a WordPiece trained on the store's own text, one from a folder, the
-teacher's, whole or pruned, or that of a mixed-vocabulary training."""
+"""The student's tokenizer: a WordPiece trained on the store's text, one from a folder, the
+teacher's (all or pruned), or the one of a mixed-vocabulary training."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def student_tokenizer(
     blocks: Array | None = None,
     others: Sequence[FeatureStore] = (),
 ) -> PreTrainedTokenizerFast:
-    """Make the tokenizer that `--vocab` asks for.
+    """Make the tokenizer of `--vocab`.
 
-    It has fewer pieces than a size asks for where the text has no more. With `blocks`, rows of
-    `store.blocks()`, it is made of their text alone; else a size and `words` are of the text of the
-    `others`, too, those of the same corpus excepted. Raises UserError for a word that means no
-    vocabulary, a size that cannot hold the characters of the text, and a folder without a fast
+    blocks: rows of `store.blocks()` to which its text is limited.
+    others: further stores, whose text is added without `blocks`. A corpus counts once.
+    It has fewer pieces than requested if the text has no more. Raises UserError for an invalid
+    value, a size that is too small for the characters of the text, and a folder without a fast
     tokenizer.
     """
     size = vocabulary_size(word)
@@ -45,7 +45,7 @@ def student_tokenizer(
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if kind == "words" and bool(colon) == (size is not None):
-        return _named(wordpiece.words_of(_texts(store, blocks, others), size))
+        return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
         return _from_files(pruned_tokenizer(store, size, blocks), config, word)
@@ -56,7 +56,7 @@ def student_tokenizer(
     files.check_model_folder(Path(word))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
-    except Exception as error:  # many libraries read the files, and raise anything
+    except Exception as error:  # the files are read by several libraries, with errors of any type
         raise UserError(
             f"--vocab {word}: no tokenizer can be loaded ({why_unloadable(word, error)})"
             "; give a folder that save_pretrained of a tokenizer wrote, or a size such as 5k"
@@ -84,7 +84,7 @@ def _texts(
 
 
 def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: FeatureStore) -> None:
-    """Raise UserError for a tokenizer that puts no token between the two texts of a pair."""
+    """Raise UserError for a tokenizer without a token between the two texts of a pair."""
     if not has_pair_form(tokenizer.backend_tokenizer):
         raise UserError(
             f"--vocab {word}: its tokenizer puts no token between the two texts of a pair, and"
@@ -92,14 +92,14 @@ def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: Featur
         )
 
 
-def length_read(longest: int) -> int:
-    """Return how many tokens a student reads of a text at most, where nothing is said of it, by the
-    tokens of the teacher's longest sequence: its own are smaller, and there are more."""
+def default_max_length(longest: int) -> int:
+    """Return the default of `--max-length` for the token count of the longest teacher sequence."""
+    # A smaller vocabulary gives shorter pieces: the same text has more of them.
     return min(512, 2 * longest)
 
 
 def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
-    """Load the teacher's own tokenizer, from the store alone."""
+    """Load the teacher's tokenizer from the store."""
     return _from_files(
         store.tokenizer(), store.teacher_settings("tokenizer_config.json"), "teacher"
     )
@@ -113,9 +113,9 @@ def _from_files(backend: Tokenizer, settings: dict[str, Any], word: str) -> PreT
             model_max_length=int(settings["model_max_length"]),
             **{name: settings[name] for name in names},
         )
-    except Exception as error:  # transformers raises anything for what it does not expect
+    except Exception as error:  # transformers raises errors of any type for invalid settings
         raise UserError(
-            f"--vocab {word}: tokenizer_config.json in the store is not that of a tokenizer"
+            f"--vocab {word}: tokenizer_config.json in the store is invalid"
             f" ({type(error).__name__}: {first_line(error)}); give a size such as 5k"
         ) from error
     check_student_tokenizer(tokenizer, word)
@@ -126,9 +126,9 @@ def _from_files(backend: Tokenizer, settings: dict[str, Any], word: str) -> PreT
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
-    """Train a WordPiece by `wordpiece.train_wordpiece`, as a transformers tokenizer."""
-    return _named(wordpiece.train_wordpiece(texts, size, teacher_normalizer))
+    """Train a WordPiece with `wordpiece.train_wordpiece`, as a transformers tokenizer."""
+    return _with_special_tokens(wordpiece.train_wordpiece(texts, size, teacher_normalizer))
 
 
-def _named(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def _with_special_tokens(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIALS)

@@ -1,4 +1,4 @@
-"""The layers and the masked-LM head that are cut for a student out of a teacher of its kind."""
+"""Copies layers and masked-LM head of a teacher to a student of the same kind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import first_position
 from teachonce.student_train.model.any_student import parts_of
-from teachonce.student_train.model.model_folder import Source
-from teachonce.student_train.model.named_start import layer_numbers
+from teachonce.student_train.model.model_folder import WeightSource
+from teachonce.student_train.model.start_checks import layer_numbers
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
-# Names of other families' parameters as BERT has them; RoBERTa, XLM-R and ELECTRA have BERT's own.
+# DistilBERT's parameter names and BERT's. RoBERTa, XLM-R and ELECTRA have the same names as BERT.
 DISTILBERT = {
     "transformer.layer.": "encoder.layer.",
     "attention.q_lin": "attention.self.query",
@@ -39,34 +39,34 @@ HEADS = {
 }
 
 
-def layer_count(student: PreTrainedModel, store: Source) -> tuple[int, str]:
-    """Count the teacher's layers; return 0, and why, where a student's cannot be cut out of
-    them."""
+def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str]:
+    """Count the teacher's layers. Return 0 and a reason if a student cannot copy them."""
     kind, parts = student.config.model_type, parts_of(student)
     if parts is None:
-        return 0, f"a {kind} has none that a teacher has"
+        return 0, f"a {kind} has no layers in common with a teacher"
     plain = map(_bert_name, store.teacher_weights())
     behind = len(parts.layers)
     found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
     if {part for _, part in found} != set(parts.layer):
-        return 0, f"the teacher's are not such as a {kind} has"
+        return 0, f"the teacher's layers have other parameters than a {kind}'s"
     if not parts.positions:
         configs = vars(student.config), store.teacher_settings("config.json")
         try:
             own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
         except (LookupError, TypeError, ZeroDivisionError):
-            return 0, "the teacher's config.json does not tell how wide its heads are"
+            return 0, "the teacher's config.json does not give the size of its heads"
         if own != theirs:
-            return 0, f"the teacher's heads are {theirs} wide and the student's {own}, and rotary"
+            return 0, f"the teacher's heads have size {theirs}, the student's {own}, and are rotary"
     return 1 + max(int(number) for number, _ in found), ""
 
 
-def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: Source) -> str:
-    """Set everything but the words and the head to the teacher's, and say what was taken.
+def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSource) -> str:
+    """Copy everything but word embeddings and head from the teacher. Returns a line for the card.
 
-    `how` is all of `--init`, `chosen` the numbers of its layers, "" for all. A unit of a layer that
-    the teacher lacks starts without effect. Raises UserError where the layers that were chosen
-    cannot be cut.
+    how: the value of `--init`.
+    chosen: the numbers of its layers, "" for all.
+    Units that the teacher does not have start without effect. Raises UserError if the chosen layers
+    cannot be copied.
     """
     weights, parts = store.teacher_weights(), parts_of(student)
     assert parts is not None  # `initialise` has refused
@@ -85,8 +85,10 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: Source) -
     count, why = layer_count(student, store)
     if not count:
         if chosen:
-            raise UserError(f"--init {how}: no layers can be cut: {why}; use --init teacher or svd")
-        return f"layers at random: {why}"
+            raise UserError(
+                f"--init {how}: layers cannot be copied: {why}; use --init teacher or svd"
+            )
+        return f"random layers: {why}"
     if "@" in how:
         _check_whole(how, student, store)
     groups = layer_groups(chosen, count, student.config.num_hidden_layers)
@@ -96,53 +98,54 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: Source) -
         found = [np.asarray(weights[plain[n]], np.float32) for n in theirs if n in plain]
         if found:  # a ModernBERT's first layer has no norm before its attention
             _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
-    told = ", ".join("+".join(map(str, group)) for group in groups)
-    unlike = _unlike(student, store)
-    return f"layers {told} of {count}, cut to {student.config.hidden_size}{unlike}"
+    numbers = ", ".join("+".join(map(str, group)) for group in groups)
+    differences = _differences(student, store)
+    return f"layers {numbers} of {count}, cut to {student.config.hidden_size}{differences}"
 
 
-def _unlike(student: PreTrainedModel, store: Source) -> str:
-    """Say what a student does otherwise than the teacher whose layers it starts from: "" for
-    nothing. Weights alone do not carry it."""
+def _differences(student: PreTrainedModel, store: WeightSource) -> str:
+    """Describe how a student differs from the teacher in more than its weights; "" if it does
+    not."""
     theirs, own = store.teacher_settings("config.json"), student.config.to_dict()
     acts = [next((c[n] for n in ACTIVATIONS if c.get(n)), None) for c in (theirs, own)]
-    said = []
+    found = []
     if acts[0] is not None and acts[0] != acts[1]:
-        said.append(f"activation {acts[1]}, and the teacher's is {acts[0]!r:.40}")
+        found.append(f"activation {acts[1]}, and the teacher's is {acts[0]!r:.40}")
     if theirs.get("is_decoder"):
-        said.append("reads both ways, and the teacher from left to right")
-    return f" ({'; '.join(said)})" if said else ""
+        found.append("bidirectional, and the teacher reads from left to right")
+    return f" ({'; '.join(found)})" if found else ""
 
 
-def _check_whole(how: str, student: PreTrainedModel, store: Source) -> None:
-    """Check that a student has the width and the heads of a model whose layers it takes, and a
-    feed-forward as wide at least: cut layers would not be that model's.
+def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> None:
+    """Check that a student can copy another model's layers without cutting them.
 
-    Raises UserError. A store's teacher may be wider than its student.
+    Raises UserError unless hidden size and number of heads are equal, and the student's
+    feed-forward size is at least the model's. The teacher of a store may be larger.
     """
     config, theirs = student.config, store.teacher_settings("config.json")
     sizes = {  # of each, under the names of BERT and of DistilBERT
-        "width": ("hidden_size", "dim"),
+        "hidden size": ("hidden_size", "dim"),
         "number of heads": ("num_attention_heads", "n_heads"),
-        "feed-forward width": ("intermediate_size", "hidden_dim"),
+        "feed-forward size": ("intermediate_size", "hidden_dim"),
     }
     for what, names in sizes.items():
         there = next((theirs[name] for name in names if name in theirs), None)
         own = getattr(config, names[0])
-        wider = "feed" in what and isinstance(there, int) and own > there  # the rest is silent
+        # `_copy_block` sets additional feed-forward units to have no effect.
+        wider = "feed" in what and isinstance(there, int) and own > there
         if own != there and not wider:
             raise UserError(
-                f"--init {how}: of {store.path} the {what} is {there}, of the student {own}; layers"
-                " of another model are taken whole: choose --student accordingly"
+                f"--init {how}: the {what} of {store.path} is {there}, the student's {own}; layers"
+                " of another model are not cut: choose --student accordingly"
             )
 
 
 def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
-    """Assign teacher layers (from 1) to every student layer: those chosen, or all of them in
-    consecutive groups.
+    """Assign teacher layers (from 1) to every student layer: the chosen ones, or by default all
+    layers in consecutive groups.
 
-    Raises UserError for other numbers than there are, and for more student layers than the teacher
-    has.
+    Raises UserError for layers that the teacher does not have, and for more student layers than
+    teacher layers.
     """
     if not chosen:
         if student_layers > teacher_layers:
@@ -156,8 +159,7 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
 
 
 def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:
-    """Set the transform of a masked-LM head to the teacher's, and say whether that was done: both
-    must have one, of one width."""
+    """Copy the transform of the masked-LM head. Return whether both have one of the same size."""
     parts = parts_of(student)
     assert parts is not None  # `initialise` has refused
     plain = {_bert_name(name): name for name in weights}
@@ -171,8 +173,7 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bo
 
 
 def _bert_name(name: str) -> str:
-    """Translate the name of a teacher's parameter to BERT's; return the name itself where BERT has
-    none."""
+    """Translate a parameter's name to BERT's. Names without a counterpart are unchanged."""
     for other, own in DISTILBERT.items():
         if (
             name.startswith(("transformer.layer.", "encoder.layer."))
@@ -186,8 +187,8 @@ def _bert_name(name: str) -> str:
 
 
 def _copy_block(parameter: Tensor, values: Array, stacked: int = 1) -> None:
-    """Copy the leading block that both shapes have, of each of the stacked matrices. Columns beyond
-    it become zero: what they would read, the teacher does not have."""
+    """Copy the leading block that is common to both shapes, for each of the stacked matrices."""
+    # Columns beyond the block become zero: their inputs are units that the teacher does not have.
     both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
     for own, theirs in both:
         block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))

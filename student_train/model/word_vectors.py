@@ -1,4 +1,4 @@
-"""Word vectors of GloVe, fastText and word2vec, from text files into a student's embeddings."""
+"""Loads word vectors (GloVe, fastText, word2vec as text) into a student's embeddings."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import torch
 from transformers import PreTrainedModel
 
 from teachonce.align import Vocabulary
-from teachonce.student_train.model.named_start import no_word_vectors
+from teachonce.student_train.model.start_checks import no_word_vectors
 from teachonce.support.errors import UserError
 
 RANGE = 0.1
-HEADER = re.compile(rb"\d+ +(\d+)\s*")  # in fastText and word2vec: number of words, width
+HEADER = re.compile(rb"\d+ +(\d+)\s*")  # in fastText and word2vec: number of words, vector size
 
 
 def set_word_vectors(
     student: PreTrainedModel, tokenizer: Any, path: Path, others: bool = False
 ) -> str:
-    """Set the embeddings of the pieces that are whole words of the file; says of how many.
+    """Set the embeddings of the pieces that are whole words of the file. Returns a line with their
+    number.
 
-    A line is `word v1 v2 ...` with blanks between; a header of two numbers may stand first. A word
-    is a piece only if the same characters, in the same case, begin and end there; of a word that
-    comes twice the first counts. The vectors stay as they are. With `others` all other pieces but
-    the padding begin at random, uniformly within -0.1 and 0.1 (Mukherjee & Awadallah 2019, section
-    6).
+    A line of the file is `word v1 v2 ...`, separated by blanks; the first line may be a header of
+    two numbers. Case matters. The first line of a repeated word is used. Vectors are not scaled.
+    others: draw all other pieces but the padding uniformly from -0.1 to 0.1 (Mukherjee & Awadallah
+        2019, section 6).
 
-    Raises UserError, with file and line, for a file that cannot be read, a row that is not a word
-    and as many finite numbers as the embeddings are wide, and where no piece is found.
+    Raises UserError, with file and line, for an unreadable file, for a row that is not a word and D
+    finite numbers (D is the embedding size), and if no piece is found.
     """
     words: Any = student.get_input_embeddings().weight
     size, width = words.shape
     wanted = _whole_words(tokenizer)
     found: dict[int, list[float]] = {}
-    for line, word, fields in _rows(path, width):
+    for line, word, fields in _read_rows(path, width):
         number = wanted.get(word)
         if number is not None and number not in found:
-            found[number] = _numbers(fields, f"word vectors {path}, line {line}")
+            found[number] = _parse_vector(fields, f"word vectors {path}, line {line}")
     if not found:
         raise UserError(
-            f"word vectors {path}: none of the student's {size} pieces is a word there; take"
+            f"word vectors {path}: none of the student's {size} pieces is a word of the file; use"
             " vectors of the text's language and case"
         )
     values = torch.tensor(list(found.values()))
@@ -56,7 +56,7 @@ def set_word_vectors(
 
 
 def _whole_words(tokenizer: Any) -> dict[bytes, int]:
-    """Return UTF-8 of the pieces that stand for a whole word, and their ids."""
+    """Return the pieces that are whole words, in UTF-8, and their ids."""
     vocabulary = Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     return {
         piece.text: number
@@ -65,39 +65,39 @@ def _whole_words(tokenizer: Any) -> dict[bytes, int]:
     }
 
 
-def _rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]]]:
-    """Yield number of the line, word and `width` fields of each row."""
+def _read_rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]]]:
+    """Yield line number, word and `width` fields of each row."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 row = line.rstrip()
                 if number == 1 and (header := HEADER.fullmatch(row)):
-                    _check(path, 1, width, int(header[1]))
+                    _check_size(path, 1, width, int(header[1]))
                 elif row:
                     word, *fields = row.rsplit(b" ", width)
-                    # Some words have blanks inside, but none of these ends in a number.
+                    # Some words have blanks inside, but none of them ends in a number.
                     more = word.count(b" ") if _is_number(word.rpartition(b" ")[2]) else 0
-                    _check(path, number, width, len(fields) + more)
+                    _check_size(path, number, width, len(fields) + more)
                     yield number, word, fields
     except OSError as error:
         raise no_word_vectors(path, error) from None
 
 
-def _check(path: Path, line: int, expected: int, found: int) -> None:
+def _check_size(path: Path, line: int, expected: int, found: int) -> None:
     if found != expected:
         raise UserError(
-            f"word vectors {path}, line {line}: expected a word and {expected} numbers, as wide as"
+            f"word vectors {path}, line {line}: expected a word and {expected} numbers, the size of"
             f" the student's embeddings, got {found}; repair the file, or choose --student"
-            " bilstm:E,H with its width as E"
+            " bilstm:E,H with its vector size as E"
         )
 
 
-def _numbers(fields: list[bytes], where: str) -> list[float]:
+def _parse_vector(fields: list[bytes], where: str) -> list[float]:
     values = [float(field) if _is_number(field) else float("nan") for field in fields]
     for field, value in zip(fields, values, strict=True):
         if not abs(value) < float("inf"):
-            told = field.decode(errors="replace")[:40]
-            raise UserError(f"{where}: expected finite numbers after the word, got {told!r}")
+            shown = field.decode(errors="replace")[:40]
+            raise UserError(f"{where}: expected finite numbers after the word, got {shown!r}")
     return values
 
 

@@ -28,7 +28,7 @@ from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.start import RANDOM, initialise
 from teachonce.student_train.model.student_tokenizer import (
     check_pair_form,
-    length_read,
+    default_max_length,
     student_tokenizer,
 )
 from teachonce.student_train.model.word_vectors import set_word_vectors
@@ -267,7 +267,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
         names = ["input_ids", *types, "attention_mask"]
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
     longest = max(each.features.max_length for each in plan.stores)
-    tokenizer.model_max_length = plan.options.max_length or length_read(longest)
+    tokenizer.model_max_length = plan.options.max_length or default_max_length(longest)
     name = "tokenizer_config.json"
     held = name in plan.store.teacher_files()
     read = plan.store.teacher_settings(name) if held else {}

@@ -10,7 +10,7 @@ from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.data.blocks import has_gold, output_kind_of, view_of
 from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for, named
 from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
-from teachonce.student_train.model.named_start import check_named, check_word_vectors
+from teachonce.student_train.model.start_checks import check_start_source, check_word_vectors
 from teachonce.student_train.plan.several_stores import check_joined, check_labels
 from teachonce.student_train.plan.train_plan import Source, Stage, TrainPlan, plan_of
 from teachonce.student_train.plan.vector_space import check_space
@@ -69,7 +69,7 @@ def _check_start(plan: TrainPlan) -> None:
     """Check the layers, the other store or the folder of a model that --init names, and that there
     is a file of word vectors."""
     options, store = plan.options, plan.store
-    check_named(options.init, plan.shape, store)
+    check_start_source(options.init, plan.shape, store)
     if options.word_vectors:
         check_word_vectors(Path(options.word_vectors))
     if options.init.startswith("layers:") and "@" in options.init:

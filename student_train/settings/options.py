@@ -27,7 +27,7 @@ from teachonce.student_train.settings.option_values import EXPECTED_PARTS, is_pa
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.settings.terms import (
     BatchPlan,
-    check_pieces,
+    check_alignment_of_shared,
     parse_alignments,
 )
 from teachonce.support.errors import UserError
@@ -104,7 +104,7 @@ class TrainOptions(OptionFields):
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
-        check_pieces(self.align, self.loss)
+        check_alignment_of_shared(self.align, self.loss)
         nested = [loss for loss in registry.named(self.losses()) if loss.nests]
         if self.matryoshka and not nested:
             raise UserError(

@@ -130,7 +130,7 @@ def check_alignments(words: Any) -> None:
     parse_alignments(str(words))
 
 
-def check_pieces(words: str, losses: Iterable[str]) -> None:
+def check_alignment_of_shared(words: str, losses: Iterable[str]) -> None:
     """Check that losses over shared pieces have an alignment that pairs identical pieces. Raises
     UserError for any other alignment."""
     for loss in named(losses):

@@ -24,7 +24,7 @@ from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.vocabularies import check_vocabulary, vocabulary_map
 from teachonce.student_train.model.student_tokenizer import (
     check_pair_form,
-    length_read,
+    default_max_length,
     student_tokenizer,
 )
 from teachonce.student_train.settings.alignments import ALIGNMENTS
@@ -157,7 +157,7 @@ class Student:
         self.tokenizer = student_tokenizer(word, store, blocks)
         if self.separator is not None:
             check_pair_form(self.tokenizer, word, store)
-        self.max_length = length_read(store.features.max_length)
+        self.max_length = default_max_length(store.features.max_length)
         self.backend = copy.deepcopy(self.tokenizer.backend_tokenizer)
         self.backend.no_padding()
         self.backend.enable_truncation(self.max_length)

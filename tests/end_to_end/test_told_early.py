@@ -49,7 +49,7 @@ TRAIN = """
 --vocab nowhere | expected a size
 --vocab ./corpus.txt | is a file; expected a size
 --init layer:1 | expected auto
---init layers:1,99 | (one a student layer) from 1 to 4
+--init layers:1,99 | (one per student layer) from 1 to 4
 --init layers:1,x | expected numbers
 --init layers:1,2@nowhere | no config.json in nowhere
 --init svd:nowhere.zarr | no such file

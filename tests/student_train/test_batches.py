@@ -146,7 +146,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
         UserError, match=r"Own: has no method logits\(states\).*choose losses of st"
     ):
         StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).distiller(Own())(batch)
-    with pytest.raises(UserError, match="Own: a module of your own gives no attention maps"):
+    with pytest.raises(UserError, match="Own: your own module has no attention maps"):
         batches.distiller(Own())(batch)
     with pytest.raises(UserError, match="Linear: cannot be a student: .* see OwnStudent"):
         states.distiller(nn.Linear(2, 2))

@@ -239,7 +239,7 @@ def test_svd_reaches_the_width_of_the_embeddings(store: FeatureStore) -> None:
         known = changed.sum() + 1  # the padding's is zero before and after
         assert known > 200
         assert said[how] == f"word embeddings from {known} of 400 pieces (SVD to 12)"
-    with pytest.raises(UserError, match="a bilstm cannot be cut out of a teacher's layers"):
+    with pytest.raises(UserError, match="a bilstm cannot copy a teacher's layers"):
         initialise(student, "teacher", store, vocabulary)
 
 
@@ -285,7 +285,7 @@ def test_word_vectors_go_to_whole_words(
         (["the"], "line 1: expected a word and 3 numbers.*got 0"),
         (["", "the 1 x 3"], "line 2: expected finite numbers after the word, got 'x'"),
         (["the 1 nan 3"], "line 1: expected finite numbers after the word, got 'nan'"),
-        (["xyzzy 1 2 3"], "none of the student's [0-9]+ pieces is a word there"),
+        (["xyzzy 1 2 3"], "none of the student's [0-9]+ pieces is a word of the file"),
         ([""], "none of the student's"),
     ],
 )

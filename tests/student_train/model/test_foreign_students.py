@@ -98,7 +98,7 @@ def test_what_can_be_no_student_is_refused_in_a_line(store: FeatureStore) -> Non
             train(store, made("albert", factory), collator, options)
     with pytest.raises(UserError, match="deberta cannot be trained in bf16.* use precision fp32"):
         train(store, made("deberta"), collator, replace(options, precision="bf16"))
-    with pytest.raises(UserError, match="type albert learns as a masked LM alone"):
+    with pytest.raises(UserError, match="type albert can be trained as a masked LM only"):
         class_logits(made("albert"), torch.zeros(1, 16), torch.ones(1, 1, dtype=torch.bool))
 
 

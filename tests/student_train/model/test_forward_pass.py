@@ -38,7 +38,7 @@ def student_and_inputs(store: FeatureStore, student: str, **changes: Any) -> tup
 
 def hold(monkeypatch: pytest.MonkeyPatch, student: Any, inputs: Inputs, texts: int) -> None:
     """Have a part of the inputs be of so many texts."""
-    monkeypatch.setattr(room, "HELD", texts * bytes_of_text(student, inputs.ids.shape[1]))
+    monkeypatch.setattr(room, "CPU_BUDGET", texts * bytes_of_text(student, inputs.ids.shape[1]))
 
 
 def outputs_and_gradients(student: Any, inputs: Inputs, maps: bool) -> list[Tensor]:
@@ -61,7 +61,7 @@ def test_parts_give_what_the_whole_gives(
     model = example("own_student").Convolutions(400, 8) if own else model
     maps = "x" in student
     assert len(inputs.ids) > 2 * texts
-    monkeypatch.setattr(room, "HELD", 2**60)
+    monkeypatch.setattr(room, "CPU_BUDGET", 2**60)
     expected = outputs_and_gradients(model, inputs, maps)
     hold(monkeypatch, model, inputs, texts)
     found = outputs_and_gradients(model, inputs, maps)
@@ -125,7 +125,7 @@ def test_a_training_in_parts_is_the_training(
         return seen
 
     whole = losses()
-    monkeypatch.setattr(room, "HELD", 1)
+    monkeypatch.setattr(room, "CPU_BUDGET", 1)
     assert losses() == pytest.approx(whole, rel=1e-3)
     assert whole[-1] < whole[0]
 

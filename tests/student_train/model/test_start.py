@@ -136,11 +136,11 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     for size, chosen, line in (
-        ("16x2x2", "1,2", "of .*grown the width is 32, of the student 16; .* --student"),
-        ("32x2x2", "1,2", "of .*grown the number of heads is 4, of the student 2"),
+        ("16x2x2", "1,2", "the hidden size of .*grown is 32, the student's 16; .* --student"),
+        ("32x2x2", "1,2", "the number of heads of .*grown is 4, the student's 2"),
         ("32x2x4", "1,9", "expected 2 numbers .* from 1 to 4"),
         ("32x2x4", "1", "expected 2 numbers"),
-        ("modernbert:32x2x4", "1,2", "no layers can be cut: the teacher's are not such as a mod"),
+        ("modernbert:32x2x4", "1,2", "layers cannot be copied: the teacher's layers"),
     ):
         with pytest.raises(UserError, match=line):
             started(f"layers:{chosen}@{other_model}", size)
@@ -162,7 +162,7 @@ def test_what_layers_alone_do_not_carry_is_said(
     changed(folder, "config.json", hidden_act="relu", is_decoder=True)
     _, said, _ = started(f"layers:2,4@{folder}", "32x2x4")
     assert said[1].endswith(
-        "cut to 32 (activation gelu, and the teacher's is 'relu'; reads both ways, and the teacher"
+        "cut to 32 (activation gelu, and the teacher's is 'relu'; bidirectional, and the teacher"
         " from left to right)"
     )
     changed(folder, "config.json", position_embedding_type="relative_key")
@@ -220,7 +220,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(
     initialise(expected, "svd", open_store(other), found)
     words, same, others = (each.get_input_embeddings().weight for each in (student, expected, own))
     assert torch.equal(words, same) and not torch.equal(words, others)
-    with pytest.raises(UserError, match=r"svd:.*other ones than the .* the same vocabulary"):
+    with pytest.raises(UserError, match=r"svd:.*differ from the .* the same vocabulary"):
         started(f"svd:{foreign}")
     for wrong, line in ((f"svd:{foreign}", "same vocabulary"), ("svd:gone.zarr", "gone.zarr")):
         with pytest.raises(UserError, match=line):
@@ -273,12 +273,14 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
     own, of_bert = (s.get_input_embeddings().weight.detach()[known] for s in (student, other))
     assert len(said) == 1 and "SVD to 16" in said[0]
     assert torch.nn.functional.cosine_similarity(own, of_bert).min() > 0.999
-    with pytest.raises(UserError, match="layers:1,2: no layers can be cut: the teacher's are not"):
+    with pytest.raises(UserError, match="layers:1,2: layers cannot be copied: the"):
         started("layers:1,2", "modernbert:16x2x2")
-    with pytest.raises(UserError, match="--init teacher: a bilstm cannot be cut out of a teacher"):
+    with pytest.raises(UserError, match="--init teacher: a bilstm cannot copy a teacher's"):
         started("teacher", "bilstm:16,8")
     _, said, _ = started("teacher", "modernbert:16x2x2")
-    assert said[1] == "layers at random: the teacher's are not such as a modernbert has"
+    assert (
+        said[1] == "random layers: the teacher's layers have other parameters than a modernbert's"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -354,13 +356,13 @@ def test_a_bert_takes_the_words_alone_of_a_modernbert(modern: FeatureStore) -> N
     _, said = start_of_modernbert(modern, "auto", "16x2x2")
     assert len(said) == 1 and "SVD to 16" in said[0]
     _, said = start_of_modernbert(modern, "teacher", "16x2x2")
-    assert said[1] == "layers at random: the teacher's are not such as a bert has"
+    assert said[1] == "random layers: the teacher's layers have other parameters than a bert's"
 
 
 def test_rotary_heads_of_another_width_are_not_cut(modern: FeatureStore) -> None:
     _, said = start_of_modernbert(modern, "auto", "modernbert:16x2x4")
     assert len(said) == 1 and "SVD to 16" in said[0]
-    with pytest.raises(UserError, match="teacher's heads are 8 wide and the student's 4"):
+    with pytest.raises(UserError, match="teacher's heads have size 8, the student's 4"):
         start_of_modernbert(modern, "layers:1,2", "modernbert:16x2x4")
 
 

@@ -42,7 +42,7 @@ def test_stage_two_starts_from_exactly_these_rows(trained: Any, tmp_path: Path) 
         assert torch.equal(words, torch.from_numpy(stored)) and f"all {PIECES} pieces" in said[0]
         assert student.get_output_embeddings().weight is words
     with pytest.raises(
-        UserError, match=f"{WIDTH} wide and the student's 32; choose --student 16xLxA"
+        UserError, match=f"hidden size {WIDTH} and the student's 32; choose --student 16xLxA"
     ):
         initialise(make_student("32x2x2", tokenizer, LONGEST), "mixed-vocab", store, found)
     other = student_tokenizer("400", store)

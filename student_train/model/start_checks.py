@@ -1,5 +1,5 @@
-"""What the words of --init and --word-vectors name: layers, another store, the folder of another
-model, a file. Checked before torch is loaded."""
+"""Checks the layers, stores, folders and files that --init and --word-vectors name, before torch is
+imported."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ANOTHER = "svd:"  # before the path of a store
 LAYERS = "layers:"  # before numbers of layers, and perhaps @ and a folder
 
 
-def check_named(how: str, shape: Shape, store: FeatureStore) -> None:
-    """Raise UserError for a store or a folder that is not there, and for layers that the model does
-    not have, as far as its config.json tells."""
+def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
+    """Raise UserError if `--init` names a missing store or folder, or layers that are not in the
+    model by its config.json."""
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
             return
@@ -33,14 +33,14 @@ def check_named(how: str, shape: Shape, store: FeatureStore) -> None:
     option = f"--init {how}"
     config = checked_folder(folder, option) if at else store.teacher_settings("config.json")
     layers = layers_of(config)
-    if layers is not None and shape.heads:  # what has no heads cannot be cut out of layers
+    if layers is not None and shape.heads:  # a kind without attention has no layers to copy
         layer_numbers(chosen, layers, shape.layers)
 
 
 def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list[int]:
-    """Read the teacher's layers (from 1) that a student's are taken from, one for each.
+    """Parse the teacher's layers (from 1) for the layers of a student, one for each.
 
-    Raises UserError for other numbers than there are.
+    Raises UserError for another number of layers, or a layer that the teacher does not have.
     """
     try:
         numbers = [int(word) for word in chosen.split(",")]
@@ -48,15 +48,15 @@ def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list
         raise UserError(f"--init layers:{chosen}: expected numbers such as layers:1,3,5") from None
     if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
         raise UserError(
-            f"--init layers:{chosen}: expected {student_layers} numbers (one a student layer) from"
-            f" 1 to {teacher_layers}"
+            f"--init layers:{chosen}: expected {student_layers} numbers (one per student layer)"
+            f" from 1 to {teacher_layers}"
         )
     return numbers
 
 
 def checked_folder(path: str, option: str) -> Mapping[str, Any]:
-    """Read the config.json of a folder of transformers; {} where it is no table. Raises UserError
-    where there is none."""
+    """Read the config.json of a transformers folder; return {} if it is invalid. Raises UserError
+    if it is missing."""
     folder = Path(path)
     files.check_utf8(folder)
     files.check_model_folder(folder)
@@ -66,15 +66,15 @@ def checked_folder(path: str, option: str) -> Mapping[str, Any]:
         )
     try:
         found = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):  # told by who loads the model
+    except (OSError, ValueError, RecursionError):  # reported when the model is loaded
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
-    """Open the store of another teacher with the same pieces, where `--init` names one.
+    """Open the store of `--init svd:STORE`, or return None for another `--init`.
 
-    Raises UserError where there is no store, or its teacher has other pieces.
+    Raises UserError if there is no such store, or its teacher has other pieces.
     """
     if not how.startswith(ANOTHER) or how == ANOTHER:
         return None
@@ -83,25 +83,25 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
     except StoreError as error:
         raise UserError(f"--init {how}: {error}") from error
     what = "a store of a teacher"
-    check_pieces(how, store, other.teacher_file("tokenizer.json").decode(), "teacher", what)
+    check_same_pieces(how, store, other.teacher_file("tokenizer.json").decode(), "teacher", what)
     return other
 
 
-def check_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
-    """Raise UserError where another tokenizer.json has other pieces than the store's teacher."""
+def check_same_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
+    """Raise UserError unless another tokenizer.json has the same pieces as the store's teacher."""
     ours, theirs = (
         Vocabulary.from_tokenizer_json(each).tokens
         for each in (store.teacher_file("tokenizer.json").decode(), tokenizer)
     )
     if theirs != ours:
         raise UserError(
-            f"--init {how}: its {owner} has {len(theirs)} pieces, other ones than the"
+            f"--init {how}: the {len(theirs)} pieces of its {owner} differ from the"
             f" {len(ours)} of {store.path}; give {what} with the same vocabulary"
         )
 
 
 def check_word_vectors(path: Path) -> None:
-    """Raise UserError where no file of --word-vectors can be opened."""
+    """Raise UserError if the file of --word-vectors cannot be opened."""
     try:
         path.open("rb").close()
     except OSError as error:

@@ -1,5 +1,5 @@
-"""Chooses the pieces of a tokenizer.json that a smaller vocabulary retains, so that a text whose
-pieces are all retained has the same pieces as before."""
+"""Chooses the pieces of a tokenizer.json that a pruned vocabulary retains. A text of retained
+pieces only is tokenized as before."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 Settings = dict[str, Any]
-Merges = dict[tuple[str, str], tuple[int, str]]  # of two pieces: the rank, and what they become
+Merges = dict[tuple[str, str], tuple[int, str]]  # two pieces: rank and merged piece
 CAN_BE_CUT = ("WordPiece", "Unigram", "BPE", "WordLevel")
 
 
-def kept_pieces(settings: Settings, counts: Array, size: int) -> list[str]:
-    """List `size` pieces of a tokenizer, in its order: special and added tokens, raw bytes, every
-    single character that the text has, and the most frequent of the others.
+def retained_pieces(settings: Settings, counts: Array, size: int) -> list[str]:
+    """List `size` pieces of a tokenizer, in its order: special and added tokens, raw bytes, all
+    single characters of the text, and the most frequent of the others.
 
-    `counts` int64 [V] is how often each id occurs in the text. A BPE's piece comes with the pieces
-    that are merged on the way to it. Where the text has fewer pieces, all of these are listed.
-    Raises UserError where the pieces that are needed are more than `size`.
+    counts: how often each id occurs in the text, int64 [V].
+    A BPE piece is added with the pieces from which it is merged. The list is shorter if the text
+    has fewer pieces. Raises UserError if the required pieces alone exceed `size`.
     """
     model = settings["model"]
     pieces = pieces_of(model)
@@ -34,22 +34,22 @@ def kept_pieces(settings: Settings, counts: Array, size: int) -> list[str]:
     if len(needed) > size:
         raise UserError(
             f"--vocab pruned:{size}: the special tokens and the characters of the text need"
-            f" {len(needed)} pieces; ask for more"
+            f" {len(needed)} pieces; give at least that number"
         )
-    kept, parts = set(needed), _parts(model)
+    retained, parts = set(needed), _parts(model)
     for piece in sorted((p for p in met if p not in needed), key=lambda p: -counts[ids[p]]):
-        more = {piece, *parts(piece)} - kept
-        if len(kept) + len(more) <= size:
-            kept |= more
-        if len(kept) == size:
+        more = {piece, *parts(piece)} - retained
+        if len(retained) + len(more) <= size:
+            retained |= more
+        if len(retained) == size:
             break
-    # tokens that were added to the vocabulary are numbered after it, wherever they are loaded
-    return [piece for piece in dict.fromkeys((*pieces.values(), *added)) if piece in kept]
+    # Loading a tokenizer numbers added tokens after its vocabulary, whatever their ids were.
+    return [piece for piece in dict.fromkeys((*pieces.values(), *added)) if piece in retained]
 
 
-def cut_model(model: Settings, kept: Iterable[str]) -> None:
-    """Cut a model of a tokenizer.json, in place, to pieces that are numbered in their order."""
-    number = {piece: i for i, piece in enumerate(kept)}
+def cut_model(model: Settings, retained: Iterable[str]) -> None:
+    """Reduce a model of a tokenizer.json, in place, to these pieces, numbered in their order."""
+    number = {piece: i for i, piece in enumerate(retained)}
     if model["type"] == "Unigram":
         unknown, scores = unknown_piece(model), dict(model["vocab"])
         model["vocab"] = [[piece, scores[piece]] for piece in number if piece in scores]
@@ -66,14 +66,14 @@ def cut_model(model: Settings, kept: Iterable[str]) -> None:
 
 
 def pieces_of(model: Settings) -> dict[int, str]:
-    """Return the pieces of a model by their ids, ascending."""
+    """Return the pieces of a model by id, in ascending order."""
     if model["type"] == "Unigram":
         return {number: piece for number, (piece, _) in enumerate(model["vocab"])}
     return {i: piece for piece, i in sorted(model["vocab"].items(), key=lambda item: item[1])}
 
 
 def unknown_piece(model: Settings) -> str | None:
-    """Return the piece that stands for what the vocabulary cannot spell, if there is one."""
+    """Return the piece for unknown text, or None."""
     if model["type"] != "Unigram":
         found: str | None = model.get("unk_token")
         return found
@@ -82,8 +82,7 @@ def unknown_piece(model: Settings) -> str | None:
 
 
 def _needed(settings: Settings, met: list[str]) -> set[str]:
-    """Return pieces without which a text may have other pieces, or none: single characters, raw
-    bytes, and the least likely piece of a Unigram, from which it counts what is unknown."""
+    """Return the pieces that every pruned vocabulary needs: single characters and raw bytes."""
     model = settings["model"]
     bare = _bare(model)
     letters = {letter for piece in met for letter in bare(piece)}
@@ -93,20 +92,21 @@ def _needed(settings: Settings, met: list[str]) -> set[str]:
     if model.get("byte_fallback"):
         needed |= {piece for piece in pieces_of(model).values() if RAW_BYTE.fullmatch(piece)}
     if model["type"] == "Unigram":
+        # Unigram derives the score of unknown text from its least likely piece.
         needed.add(min(model["vocab"], key=lambda entry: entry[1])[0])
     return needed
 
 
 def _bare(model: Settings) -> Callable[[str], str]:
-    """Return what takes the marks of a model off a piece."""
+    """Return a function that removes a model's prefix and suffix marks from a piece."""
     prefix = model.get("continuing_subword_prefix") or ""
     suffix = model.get("end_of_word_suffix") or ""
     return lambda piece: piece.removeprefix(prefix).removesuffix(suffix)
 
 
 def _parts(model: Settings) -> Callable[[str], set[str]]:
-    """Return what finds the pieces that a BPE merges on the way to a piece; of other models none
-    are."""
+    """Return a function from a piece to the pieces that a BPE merges into it. For other models the
+    set is empty."""
     if model["type"] != "BPE":
         return lambda piece: set()
     prefix = model.get("continuing_subword_prefix") or ""
@@ -127,7 +127,7 @@ def _parts(model: Settings) -> Callable[[str], set[str]]:
         while len(word) > 1:
             ranked = [merges.get(pair) for pair in zip(word, word[1:], strict=False)]
             if not any(ranked):
-                return set()  # no merges make it: it is a piece only where a whole word is one
+                return set()  # no merges lead to it: BPE uses it only for a whole word
             place = min((r[0], i) for i, r in enumerate(ranked) if r)[1]
             word[place : place + 2] = [merges[word[place], word[place + 1]][1]]
             found.add(word[place])
@@ -137,6 +137,7 @@ def _parts(model: Settings) -> Callable[[str], set[str]]:
 
 
 def _pairs(model: Settings) -> list[tuple[str, str]]:
-    """Return the merges of a BPE; older files write two pieces with a blank between them."""
+    """Return the merges of a BPE. Older files have both pieces in one text, separated by a
+    blank."""
     halves = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
     return [(left, right) for left, right in halves]

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModel, AutoTokenizer
 
 from teachonce.store import open_store
-from teachonce.student_train.model.kept_pieces import kept_pieces, pieces_of
 from teachonce.student_train.model.pruning import cut_tokenizer
+from teachonce.student_train.model.retained_pieces import pieces_of, retained_pieces
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
@@ -77,7 +77,7 @@ def counts_of(tokenizer: Tokenizer, texts: Any) -> Array:
 @cache
 def cut(kind: str, size: int) -> Tokenizer:
     made = json.loads(whole(kind).to_str())
-    return cut_tokenizer(made, kept_pieces(made, counts_of(whole(kind), SENTENCES), size))
+    return cut_tokenizer(made, retained_pieces(made, counts_of(whole(kind), SENTENCES), size))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,9 +131,9 @@ def test_what_is_retained(kind: str) -> None:
 
 def test_sizes_that_cannot_be() -> None:
     made = json.loads(whole("bpe").to_str())
-    with pytest.raises(UserError, match="pruned:200: .* need 261 pieces; ask for more"):
-        kept_pieces(made, counts_of(whole("bpe"), SENTENCES), 200)
-    everything = kept_pieces(made, counts_of(whole("bpe"), SENTENCES), 10**6)
+    with pytest.raises(UserError, match="pruned:200: .* need 261 pieces; give at least"):
+        retained_pieces(made, counts_of(whole("bpe"), SENTENCES), 200)
+    everything = retained_pieces(made, counts_of(whole("bpe"), SENTENCES), 10**6)
     assert set(everything) <= set(pieces_of(made["model"]).values()) and len(everything) > 500
 
 
