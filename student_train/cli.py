@@ -143,7 +143,7 @@ def main(
         return
     # Imported here: --help and completion must not wait for torch.
     from teachonce.student_train.arguments import checked_from, stores_of
-    from teachonce.student_train.output.report import check_way
+    from teachonce.student_train.output.report import check_output
     from teachonce.student_train.plan.checks import checked_plan
 
     if private and push_to_hub is None:
@@ -155,7 +155,7 @@ def main(
         options.out_folder()  # refuses a remote store without --out before the store is opened
         plan = checked_plan(options, *stores.opened)
         if is_main_process() and options.out is not None:
-            check_way(options.out, resume)
+            check_output(options.out, resume)
         plan = plan.resolved()
         options = plan.options
         target = None

@@ -1,1 +1,1 @@
-"""A student from start to finish: the run, its training.json and its model card."""
+"""A complete training: the run, its training.json and the model card."""

@@ -1,4 +1,4 @@
-"""The model card of a student: how it came to be, for a person and for the hub."""
+"""The model card of a student, for people and for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from teachonce.store.format.features import PROBLEM_TYPES, OutputKind
 from teachonce.store.tools.store_card import hub_datasets
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.model.any_student import head_of
-from teachonce.student_train.output.report import losses_learnt
+from teachonce.student_train.output.report import trained_losses
 from teachonce.support.redaction import publishable
 
 THIS_FOLDER = '"this folder"'
-"""What the code of a card loads; on the hub it is the repository."""
-LONGEST = 1000  # characters of a cell; a corpus of many files would fill pages
+"""The model that the code of a card loads; `push` replaces it by the repository."""
+LONGEST = 1000  # characters of a cell: the names of a corpus of many files would fill pages
 
 
 @dataclass(frozen=True)
 class Head:
-    """Says how a card presents a head: the Auto class that loads it, its pipeline, a phrase for it,
-    and code of a text that it may read."""
+    """Describes a head for a card: the Auto class that loads it, its pipeline, a description, and
+    code of an example text."""
 
     auto: str
     pipeline: str
@@ -80,7 +80,7 @@ vectors = model.encode(["A text.", "Another text."])
 print(model.similarity(vectors, vectors))
 ```
 
-`AutoModel` loads the encoder alone, without pooling and what stands behind it.{note}"""
+`AutoModel` loads the encoder only, without pooling and the modules after it.{note}"""
 
 
 SCORER = Head(
@@ -93,12 +93,12 @@ model = CrossEncoder("this folder")
 print(model.predict([("A question?", "A text."), ("A question?", "Another text.")]))
 ```
 
-`AutoModelForSequenceClassification` loads it, too, and gives the score before any activation."""
+`AutoModelForSequenceClassification` loads it as well; its score is before the activation."""
 
 
 def environment(device: str, processes: int = 1) -> dict[str, Any]:
-    """Return versions, device, threads and number of processes, which decide the last bits of a
-    student beside its settings."""
+    """Return versions, device, threads and number of processes. Together with the settings they
+    decide the last bits of a student."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
     threads = torch.get_num_threads()
@@ -106,7 +106,7 @@ def environment(device: str, processes: int = 1) -> dict[str, Any]:
 
 
 def hub_id(store: FeatureStore) -> str | None:
-    """Return the teacher's id on the hub; None for one that was loaded from a folder."""
+    """Return the teacher's id on the hub, or None if it was loaded from a folder."""
     if not _teacher(store.identity).get("revision"):
         return None
     config = store.teacher_settings("config.json")
@@ -117,16 +117,16 @@ def hub_id(store: FeatureStore) -> str | None:
 def model_card(
     report: dict[str, Any], base_model: str | None, student: PreTrainedModel, vectors: bool = False
 ) -> str:
-    """Write Markdown with the settings, the teacher and the held-out results of a finished student.
+    """Return the model card of a finished student, in Markdown.
 
-    `base_model` is the teacher's id on the hub, where it has one. `vectors` tells of a student that
-    makes vectors of texts.
+    base_model: the teacher's id on the hub, if it has one.
+    vectors: whether the student is a sentence embedding model.
     """
-    report = publishable(report)  # cards are made to be published
+    report = publishable(report)  # no local paths or credentials: cards are published
     settings, result = report["settings"], report["result"]
     teacher = _teacher(report["store"]["identity"])
-    name = base_model or _named(teacher)
-    both = [_named(_teacher(other["identity"])) for other in report.get("others", ())]
+    name = base_model or _model_name(teacher)
+    more = [_model_name(_teacher(other["identity"])) for other in report.get("others", ())]
     base = f"base_model: {base_model}\n" if base_model else ""
     if corpora := sorted(_corpora(report)):
         base += f"datasets: {json.dumps(corpora)}\n"
@@ -138,20 +138,18 @@ def model_card(
         loading = _how_to_embed(student)
     else:
         loading = HOW_TO_SCORE if scores else how_to_load(student, pairs)
-    made = "as teachonce starts it: it was not trained"
+    origin = "with its initial weights: it was not trained"
     if result["steps"]:
-        made = (
-            "trained by teachonce from a store of\nwhat its teacher knew, with no teacher in memory"
-        )
+        origin = "trained by teachonce on a store of\nits teacher's outputs, without the teacher"
     return f"""---
 library_name: {library}
 pipeline_tag: {head.pipeline}
 {base}tags: [distillation, teachonce]
 ---
 
-# Student of {" and ".join([name, *both])}
+# Student of {" and ".join([name, *more])}
 
-A {head.what} of {result["parameters"]:,} parameters, {made}.
+A {head.what} of {result["parameters"]:,} parameters, {origin}.
 
 {loading}
 {_answers(settings, student)}
@@ -173,40 +171,42 @@ A {head.what} of {result["parameters"]:,} parameters, {made}.
 |---|---|
 {_origin(report, name)}
 
-The same store (by its content), settings and environment give the same student, bit for bit on a
-CPU. `training.json` has all of this in full.
+The same store content, settings and environment give the same student, bit for bit on a CPU.
+`training.json` has all of these values in full.
 """
 
 
 def _corpora(report: dict[str, Any]) -> set[str]:
-    """Name the hub's datasets whose text the student has learnt from."""
+    """Return the names of the hub datasets that the student was trained on."""
     stores = (report["store"], *report.get("others", ()))
     return {name for store in stores for name in hub_datasets(store["identity"].get("corpus"))}
 
 
 def _results(report: dict[str, Any], student: PreTrainedModel) -> str:
-    """Write rows of a table, the measures of held-out text, and a line on their units."""
+    """Return table rows of the held-out measures, and a line on their units."""
     result = report["result"]
-    rows = "\n".join(f"| {name} | {_told(value)} |" for name, value in result.items())
-    units = "; ".join(f"`{name}` {told}" for name, told in _units(student) if name in result)
-    return f"{rows}\n\n{units and units + '.'}{_nearest(report)}"
+    rows = "\n".join(f"| {name} | {_format(value)} |" for name, value in result.items())
+    units = "; ".join(f"`{name}` {unit}" for name, unit in _units(student) if name in result)
+    return f"{rows}\n\n{units and units + '.'}{_note_on_shared(report)}"
 
 
 def _settings(settings: dict[str, Any]) -> str:
-    """Write rows of a table: options that have a value. A path of the author's machine is cut to
-    its last name."""
+    """Return table rows of the options that have a value. Local paths are reduced to their last
+    component."""
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
-    told = {k: v for k, v in {**settings, **paths}.items() if v not in (None, "", [])}
-    return "\n".join(f"| {key} | {_told(value)} |" for key, value in told.items())
+    given = {k: v for k, v in {**settings, **paths}.items() if v not in (None, "", [])}
+    return "\n".join(f"| {key} | {_format(value)} |" for key, value in given.items())
 
 
 def how_to_load(student: PreTrainedModel, pairs: bool = False) -> str:
-    """Write Markdown with code that loads a student's folder and predicts, of a text or of a pair.
-    It says what to import where transformers has no class of that kind."""
+    """Return Markdown with code that loads a student's folder and predicts for a text or a pair.
+
+    If transformers does not have the student's class, the code imports its module.
+    """
     head = _head(student)
     imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
-    note = note or f"`{head.auto}` loads it, too."
+    note = note or f"`{head.auto}` loads it as well."
     pair = '{"text": "A text.", "text_pair": "Another text."}'
     text = head.text.replace('"A text."', pair) if pairs else head.text
     return f"""```python
@@ -232,7 +232,7 @@ def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
 def _head(student: PreTrainedModel) -> Head:
     answers, head = output_kind_of_student(student), HEADS[head_of(student)]
     if student.config.num_labels == 1 and student.config.problem_type is None:
-        return head  # of pairs a score
+        return head  # one output without a problem type: the score of a pair
     return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(answers), head)
 
 
@@ -244,8 +244,8 @@ def _how_to_embed(student: PreTrainedModel) -> str:
 
 
 def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
-    """Write the line that imports a student's class, and a note on what it does `then`; nothing of
-    a class of transformers."""
+    """Return the line that imports a student's class and a note on it, or two empty texts for a
+    class of transformers. `then` is the note's last clause."""
     own, module = type(student).__name__, type(student).__module__
     if module.startswith("transformers."):
         return "", ""
@@ -258,25 +258,24 @@ def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
 
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
-    """Write a line on what the answers of a task's student have learnt by; nothing without one."""
+    """Return a line on the losses that trained the outputs of a task, or "" without a task."""
     if (answers := output_kind_of_student(student)) is None:
         return ""
-    learnt = {
+    trained = {
         side: [
             loss.name
-            for loss in losses_for(answers, losses_learnt(settings))
+            for loss in losses_for(answers, trained_losses(settings))
             if loss.student == side
         ]
         for side in ("classes", "scores")
     }
-    apart = settings.get("outputs") == "separate" and learnt["classes"] and learnt["scores"]
-    by = learnt["classes"] if apart else [*learnt["classes"], *learnt["scores"]]
+    apart = settings.get("outputs") == "separate" and trained["classes"] and trained["scores"]
+    by = trained["classes"] if apart else [*trained["classes"], *trained["scores"]]
     if not by:
         return ""
-    more = (
-        f"; the output that learnt by {_list(learnt['scores'])} is not part of it" if apart else ""
-    )
-    return f"\nIts answers are those of the output that learnt by {_list(by)}{more}.\n"
+    scores = _list(trained["scores"])
+    more = f"; the extra output, trained with {scores}, is not part of it" if apart else ""
+    return f"\nIts classifier was trained with {_list(by)}{more}.\n"
 
 
 def _list(names: list[str]) -> str:
@@ -284,29 +283,28 @@ def _list(names: list[str]) -> str:
 
 
 def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield the figures whose names do not tell their unit, and how a card tells it."""
+    """Yield the names of figures, and a phrase with their unit."""
     for loss in losses_for(output_kind_of_student(student)):
         yield f"valid_{loss.name}", f"is in {loss.unit}"
         if loss.of_masked:
-            told = "divides that by the characters that the masked tokens cover"
-            yield f"valid_{loss.name}_per_character", told
+            phrase = "divides it by the number of characters of the masked tokens"
+            yield f"valid_{loss.name}_per_character", phrase
 
 
-def _nearest(report: dict[str, Any]) -> str:
-    """Tell where a loss is not quite what its name says, as the store lacks what it needs."""
+def _note_on_shared(report: dict[str, Any]) -> str:
+    """Return a note if `kl-shared` was computed on a part of the shared pieces."""
     settings, logits = report["settings"], report["store"]["features"].get("logits")
-    learnt = losses_learnt(settings)
-    if "kl-shared" not in learnt or logits is None or logits["tier"] == "head":
+    trained = trained_losses(settings)
+    if "kl-shared" not in trained or logits is None or logits["tier"] == "head":
         return ""
     return (
-        f" `kl-shared` is over those shared pieces that were among the {logits['size']} best of a"
-        " token, which the store kept, not over all that both vocabularies have."
+        f" `kl-shared` is over the shared pieces among the {logits['size']} best of a token, which"
+        " are in the store, not over all shared pieces."
     )
 
 
 def _origin(report: dict[str, Any], name: str) -> str:
-    """Write rows of a table: where the store's numbers came from, and what made the student of
-    them."""
+    """Return table rows with the origin of the store and of the student."""
     store = report["store"]
     rows = {
         "teacher": {**_teacher(store["identity"]), "id": name},
@@ -327,8 +325,8 @@ def _origin(report: dict[str, Any], name: str) -> str:
 def _pruned(cut: dict[str, int] | None) -> dict[str, str]:
     if cut is None:
         return {}
-    told = f"after the training, from {cut['of']:,} to {cut['pieces']:,} pieces"
-    return {"vocabulary": f"{told}; figures of the validation are of before"}
+    change = f"pruned after training from {cut['of']:,} to {cut['pieces']:,} pieces"
+    return {"vocabulary": f"{change}; the student was validated before"}
 
 
 def _json(value: Any) -> str:
@@ -337,16 +335,16 @@ def _json(value: Any) -> str:
 
 
 def _teacher(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return what a store says of its teacher, {} for nothing; the keys are free."""
+    """Return a store's description of its teacher, or {}. Its keys are not specified."""
     teacher = identity.get("teacher")
     return teacher if isinstance(teacher, dict) else {}
 
 
-def _named(teacher: dict[str, Any]) -> str:
+def _model_name(teacher: dict[str, Any]) -> str:
     return PurePath(str(teacher.get("id", "an unnamed teacher"))).name
 
 
-def _told(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, dict):

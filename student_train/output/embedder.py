@@ -1,4 +1,4 @@
-"""What a finished student that makes vectors of texts is saved with."""
+"""Saves a student of text vectors as a sentence-transformers folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def save_embedder(
     longest: int,
     out: Path,
 ) -> int:
-    """Save a student as a folder of sentence-transformers, and return its number of parameters.
+    """Save a student as a sentence-transformers folder. Returns the number of parameters.
 
-    `longest` is the longest text in tokens. A masked-LM head is left out where no loss has trained
-    it.
+    longest: the max length in tokens. The masked-LM head is left out if no loss trained it.
     """
     of_vocabulary = any(term.loss.head == "vocabulary" for term in terms)
     saved: Any = student if of_vocabulary else student.base_model
@@ -36,10 +35,11 @@ def save_embedder(
 
 
 def settings_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
-    """Return what the student's folder has from its teachers: the prompts by name, which of them
-    the student has read (the default, where it is one), and how texts are compared.
+    """Return settings that the student inherits from its teachers: prompts by name, the default
+    prompt, and the similarity.
 
-    A prompt without a name is called `default`.
+    The default prompt is the one in the training texts, if there is only one. It is named `default`
+    if the teacher has no name for it.
     """
     prompts: dict[str, str] = {}
     read = {each.features.embedding.prompt for each in stores if each.features.embedding}

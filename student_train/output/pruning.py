@@ -1,4 +1,4 @@
-"""Prunes the folder of a finished student to the pieces that another vocabulary has, too."""
+"""Prunes a finished student's folder to the pieces that are also in another vocabulary."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ FACTORIES = {
 
 
 def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> int:
-    """Write the student of a folder, cut to the pieces that the tokenizer of the folder `vocab`
-    has, too, to the folder `out`; return the number of its pieces.
+    """Prune a student to the pieces that are also in another tokenizer, and write it to `out`.
 
-    It keeps the rows of these pieces, its special tokens and all other weights (Zhao et al. 2021,
-    section 6). Raises UserError for folders that hold no student or tokenizer, for vocabularies
-    that are no WordPieces, and where `out` exists.
+    student, vocab: folders of the student and of the other tokenizer.
+    Returns the number of pieces. The student retains the embeddings of these pieces, its special
+    tokens and all other weights (Zhao et al. 2021, section 6). Raises UserError for a folder
+    without a student or tokenizer, for a vocabulary that is no WordPiece, and if `out` exists.
     """
-    target, asked = Path(out), f"prune_student({str(student)!r})"
+    target, caller = Path(out), f"prune_student({str(student)!r})"
     if target.exists():
         raise UserError(f"{target} exists already; {ANOTHER}")
 
     def loaded(factory: Any, path: str | Path) -> Any:
-        return load(factory, ResolvedModel(str(path), str(path)), asked, local_files_only=True)
+        return load(factory, ResolvedModel(str(path), str(path)), caller, local_files_only=True)
 
     config = loaded(AutoConfig, student)
     end = next((e for e in FACTORIES if str(config.architectures).rstrip("']").endswith(e)), None)
     if end is None:
         raise UserError(
-            f"{asked}: config.json tells the architecture {config.architectures}; expected one of"
+            f"{caller}: config.json has the architecture {config.architectures}; expected one of"
             f" {', '.join(FACTORIES)}"
         )
     own = loaded(AutoTokenizer, student)
-    kept = shared_pieces(own, loaded(AutoTokenizer, vocab), str(vocab))
-    model, tokenizer = pruned(loaded(FACTORIES[end], student), own, kept)
-    _write(model, tokenizer, _card(Path(student), len(own), len(kept)), target)
-    return len(kept)
+    pieces = shared_pieces(own, loaded(AutoTokenizer, vocab), str(vocab))
+    model, tokenizer = pruned(loaded(FACTORIES[end], student), own, pieces)
+    _write_folder(model, tokenizer, _card(Path(student), len(own), len(pieces)), target)
+    return len(pieces)
 
 
 def _card(student: Path, before: int, after: int) -> str:
-    """Return the card of a student with what was done to it."""
+    """Return the student's card with a section on the pruning."""
     card = student / "README.md"
-    told = card.read_text() if card.is_file() else f"# {student.name}\n"
+    text = card.read_text() if card.is_file() else f"# {student.name}\n"
     return (
-        f"{told}\n## Pruned\n\nAfter the training that is described above the vocabulary was cut"
-        f" from {before:,} to {after:,} pieces; the figures above are of before.\n"
+        f"{text}\n## Pruned\n\nAfter the training described above, the vocabulary was pruned from"
+        f" {before:,} to {after:,} pieces. The figures above were measured before.\n"
     )
 
 
-def _write(model: Any, tokenizer: Any, card: str, out: Path) -> None:
-    """Write a folder as a whole, or nothing."""
+def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
+    """Write a complete folder, or nothing."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=files.UNFINISHED, dir=out.parent) as folder:

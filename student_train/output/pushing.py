@@ -1,4 +1,4 @@
-"""Push a finished student to a repository of models on the hub."""
+"""Uploads a finished student to a model repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOADED = {
     "model.safetensors.index.json", "sentence_bert_config.json", "special_tokens_map.json",
     "tokenizer_config.json",
 }  # fmt: skip
-"""Names of files that a model, or a module of sentence-transformers, is loaded from."""
+"""Files from which a model, or a module of sentence-transformers, is loaded."""
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 MODULE = re.compile(r"\d+_[A-Za-z]+/")
 EXPORT = re.compile(
@@ -38,34 +38,35 @@ def push(
     revision: str | None = None,
     message: str | None = None,
 ) -> str:
-    """Send a finished student's folder to a repository of models; return the commit's address.
+    """Upload a finished student's folder to a model repository. Returns the commit's URL.
 
-    Its README.md is the model card; the repository replaces the folder in the card's code. Model
-    files, the card and training.json are sent, the latter without paths of this machine and without
-    the secrets of URLs. Raises UserError if the folder holds no finished student, for a link among
-    the files to send, and as `open_repository` does.
+    Only model files, the card (README.md) and training.json are uploaded. training.json is uploaded
+    without local paths and credentials of URLs; the code of the card loads the repository. Raises
+    UserError if the folder has no finished student, if a file to upload is a link, and as
+    `open_repository` does.
     """
     check_finished(Path(folder))
     return send(Path(folder), open_repository(repository, "model", private, revision), message)
 
 
 def check_finished(folder: Path) -> None:
-    """Raise UserError for a folder that holds no finished student with a card."""
+    """Raise UserError unless a folder has a finished student with a card."""
     report = read_report(folder)
     if report is not None and "result" not in report:
-        raise UserError(f"{folder}: its training is not finished; end it with --resume first")
+        raise UserError(f"{folder}: its training is not finished; finish it with --resume first")
     if not (folder / CARD).is_file() or not any((folder / name).is_file() for name in MODELS):
         raise UserError(
-            f"{folder}: no model with a card there ({CARD} and {MODELS[0]}); give the folder of a"
+            f"{folder}: expected a model with a card ({MODELS[0]} and {CARD}); give the folder of a"
             " finished student"
         )
 
 
 def send(folder: Path, target: Repository, message: str | None = None) -> str:
-    """Send a folder as `push` does to an open repository."""
+    """Upload a folder to an open repository, as `push` does."""
     files: dict[str, Path | bytes] = dict(_files(folder))
     card = (folder / CARD).read_text("utf-8").replace(THIS_FOLDER, f'"{target.id}"')
-    files[CARD] = without_credentials(card).encode()  # queries are of links that its author wrote
+    # Queries of URLs stay: the author of the card may have written links with queries.
+    files[CARD] = without_credentials(card).encode()
     if SETTINGS in files:
         report = json.loads((folder / SETTINGS).read_text("utf-8"))
         files[SETTINGS] = json.dumps(publishable(report), indent=1).encode()
@@ -73,21 +74,20 @@ def send(folder: Path, target: Repository, message: str | None = None) -> str:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of each file to send. Raises UserError for one that a link leads to: the
-    link may lead to a file outside of the folder."""
+    """Yield name and path of each file to upload. Raises UserError for a link, which may lead out
+    of the folder."""
     for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and _is_sent(name):
             if path.resolve() != folder.resolve() / name:
                 raise UserError(
-                    f"{path}: is behind a link, which push does not follow; copy the file"
+                    f"{path}: is a link or behind one, and push follows no links; copy the file"
                 )
             yield name, path
 
 
 def _is_sent(name: str) -> bool:
-    """Return whether a file belongs to a model or documents it. Logs do not, nor does what lies in
-    the folder for another reason."""
+    """Return whether a file belongs to a model or documents it. Logs and unknown files do not."""
     within = MODULE.sub("", name, count=1)
     return bool(
         name in (CARD, SETTINGS, "LICENSE")

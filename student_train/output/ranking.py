@@ -1,4 +1,4 @@
-"""Which student of a sweep is best: by a measure that compares them, whatever they learnt."""
+"""Ranks the students of a sweep by a measure that is comparable between them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-"""Settings that vary in a sweep, and results of a student, as in sweep.json."""
+"""The varied settings and the results of a student, as in sweep.json."""
 
 SWEEP = "sweep.json"
 SCORED = "scores"
-"""Folder of a sweep with a run of downstream, MODEL/TASK, for each model and task."""
+"""Folder of a sweep with a downstream run MODEL/TASK for each model and task."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a validation. `why` tells what it compares; the `best` is the largest or the
-    smallest."""
+    """A validation figure by which students are ranked. `why` describes it for people; `largest`:
+    whether larger is better."""
 
     name: str
     why: str
     largest: bool = False
 
     def of(self, row: Row) -> float:
-        """Return a figure of which the smallest is best, infinity where the student has none."""
+        """Return a figure of which the smallest is best, or infinity if the student has none."""
         value = row.get(self.name)
         if not isinstance(value, int | float) or not math.isfinite(value):
             return math.inf
@@ -38,11 +38,11 @@ MEASURES = (
     Measure("valid_spearman", "rank correlation with the teacher's similarities of texts", True),
     Measure(
         "valid_mlm_per_character",
-        "nats a character, which compare students of any vocabulary and losses",
+        "nats per character, comparable between vocabularies and losses",
     ),
 )
-LOSS = Measure("valid_loss", "the loss, which all of them learnt by")
-# Settings that make of a validation's loss another quantity, or another text that it is of.
+LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
+# Settings that change the definition of the validation loss, or the text on which it is computed.
 OF_LOSS = frozenset(
     {  # fmt: skip
         "align",
@@ -71,18 +71,20 @@ OF_LOSS = frozenset(
 
 
 def judged(figures: Row, varied: Collection[str]) -> float:
-    """Judge a student by the first measure that compares it with the others of a sweep of which
-    `varied` are the settings: the smallest is best, infinity where nothing compares them."""
+    """Return a student's figure by the first comparable measure. The smallest is best; infinity if
+    no measure is comparable.
+
+    varied: the settings that vary in the sweep.
+    """
     loss = [LOSS] if compares_losses(varied) else []
     values = (measure.of(figures) for measure in (*MEASURES, *loss))
     return next(filter(math.isfinite, values), math.inf)
 
 
 def measure_of(rows: Sequence[Row]) -> Measure | None:
-    """Choose what tells the best of these students; None where nothing compares them.
+    """Return the measure by which students are ranked, or None if they have none in common.
 
-    The loss of the validation compares those alone that learnt by the same losses of the same
-    pieces.
+    The validation loss is comparable only if no setting in `OF_LOSS` varies.
     """
     for measure in MEASURES:
         if any(measure.of(row) < math.inf for row in rows):
@@ -92,23 +94,23 @@ def measure_of(rows: Sequence[Row]) -> Measure | None:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Sort students, the best first, and those last that have no figure to be judged by."""
+    """Sort students, the best first. Students without a figure come last."""
     measure = measure_of(rows)
     return list(rows) if measure is None else sorted(rows, key=measure.of)
 
 
 def compares_losses(varied: Collection[str]) -> bool:
-    """Tell whether the loss of a validation is one quantity where these settings vary."""
+    """Return whether the validation loss is comparable if these settings vary."""
     return not OF_LOSS.intersection(varied)
 
 
-def told_best(rows: Sequence[Row]) -> str:
-    """Tell in a line which of the ranked students is best, and by what; or why none is."""
+def describe_best(rows: Sequence[Row]) -> str:
+    """Return a line with the best of ranked students and its measure, or why there is none."""
     measure = measure_of(rows)
     if measure is None:
         return (
-            "best      none can be told: these students share no measure; losses of other settings"
-            " are other quantities. Add mlm to --loss, or score them with downstream"
+            "best      unknown: these students have no measure in common, and their losses differ."
+            " Add mlm to --loss, or score them with downstream"
         )
     best, last = rows[0], [row for row in rows if measure.of(row) == math.inf]
     without = f"; {len(last)} without it come last" if last else ""

@@ -1,4 +1,4 @@
-"""training.json: how a student came to be, and whether a stopped training may go on."""
+"""training.json: the record of a training, and the checks before a stopped training is resumed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ SHAPE = {
     "tokenizer": object,
     "result?": dict,
 }
-"""What training.json holds."""
+"""The schema of training.json."""
 
 
 def read_report(out: Path) -> dict[str, Any] | None:
-    """Read the training.json of a student, with `result` once it is finished; None if there is
-    none.
+    """Read the training.json of a student, or return None. A finished student's has `result`.
 
-    Raises UserError for one that is damaged.
+    Raises UserError if it is damaged.
     """
     path = out / SETTINGS
     try:
@@ -46,86 +45,97 @@ def read_report(out: Path) -> dict[str, Any] | None:
     return report
 
 
-def learnt_from(report: dict[str, Any]) -> list[Any]:
-    """Return the content of every store that a student has learnt from."""
+def store_contents(report: dict[str, Any]) -> list[Any]:
+    """Return the content hash of every store that a student was trained on."""
     return [store["content"] for store in (report["store"], *report.get("others", ()))]
 
 
-def losses_learnt(settings: Mapping[str, Any]) -> set[str]:
-    """Name the losses of a training, by the settings of its report: those of all its stages."""
+def trained_losses(settings: Mapping[str, Any]) -> set[str]:
+    """Return the names of the losses of all stages, by the settings of a report."""
     stages = settings.get("stages") or [{}]
     return {name for stage in stages for name in stage.get("loss", settings["loss"])}
 
 
-def check_way(out: Path, resume: bool) -> dict[str, Any] | None:
-    """Refuse an output that is in the way, or a `--resume` of no training. Return the report of a
-    training to resume, or of a finished student; None where nothing is there."""
-    left = f"{files.UNFINISHED}{SETTINGS}"  # begins the name of what a training killed early leaves
+def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
+    """Check that an output folder is free, or can be resumed.
+
+    Returns the report of the training to resume or of the finished student, or None for a free
+    folder. Raises UserError for other existing files, and for `--resume` without a training.
+    """
+    # A training that is killed early leaves a temporary file with this prefix.
+    left = f"{files.UNFINISHED}{SETTINGS}"
     if not out.exists() or (out.is_dir() and all(p.name.startswith(left) for p in out.iterdir())):
         if resume:
             raise UserError(f"{out}: nothing to resume there; leave --resume out")
         return None
     before = None
-    with nullcontext() if resume else suppress(UserError):  # what is damaged is in the way, too
+    # Without --resume a damaged folder is refused as any other existing folder.
+    with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
-        raise UserError(f"{out} exists already; give another --out, or --resume to go on with it")
+        raise UserError(f"{out} exists already; give another --out, or --resume to continue it")
     if before is None:
-        raise UserError(
-            f"{out}: no training.json there, so it is no training that could be resumed"
-        )
+        raise UserError(f"{out}: has no training.json, so there is no training to resume")
     return before
 
 
-def check_out(out: Path, begun: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    """Refuse as `check_way` does, and a student of other settings. Return the report to resume,
-    with `result` where the student is finished, or None."""
-    before = check_way(out, resume)
+def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    """Check an output as `check_output` does, and that it has the same stores and settings.
+
+    report: the report of the new training. Returns the earlier report, with `result` if the student
+    is finished, or None. Raises UserError for other stores or settings.
+    """
+    before = check_output(out, resume)
     if before is None:
         return None
-    begun = json.loads(json.dumps(begun))
-    now = begun["settings"]
+    report = json.loads(json.dumps(report))
+    now = report["settings"]
     for which, paths in (("store", [now["store"]]), ("others", now["others"])):
-        if before.get(which, []) != begun[which]:
-            told = ", ".join(paths) or "one store alone"
-            problem = f"{told} is not the store it was begun with"
+        if before.get(which, []) != report[which]:
+            stores = ", ".join(paths) or "a single store"
+            problem = f"{stores} is not the store it was started with"
             raise UserError(
                 f"{out}: cannot resume: {problem}"
                 if resume
                 else f"{out} exists already, a finished student: {problem}; give another --out"
             )
     del now["store"], now["others"]  # a store that was moved is the same store
-    if told := describe_changes(before["settings"], now):
+    if differences := describe_changes(before["settings"], now):
         raise UserError(
-            f"{out}: cannot resume with other settings: {told}; give those of then, or another"
-            " --out"
+            f"{out}: cannot resume with other settings: {differences}; give the earlier settings,"
+            " or another --out"
             if resume
-            else f"{out} exists already, a finished student of other settings: {told}; give"
-            " another --out"
+            else f"{out} exists already, a finished student of other settings: {differences};"
+            " give another --out"
         )
     if "result" in before:
         remove_checkpoints(out / "checkpoints")
     return before
 
 
-def go_on(out: Path, before: dict[str, Any], begun: dict[str, Any], say: Any) -> None:
-    """Refuse another vocabulary of the same name; keep what the student was trained on so far."""
-    now = begun["environments"]
-    known = [{"processes": 1, **each} for each in before["environments"]]
-    if before.get("tokenizer") != begun["tokenizer"]:
+def add_earlier_environments(
+    out: Path, before: dict[str, Any], report: dict[str, Any], say: Any
+) -> None:
+    """Prepend the earlier environments of a resumed training to its new report, in place.
+
+    Raises UserError if `--vocab` now gives another tokenizer.
+    """
+    now = report["environments"]
+    earlier = [{"processes": 1, **each} for each in before["environments"]]
+    if before.get("tokenizer") != report["tokenizer"]:
         names = ("tokenizers", "transformers")
-        versions = describe_changes(known[-1], {name: now[0][name] for name in names})
-        cause = f" or install the versions of then ({versions})," if versions else ""
+        versions = describe_changes(earlier[-1], {name: now[0][name] for name in names})
+        cause = f" or install the earlier versions ({versions})," if versions else ""
         raise UserError(
-            f"{out}: cannot resume: --vocab {begun['settings']['vocab']} is not the tokenizer that"
-            f" it was begun with; put that back,{cause} or train again with another --out"
+            f"{out}: cannot resume: --vocab {report['settings']['vocab']} is not the tokenizer that"
+            f" it was started with; restore it,{cause} or train again with another --out"
         )
-    if now[0] != known[-1]:
-        told = describe_changes(known[-1], now[0])
-        say(f"resume    the last bits may differ from a training without a stop: {told}")
-        begun["environments"] = known + now
+    if now[0] != earlier[-1]:
+        differences = describe_changes(earlier[-1], now[0])
+        say(f"resume    the last bits may differ from a training without a stop: {differences}")
+        report["environments"] = earlier + now
     else:
-        begun["environments"] = known
+        report["environments"] = earlier
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -1,4 +1,4 @@
-"""One student from start to finish: options in, a transformers folder out."""
+"""A complete training: from options to a transformers folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ from teachonce.student_train.model.student_tokenizer import (
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.student_train.output.card import environment, hub_id, model_card
 from teachonce.student_train.output.embedder import save_embedder
-from teachonce.student_train.output.report import SETTINGS, check_out, go_on, tokenizer_hash
+from teachonce.student_train.output.report import (
+    SETTINGS,
+    add_earlier_environments,
+    check_same_training,
+    tokenizer_hash,
+)
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
@@ -50,39 +55,39 @@ from teachonce.training.ranks import ALONE, Ranks, joined
 from teachonce.training.wordpiece import fewer_pieces
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]
-"""A student at its start, its collator, and lines on where it starts from; see `prepare`."""
+"""A student with initial weights, its collator, and lines that describe the weights; see
+`prepare`."""
 
 
 def run(
     options: TrainOptions, *, resume: bool = False, say: Any = lambda line: None
 ) -> dict[str, Any]:
-    """Train the student that `options` ask for and write it to its folder; return its
-    training.json.
+    """Train a student and write it to its folder. Returns the content of training.json.
 
-    A student that these options finished before is left as it is. `say` receives, in a line each,
-    what a user should know. Raises UserError for bad input, before anything is written.
+    say: receives lines for the user, such as warnings and progress.
+    A finished student of the same options is left unchanged. Raises UserError for invalid input,
+    before anything is written.
     """
     with open_stores(options) as stores:
         return run_plan(checked_plan(options, *stores).resolved(), resume=resume, say=say)
 
 
 def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
-    """Train the student of a plan, which is resolved and checked; see `run`."""
+    """Train the student of a resolved and checked plan; see `run`."""
     with joined(plan.options.device) as ranks:
         say = say if ranks.lead else lambda line: None
         check_memory(plan)
         ranks.check(plan.options.accumulate)
         if ranks.size > 1:
-            say(f"processes {ranks.size}, among which the batches of each step are shared out")
+            say(f"processes {ranks.size}, which share the batches of each step")
         return train_student(plan, resume=resume, say=say, ranks=ranks)
 
 
 @contextmanager
 def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
-    """Open the stores that a student is trained on, until the end of the block.
+    """Open the stores of a training until the end of the block.
 
-    Raises StoreError where one cannot be read, or the tokenizers installed here would give other
-    tokens than those stored.
+    Raises StoreError for an unreadable store, and as `check_tokenizers` does.
     """
     paths = (options.store, *options.others)
     with closing(Stores(paths, options.allow_partial, options.cache)) as stores:
@@ -92,8 +97,7 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
 
 
 def check_tokenizers(store: FeatureStore) -> None:
-    """Raise StoreError where the tokenizers installed here would give other tokens than those that
-    a store holds."""
+    """Raise StoreError if the installed tokenizers package gives other tokens than the store's."""
     check_tokens(store)
     check_vocabulary(store)
 
@@ -107,17 +111,17 @@ def train_student(
     on_validation: Callable[[int, dict[str, float]], object] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
-    """Train the student of a plan, which is resolved and checked; see `run`.
+    """Train the student of a resolved and checked plan; see `run`.
 
-    `on_validation` receives the step and figures of each validation, and may raise to end the
-    training. `prepared` is what `prepare` returned for the plan, if that was done already. Of
-    several `ranks` the first writes.
+    prepared: the result of `prepare` for the plan, if it was called already.
+    on_validation: receives the step and figures of each validation, and may raise to stop.
+    ranks: the processes of the training; only the first writes files.
     """
     options, stores = plan.options, plan.stores
     store = stores[0]
     out = options.out_folder()
     files.check_utf8(out)
-    begun: dict[str, Any] = {
+    report: dict[str, Any] = {
         "settings": redacted(options.describing()),
         "store": _origin(store),
         "others": [_origin(other) for other in stores[1:]],
@@ -127,28 +131,28 @@ def train_student(
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)) if ranks.lead else nullcontext():  # two would mix checkpoints
             before: dict[str, Any] | None = ranks.agreed(
-                check_out(out, begun, resume) if ranks.lead else None
+                check_same_training(out, report, resume) if ranks.lead else None
             )
             if before is not None and "result" in before:
                 say(f"finished  {out} was trained to its end; there is nothing to do")
                 return before
-            student, collator, begun["start"] = prepared or _prepare(plan)
-            begun["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
-            kept = _kept_of(options, store, collator, say)
+            student, collator, report["start"] = prepared or _prepare(plan)
+            report["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
+            retained = _pieces_after_pruning(options, store, collator, say)
             if before is not None:
-                go_on(out, before, begun, say)
-            for line in begun["start"]:
+                add_earlier_environments(out, before, report, say)
+            for line in report["start"]:
                 say(f"start     {line}")
             if cut := collator.cut_line():
                 say(f"start     {cut}")
             of_texts = any(term.loss.of_text for term in plan.terms)
             if not of_texts and any(each.features.embedding for each in stores):
-                say("losses    none of them learns from the vectors of texts in the store")
+                say("losses    none of them uses the text vectors in the store")
             if ranks.lead:
                 for each in stores:
                     record_copy(each.path, each.manifest, "student", out)
                 out.mkdir(exist_ok=True)
-                files.write(out / SETTINGS, json.dumps(begun, indent=1).encode())
+                files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
             others = [make_collator(plan, each, collator.student_tokenizer) for each in stores[1:]]
             trained = train_plan(
                 plan,
@@ -159,21 +163,21 @@ def train_student(
                 watch=Watch(on_validation=on_validation, say=say, say_progress=True),
                 ranks=ranks,
             )
-            report: dict[str, Any] = ranks.agreed(
-                _finish(plan, begun, trained, collator, kept) if ranks.lead else None
+            finished: dict[str, Any] = ranks.agreed(
+                _finish(plan, report, trained, collator, retained) if ranks.lead else None
             )
-            return report
+            return finished
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{out}: cannot be written: {files.reason(error)} and go on with --resume, or give"
+            f"{out}: cannot be written: {files.reason(error)} and continue with --resume, or give"
             " another --out"
         ) from error
 
 
-def _kept_of(
+def _pieces_after_pruning(
     options: TrainOptions, store: FeatureStore, collator: Collator, say: Any
 ) -> list[str] | None:
-    """Return the pieces that the finished student keeps, or None for all."""
+    """Return the pieces that `--prune-to` retains, or None for all."""
     if options.prune_to is None:
         return None
     try:
@@ -196,11 +200,11 @@ def _origin(store: FeatureStore) -> dict[str, Any]:
 
 
 def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
-    """Make the student at its start, the collator that feeds it, and a few lines on where it starts
-    from.
+    """Make a student with initial weights and its collator, and describe the weights.
 
-    The first store decides vocabulary and start, all stores the longest input. Raises UserError
-    where the store cannot give them, or temporary files cannot be written.
+    Vocabulary and initial weights are from the first store; the max length depends on all stores.
+    Raises UserError if the store does not have what they need, or temporary files cannot be
+    written.
     """
     return _prepare(plan_of(options, store, *others))
 
@@ -230,7 +234,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     if store.features.task and "config.json" in store.teacher_files():
         _take_activation(student, store)
     compares_maps = any(term.loss.student == "maps" for term in plan.terms)
-    # The fused kernels never hold the probabilities, and their backward pass is slow on a CPU.
+    # Fused kernels do not return attention maps, and their backward pass is slow on a CPU.
     if has_attention(student) and (compares_maps or options.device == "cpu"):
         student.set_attn_implementation("eager")
     collator = make_collator(plan, store, tokenizer)
@@ -244,9 +248,9 @@ def _prepared(plan: TrainPlan) -> Prepared:
 
 
 def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
-    """Have CrossEncoder put behind the student's outputs what it puts behind the teacher's.
+    """Copy the teacher's activation for CrossEncoder to the student's config.
 
-    Raises UserError for no class of torch.nn: CrossEncoder would import and call what it names.
+    Raises UserError unless it is a class of torch.nn: CrossEncoder imports and calls any name.
     """
     config = store.teacher_settings("config.json")
     for name in ("sentence_transformers", "sbert_ce_default_activation_function"):
@@ -256,10 +260,10 @@ def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
 
 
 def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
-    """Set the longest input of a student's tokenizer, and what it returns for pairs of texts; also
-    when it is loaded again.
+    """Set the max length of a student's tokenizer, and its outputs for text pairs, also for when it
+    is saved and loaded.
 
-    Raises UserError for a tokenizer that puts no token between two texts.
+    Raises UserError for a tokenizer without a token between two texts.
     """
     if plan.store.features.separator is not None:
         check_pair_form(tokenizer, plan.options.vocab, plan.store)
@@ -276,7 +280,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
 
 
 def _network(plan: TrainPlan) -> dict[str, Any]:
-    """Return what goes to the config of the student's kind."""
+    """Return the options that are settings of the student's config."""
     names = scoped(TrainOptions, NETWORK)
     if plan.shape.kind != "bilstm":
         names -= scoped(TrainOptions, BILSTM)
@@ -301,19 +305,19 @@ def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Colla
 
 def _finish(
     plan: TrainPlan,
-    begun: dict[str, Any],
+    report: dict[str, Any],
     trained: Trained,
     collator: Collator,
-    kept: list[str] | None,
+    retained: list[str] | None,
 ) -> dict[str, Any]:
     options, stores = plan.options, plan.stores
     out = options.out_folder()
     student, tokenizer = trained.student.eval(), collator.student_tokenizer
     student.cpu()
     head = trained.vector_head
-    if kept is not None:
-        begun = {**begun, "pruned": {"pieces": len(kept), "of": len(tokenizer)}}
-        student, tokenizer = pruned(student, tokenizer, kept)
+    if retained is not None:
+        report = {**report, "pruned": {"pieces": len(retained), "of": len(tokenizer)}}
+        student, tokenizer = pruned(student, tokenizer, retained)
     transformers_logging.disable_progress_bar()
     with files.staged_files(out) as new:
         if head is None:
@@ -331,7 +335,7 @@ def _finish(
         "seconds": round(trained.seconds, 1),
         "parameters": parameters,
     }
-    report = {**begun, "result": result}
+    report = {**report, "result": result}
     card = model_card(report, hub_id(stores[0]), student, head is not None)
     files.write(out / "README.md", card.encode())
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.student_train.arguments import check_early, checked_from
-from teachonce.student_train.output.ranking import SWEEP, ranked, told_best
-from teachonce.student_train.output.report import learnt_from, read_report
+from teachonce.student_train.output.ranking import SWEEP, describe_best, ranked
+from teachonce.student_train.output.report import read_report, store_contents
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_fields import START
@@ -183,7 +183,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
     for options in planned:
         check_memory(checked_plan(options, *stores))
         before = read_report(options.out_folder())
-        if before and learnt_from(before) != contents:
+        if before and store_contents(before) != contents:
             raise UserError(f"{options.out} learnt from another store; give another --out")
         if not before or "result" not in before:
             start = sorted(scoped(TrainOptions, START))
@@ -217,7 +217,7 @@ def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
             click.echo()
             show(held_against)
     if rows:
-        say(told_best(rows))
+        say(describe_best(rows))
     if ended := sum(run.state == "pruned" for run in runs.runs):
         say(f"pruned    {counted(ended, 'trial')} of {len(runs.runs)}")
     say(f"students, {SWEEP} and {CSV} in {runs.folder}")

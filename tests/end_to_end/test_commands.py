@@ -215,7 +215,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [row[headings.index(NATS)].strip(" |") for row in rows[2:]]
     assert shown == [f"{row[NATS]:,.5g}" for row in by_nats]  # the best first
     assert "valid_loss" not in headings  # of other losses, so another quantity
-    best = f"best      {by_nats[0]['folder']}: {NATS} {by_nats[0][NATS]:.5g} (nats a character,"
+    best = f"best      {by_nats[0]['folder']}: {NATS} {by_nats[0][NATS]:.5g} (nats per character,"
     assert best in said and "any vocabulary and losses" in said
     joined = json.loads(table_of(out, out.parent / "joined"))["rows"]
     assert [row["model"] for row in joined] == [str(out / row["folder"]) for row in by_nats]

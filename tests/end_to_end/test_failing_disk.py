@@ -197,7 +197,7 @@ def test_training_on_a_full_disk(tmp_path: Path, store: Path, log: Path, share: 
         pytest.skip("no mounts allowed on this machine")
     text = log.read_text()
     assert code == 0 and "first: 1\n" in text and "second: 0\n" in text, text
-    assert "No space left on device; make room and go on with --resume" in the_error(log)
+    assert "No space left on device; make room and continue with --resume" in the_error(log)
     assert (copy / "student" / "model.safetensors").exists()
 
 

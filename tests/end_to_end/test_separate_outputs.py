@@ -91,9 +91,9 @@ def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Pa
         (
             "a",
             "ce=1,log-odds=1",
-            "learnt by `ce`; the output that learnt by `log-odds` is not part",
+            "trained with `ce`; the extra output, trained with `log-odds`, is not part",
         ),
-        ("b", "log-odds=1", "answers are those of the output that learnt by `log-odds`.\n"),
+        ("b", "log-odds=1", "classifier was trained with `log-odds`.\n"),
     ):
         out = tmp_path / name
         ok(main, *words, "--outputs", "separate", "--loss", loss, "--device", "cpu", "--out", out)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from teachonce.store import UserError
-from teachonce.student_train.output.report import SETTINGS, check_out
+from teachonce.student_train.output.report import SETTINGS, check_same_training
 from teachonce.support import files
 from teachonce.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 
@@ -111,10 +111,10 @@ def test_a_training_that_was_killed_as_it_began_begins_again(tmp_path: Path) -> 
     with killed():
         files.write(tmp_path / SETTINGS, b"{}")
     assert len(list(tmp_path.iterdir())) == 1
-    assert check_out(tmp_path, {}, resume=False) is None
+    assert check_same_training(tmp_path, {}, resume=False) is None
     (tmp_path / "mine").touch()
     with pytest.raises(UserError, match="exists already"):
-        check_out(tmp_path, {}, resume=False)
+        check_same_training(tmp_path, {}, resume=False)
 
 
 def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_finished_folder_is_pushed_without_training(hub: Hub, student: Path) -
 
 
 def test_what_is_no_finished_student_is_refused(student: Path, tmp_path: Path) -> None:
-    says(refused(student_train, "push", tmp_path, "user/x"), "no model with a card there")
+    says(refused(student_train, "push", tmp_path, "user/x"), "expected a model with a card")
     report = json.loads((student / "training.json").read_text())
     del report["result"]
     (tmp_path / "training.json").write_text(json.dumps(report))

@@ -8,9 +8,9 @@ from typing import Any
 from teachonce.student_train.output.ranking import (
     OF_LOSS,
     compares_losses,
+    describe_best,
     measure_of,
     ranked,
-    told_best,
 )
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.options import options_of
@@ -31,7 +31,7 @@ def test_nats_a_character_rank_students_of_any_losses() -> None:
     ]
     found = ranked(rows)
     assert [each["folder"] for each in found] == ["c", "b", "a", "d"]
-    told = told_best(found)
+    told = describe_best(found)
     assert told.startswith(f"best      c: {NATS} 1.2 ") and "2 without it come last" in told
 
 
@@ -39,22 +39,22 @@ def test_accuracy_comes_first_and_the_largest_is_best() -> None:
     rows = [row("a", valid_accuracy=0.5, valid_agreement=0.9), row("b", valid_accuracy=0.7)]
     assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
     agreed = [row("a", valid_agreement=0.5), row("b", valid_agreement=0.7)]
-    assert "b: valid_agreement 0.7" in told_best(ranked(agreed))
+    assert "b: valid_agreement 0.7" in describe_best(ranked(agreed))
 
 
 def test_students_of_embeddings_rank_by_their_correlation_with_the_teacher() -> None:
     rows = [row("a", valid_spearman=0.7, valid_loss=0.1), row("b", valid_spearman=0.9)]
     assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
-    assert "b: valid_spearman 0.9 (rank correlation with" in told_best(ranked(rows))
+    assert "b: valid_spearman 0.9 (rank correlation with" in describe_best(ranked(rows))
 
 
 def test_the_loss_ranks_students_that_learnt_by_the_same_one() -> None:
     same = [row("a", seed="0", valid_loss=2.0), row("b", seed="1", valid_loss=1.0)]
     assert [each["folder"] for each in ranked(same)] == ["b", "a"]
-    assert "which all of them learnt by" in told_best(ranked(same))
+    assert "which is the same for all of them" in describe_best(ranked(same))
     other = [{**each, "loss": f"hidden={n + 1}"} for n, each in enumerate(same)]
     assert measure_of(other) is None and ranked(other) == other
-    assert "none can be told" in told_best(other)
+    assert "best      unknown" in describe_best(other)
     assert compares_losses(["seed", "lr"]) and not compares_losses(["seed", "vocab"])
 
 

@@ -139,7 +139,7 @@ def test_the_arm_without_pre_training_is_saved_as_it_starts(
     result = json.loads((tmp_path / "a/training.json").read_text())["result"]
     assert result["steps"] == result["tokens"] == 0
     told = (tmp_path / "a/README.md").read_text()
-    assert "as teachonce starts it: it was not trained." in told
+    assert "with its initial weights: it was not trained." in told
     one = AutoModelForMaskedLM.from_pretrained(tmp_path / "a").state_dict()
     ok(main, *given, "--seed", 1, "--out", tmp_path / "b")
     other = AutoModelForMaskedLM.from_pretrained(tmp_path / "b").state_dict()

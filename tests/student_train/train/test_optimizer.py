@@ -16,7 +16,7 @@ from torch import nn
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.student_train.output.report import check_out
+from teachonce.student_train.output.report import check_same_training
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import BETAS, train
@@ -133,14 +133,14 @@ def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path
 
     before = begun()
     (tmp_path / "training.json").write_text(json.dumps(before))
-    assert check_out(tmp_path, begun(), resume=True) == before
+    assert check_same_training(tmp_path, begun(), resume=True) == before
     with pytest.raises(UserError, match="settings: optimizer was lamb and is adamw; give those"):
-        check_out(tmp_path, begun(optimizer="adamw"), resume=True)
+        check_same_training(tmp_path, begun(optimizer="adamw"), resume=True)
     before = begun(optimizer="adamw")
     (tmp_path / "training.json").write_text(json.dumps(before))
-    assert check_out(tmp_path, begun(optimizer="adamw"), resume=True) == before
+    assert check_same_training(tmp_path, begun(optimizer="adamw"), resume=True) == before
     with pytest.raises(UserError, match="settings: optimizer was adamw and is lamb; give those"):
-        check_out(tmp_path, begun(), resume=True)
+        check_same_training(tmp_path, begun(), resume=True)
 
 
 def test_without_the_package_nothing_is_begun(
