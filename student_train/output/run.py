@@ -44,7 +44,7 @@ from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.student_training import Trained, Watch, train_plan
+from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
@@ -160,7 +160,7 @@ def train_student(
                 [collator, *others],
                 out,
                 resume=resume,
-                watch=Watch(on_validation=on_validation, say=say, say_progress=True),
+                callbacks=Callbacks(on_validation=on_validation, say=say, say_progress=True),
                 ranks=ranks,
             )
             finished: dict[str, Any] = ranks.agreed(

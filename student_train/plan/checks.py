@@ -1,4 +1,4 @@
-"""Refusals of a training before any work is done, in one line each."""
+"""Checks of a training against its stores, before any work is done. Each error is one line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from teachonce.student_train.data.blocks import has_gold, output_kind_of, view_o
 from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for, named
 from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
 from teachonce.student_train.model.start_checks import check_start_source, check_word_vectors
-from teachonce.student_train.plan.several_stores import check_joined, check_labels
-from teachonce.student_train.plan.train_plan import Source, Stage, TrainPlan, plan_of
+from teachonce.student_train.plan.several_stores import check_combinable, check_labels
+from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan, plan_of
 from teachonce.student_train.plan.vector_space import check_space
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_values import stays_in_memory
@@ -25,8 +25,8 @@ from teachonce.support.errors import UserError
 
 
 def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> TrainPlan:
-    """Plan a training. Raise UserError, in one line, for all that can be seen to be wrong before
-    any work is done; `check_memory` does the rest."""
+    """Plan a training and compare its options with the open stores. Raises UserError for every
+    mismatch that is visible without reading features; see also `check_memory`."""
     plan = plan_of(options, store, *others)
     _check_start(plan)
     _check_needs(plan)
@@ -37,17 +37,18 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
         check_labels(store, each.store)
         if options.projection == "student" and each.store.features.width != store.features.width:
             raise UserError(
-                f"--projection student: the teacher of {each.store.path} is"
-                f" {each.store.features.width} wide, that of {store.path} {store.features.width},"
-                " and a student has one projection"
+                f"--projection student: the teacher of {each.store.path} has hidden size"
+                f" {each.store.features.width}, the teacher of {store.path}"
+                f" {store.features.width}, and a student has one projection; choose another"
+                " --projection, or one --store"
             )
         _check_stages(plan, each)
         if options.combine == "outputs":
-            check_joined(plan.terms, store, each.store)
+            check_combinable(plan.terms, store, each.store)
     if options.combine == "outputs" and not others:
         raise UserError(
-            f"--combine outputs: joins the teachers of several stores, and {store.path} is one;"
-            " give --store twice or more"
+            f"--combine outputs: needs several stores, and {store.path} is the only one; give"
+            " --store twice or more"
         )
     return plan
 
@@ -66,14 +67,14 @@ def check_memory(plan: TrainPlan) -> None:
 
 
 def _check_start(plan: TrainPlan) -> None:
-    """Check the layers, the other store or the folder of a model that --init names, and that there
-    is a file of word vectors."""
+    """Check the layers, the store or the folder of --init, and the file of --word-vectors."""
     options, store = plan.options, plan.store
     check_start_source(options.init, plan.shape, store)
     if options.word_vectors:
         check_word_vectors(Path(options.word_vectors))
     if options.init.startswith("layers:") and "@" in options.init:
-        from teachonce.student_train.model.start import other_model  # torch loads only for work
+        # Imported here: most trainings are checked without torch, which takes seconds to import.
+        from teachonce.student_train.model.start import other_model
 
         other_model(options.init, store)
 
@@ -84,19 +85,20 @@ def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
 
 
 def _check_needs(plan: TrainPlan) -> None:
-    """Check the stores against the needs of a recipe. Losses do not tell these: with features of
-    another kind the training would run, and follow another recipe."""
+    """Check the stores against the needs of a recipe."""
+    # The checks of losses do not cover this: with other features of the same kind the training
+    # would run, but would not be the recipe's.
     options, stores, needs = plan.options, plan.stores, plan.options.needs
     read = features_of(term.loss for term in plan.terms)
     count = needs.get("stores", 1)
     if len(stores) < count:
         raise UserError(
-            f"--recipe {needs['recipe']} learns from {count} teachers; give --store {count} times"
+            f"--recipe {needs['recipe']} needs {count} teachers; give --store {count} times"
         )
     if needs.get("model") and options.init.startswith("layers:") and "@" not in options.init:
         raise UserError(
-            f"--recipe {needs['recipe']} starts from layers of the model that taught its teachers;"
-            f" give --init {options.init}@DIR, DIR the folder of that model"
+            f"--recipe {needs['recipe']} starts from layers of its teachers' own teacher; give"
+            f" --init {options.init}@DIR, where DIR is the folder of that model"
         )
     if "tied" in needs and options.init == "mixed-vocab":
         _check_tied(needs, stores[0])
@@ -104,7 +106,7 @@ def _check_needs(plan: TrainPlan) -> None:
         if needs.get("masked") and options.view is None and store.features.views == 1:
             raise UserError(
                 f"--recipe {needs['recipe']} reads masked views, and {store.path} has none; dump"
-                " with --views 2 or more, or let the teacher be unmasked (--view 0)"
+                " with --views 2 or more, or train on the unmasked view (--view 0)"
             )
         for kind, there in (
             ("hidden", store.features.hidden),
@@ -114,7 +116,7 @@ def _check_needs(plan: TrainPlan) -> None:
             sort, _, number = wanted.partition(":")
             first = {"groups": f"groups{number}.", "mean": f"mean{number}"}.get(sort, sort)
             if wanted and kind in read and not any(name.startswith(first) for name in there):
-                which = " of one layer, I its number" if wanted == "layer:I" else ""
+                which = " (a single layer, I its number)" if wanted == "layer:I" else ""
                 raise UserError(
                     f"--recipe {needs['recipe']} needs {kind} {wanted}{which}, and {store.path} has"
                     f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}"
@@ -126,36 +128,36 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
     if made.get("tie", False) != needs["tied"]:
         with_it, way = ("without", "with") if needs["tied"] else ("with", "without")
         raise UserError(
-            f"--recipe {needs['recipe']}: the embeddings of {store.path} were learnt {with_it}"
-            f" --tie; make them {way} it (teacher-dump mixed-vocab --recipe {needs['recipe']})"
+            f"--recipe {needs['recipe']}: the embeddings of {store.path} were trained {with_it}"
+            f" --tie; train them {way} it (teacher-dump mixed-vocab --recipe {needs['recipe']})"
         )
 
 
 def _check_alignments(options: TrainOptions) -> None:
-    own, learnt = parse_alignments(options.align).own, options.losses()
-    if unused := [name for name in own if name not in learnt]:
+    own, losses = parse_alignments(options.align).own, options.losses()
+    if unused := [name for name in own if name not in losses]:
         raise UserError(
-            f"--align {unused[0]}={own[unused[0]]}: no {unused[0]} is learnt, of"
-            f" {', '.join(sorted(learnt))}; add it to --loss, or leave it out of --align"
+            f"--align {unused[0]}={own[unused[0]]}: {unused[0]} is not among the losses"
+            f" {', '.join(sorted(losses))}; add it to --loss, or leave it out of --align"
         )
 
 
 def _check_vectors(plan: TrainPlan) -> None:
-    """Refuse stores whose vectors are of several spaces: a student has one vector of a text."""
+    """Check losses of text vectors: stores must have vectors of the same size."""
     options, stores = plan.options, plan.stores
-    learnt = [term.loss for term in plan.terms if term.loss.of_text]
+    losses = [term.loss for term in plan.terms if term.loss.of_text]
     first = stores[0].features.embedding
-    if not learnt or first is None:
+    if not losses or first is None:
         return
-    among = [loss.name for loss in learnt if loss.name != "embedding"]
-    if options.batch_texts == 1 and among:
+    between_texts = [loss.name for loss in losses if loss.name != "embedding"]
+    if options.batch_texts == 1 and between_texts:
         raise UserError(
-            f"--batch-texts 1: --loss {among[0]} compares the texts of a batch with one another;"
-            " give more, or --loss embedding=1 alone"
+            f"--batch-texts 1: --loss {between_texts[0]} compares the texts of a batch; give 2 or"
+            " more, or --loss embedding=1 alone"
         )
     if options.combine == "outputs":
         raise UserError(
-            f"--combine outputs: --loss {learnt[0].name} compares with the vectors of one teacher;"
+            f"--combine outputs: --loss {losses[0].name} compares with the vectors of one teacher;"
             " give --combine losses, or one --store"
         )
     for each in stores:
@@ -164,13 +166,13 @@ def _check_vectors(plan: TrainPlan) -> None:
         spec = other.features.embedding
         if spec is not None and spec.width != first.width:
             raise UserError(
-                f"--loss {learnt[0].name}: the vectors of {other.path} are {spec.width} wide, those"
-                f" of {stores[0].path} {first.width}, and a student has one vector of a text; train"
-                " a student of each store"
+                f"--loss {losses[0].name}: the vectors of {other.path} have size {spec.width}, the"
+                f" vectors of {stores[0].path} {first.width}, and a student has one vector per"
+                " text; train a student for each store"
             )
 
 
-def _check_stages(plan: TrainPlan, source: Source) -> None:
+def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
     held_out = source.held_out
     for number, stage in enumerate(plan.stages, 1):
         try:
@@ -188,7 +190,8 @@ def _check_stages(plan: TrainPlan, source: Source) -> None:
 
 
 def check_batches(plan: TrainPlan) -> None:
-    """Refuse, in one line, what a store cannot serve, whatever the student."""
+    """Check what does not depend on the student. Raises UserError for what a store does not
+    have."""
     _check_alignments(plan.options)
     _check_vectors(plan)
     for source in plan.sources:
@@ -211,13 +214,13 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     if wrong and task:
         of_task = [loss.name for loss in LOSSES if loss.head == "task"]
         raise UserError(
-            f"--loss {wrong[0]}: the teacher of {name} does {task.kind}, and so does its student,"
-            f" which has no masked-LM head; use {', '.join(of_task)} or losses of hidden states"
+            f"--loss {wrong[0]}: the teacher of {name} is for {task.kind}, so its student has no"
+            f" masked-LM head; use {', '.join(of_task)} or losses of hidden states"
         )
     if wrong:
         raise UserError(
-            f"--loss {wrong[0]}: the teacher of {name} does no task; dump with one that was"
-            " fine-tuned (downstream --save, teacher-dump --head classification|tagging)"
+            f"--loss {wrong[0]}: the teacher of {name} has no task head; dump a fine-tuned teacher"
+            " (downstream --save, teacher-dump --head classification|tagging)"
         )
     of_gold = [term.name for term in stage.terms if term.loss.of_gold]
     of_labels = options.data in ("labelled", "balanced")
@@ -231,20 +234,19 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     judged = options.judged_by()
     if judged and of_gold and not has_gold(store, held_out):
         raise UserError(
-            f"{judged[0]}: none of the sequences of {name} that are held out"
-            f" ({options.held_out:g} of all) has a gold label to judge by; hold out more, or dump"
-            " more labels"
+            f"{judged[0]}: no held-out sequence of {name} ({options.held_out:g} of all) has a gold"
+            " label; hold out more, or dump more labels"
         )
 
 
 def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
-    """Refuse a loss of a task whose formula is for other outputs."""
+    """Raise UserError for a loss whose formula is for other task outputs."""
     able = [each.name for each in losses_for(task.output_kind) if each.head == "task"]
     what = f"gives {counted(len(task.labels), 'number')} (regression)"
     if task.is_score:
-        what = "gives one score and tells no classes apart"
+        what = "gives one score and has no classes"
     if task.output_kind == "several labels":
-        what = "gives a text several labels at once, of which no gold ones are stored"
+        what = "gives a text several labels at once, and gold labels of such a task are not stored"
     raise UserError(
         f"--loss {loss}: the teacher of {name} {what}; use {', '.join(able)} or losses of hidden"
         " states"
@@ -257,35 +259,35 @@ def _check_static(stage: Stage, shape: Shape) -> None:
     if shape.kind == "static" and other:
         able = ", ".join(loss.name for loss in LOSSES if loss.of_text)
         raise UserError(
-            f"--loss {other[0]}: --student {stage.options.student} has neither layers nor heads and"
-            f" learns vectors of texts alone; use {able}, of a store of vectors (teacher-dump"
+            f"--loss {other[0]}: --student {stage.options.student} has no layers and no heads, and"
+            f" is trained on text vectors only; use {able} with a store of vectors (teacher-dump"
             " --head embedding), or choose HxLxA"
         )
 
 
 def _check_features(stage: Stage, store: FeatureStore) -> None:
     features, where = store.features, store.path
-    has = {  # "task" is there wherever a loss reads it
+    has = {  # `_check_task` has checked losses of a task
         "logits": (features.logits, "logits", "them (--logits) with a teacher that has a head"),
         "hidden": (features.hidden, "hidden states", "them (--hidden)"),
         "attention": (features.attention, "attention maps", "them (--attention)"),
-        "embedding": (features.embedding, "vectors of texts", "them (--head embedding)"),
+        "embedding": (features.embedding, "text vectors", "them (--head embedding)"),
     }
     spec = features.logits
     for loss in (term.loss for term in stage.terms):
         there, what, how = has.get(loss.feature or "", (True, "", ""))
         if not there:
             raise UserError(
-                f"--loss {loss.name}: {where} holds no {what}; dump {how}, or choose another loss"
+                f"--loss {loss.name}: {where} has no {what}; dump {how}, or choose another loss"
             )
         if spec and spec.next_token and loss.feature == "logits":
             raise UserError(
-                f"--loss {loss.name}: the logits of {where} are of the token after each, as a"
-                " causal teacher gives them, and students are masked LMs; use mlm and hidden"
+                f"--loss {loss.name}: {where} has next-token logits of a causal teacher, and"
+                " students are masked LMs; use mlm and hidden"
             )
         if spec and spec.tier == "sample" and loss.teacher in ("logits", "shared"):
             raise UserError(
-                f"--loss {loss.name}: the store keeps random draws, which have no logits; use kl"
+                f"--loss {loss.name}: the store has random draws, which have no logits; use kl"
             )
 
 
@@ -303,12 +305,12 @@ def _check_view(stage: Stage, store: FeatureStore) -> None:
     plain = view_of(0, store.features, options.view) == 0
     if options.mask_words == "rare" and not plain:
         raise UserError(
-            f"--mask-words rare: the masks of {store.path}'s view are those of its dump"
+            f"--mask-words rare: a masked view of {store.path} has the masks of its dump"
             " (teacher-dump --mask-words rare); use --view 0"
         )
     if options.max_masks is not None and not plain:
         raise UserError(
-            f"--max-masks {options.max_masks}: the masks of {store.path}'s view are those of its"
+            f"--max-masks {options.max_masks}: a masked view of {store.path} has the masks of its"
             " dump; use --view 0"
         )
     second = [
@@ -344,15 +346,15 @@ def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
     for name in compared:
         if name.startswith("groups") and shape.layers % int(name[6:].split(".")[0]):
             raise UserError(
-                f"{name}: {shape.layers} student layers do not fall into as many groups; choose"
-                " --student accordingly"
+                f"{name}: {shape.layers} student layers cannot be divided into that number of"
+                " groups; choose --student accordingly"
             )
 
 
 def _check_mean(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
     if "mean0" in store.features.hidden and shape.embeddings != shape.width:
         raise UserError(
-            f"--student {options.student}: {store.path} keeps means that count the embeddings"
-            f" (mean:0); the student's are {shape.embeddings} wide, its states {shape.width}: dump"
-            " with --hidden mean, or choose a student of one width"
+            f"--student {options.student}: {store.path} has means that include the embeddings"
+            f" (mean:0), and the student's embedding size {shape.embeddings} is not its hidden size"
+            f" {shape.width}; dump with --hidden mean, or choose a student with equal sizes"
         )

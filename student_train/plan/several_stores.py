@@ -1,4 +1,4 @@
-"""Refusals of several stores that one student cannot be trained on, in one line each."""
+"""Checks that several stores can train one student. Each error is one line."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.support.errors import UserError
 
-LOSSES = "give --combine losses, which takes any stores"
+LOSSES = "give --combine losses, which works with any stores"
 
 
 def check_labels(first: FeatureStore, other: FeatureStore) -> None:
-    """Check that two stores have teachers of one task, with the same labels; raise UserError."""
+    """Raise UserError unless the teachers of two stores have the same task and labels."""
     one, two = first.task, other.task
     if one == two:
         return
     kinds = [task.kind if task else "masked LM" for task in (one, two)]
     if one is None or two is None or kinds[0] != kinds[1]:
-        problem = f"is of another task, {kinds[1]}; that of {first.path} is of {kinds[0]}"
+        problem = f"is for {kinds[1]}, the teacher of {first.path} for {kinds[0]}"
     elif one.separator != two.separator:
-        problem = f"classifies {_read(two)}, that of {first.path} {_read(one)}"
+        problem = f"classifies {_inputs(two)}, the teacher of {first.path} {_inputs(one)}"
     elif one.problem_type != two.problem_type:
         there, here = (_problem(task) for task in (two, one))
-        problem = f"is of problem_type {there}, that of {first.path} of {here}"
+        problem = f"has problem_type {there}, the teacher of {first.path} {here}"
     elif one.labels == two.labels:
         here, there = (task.later_label or "no label" for task in (one, two))
-        problem = f"has {there} for a word's later pieces, that of {first.path} {here}"
+        problem = f"has {there} for a word's later pieces, the teacher of {first.path} {here}"
     else:
         pairs = zip_longest(one.labels, two.labels, fillvalue="none")
         number, (here, there) = next(
@@ -36,11 +36,14 @@ def check_labels(first: FeatureStore, other: FeatureStore) -> None:
         )
         same = sorted(one.labels) == sorted(two.labels)
         what = "the labels in another order" if same else "other labels"
-        problem = f"has {what} than that of {first.path}: number {number} is {there}, there {here}"
+        problem = (
+            f"has {what} than the teacher of {first.path}: number {number} is {there} instead of"
+            f" {here}"
+        )
     raise UserError(
-        f"--store {other.path}: its teacher {problem}; one student learns one task, with the same"
-        " labels in the same order: dump teachers that were fine-tuned on the same labels"
-        " (downstream --save sorts them), or train a student of each store"
+        f"--store {other.path}: its teacher {problem}; a student has one task, with the same labels"
+        " in the same order: dump teachers that were fine-tuned on the same labels (downstream"
+        " --save sorts them), or train a student for each store"
     )
 
 
@@ -48,13 +51,13 @@ def _problem(task: TaskSpec) -> str:
     return task.problem_type or ("none" if task.is_score else "single_label_classification")
 
 
-def _read(task: TaskSpec) -> str:
+def _inputs(task: TaskSpec) -> str:
     return "pairs of texts" if task.separator else "single texts"
 
 
-def check_joined(terms: Sequence[Term], first: FeatureStore, other: FeatureStore) -> None:
-    """Check that two stores are dumps of one text, with the same tokens, parts and masks, whose
-    features can be averaged; raise UserError."""
+def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureStore) -> None:
+    """Raise UserError unless two stores have the same text, tokens, parts and masks, and features
+    that can be averaged."""
     _check_pieces(first, other)
     _check_texts(first, other)
     read = features_of(term.loss for term in terms)
@@ -65,11 +68,12 @@ def check_joined(terms: Sequence[Term], first: FeatureStore, other: FeatureStore
         if spec and spec.tier != "head" and any(term.loss.teacher == "shared" for term in terms):
             raise UserError(
                 f"--combine outputs: --loss kl-shared of several teachers needs the logits of all"
-                f" shared pieces, and {each.path} keeps some; dump with --logits head, or {LOSSES}"
+                f" shared pieces, and {each.path} has some of them; dump with --logits head, or"
+                f" {LOSSES}"
             )
         if spec and spec.tier == "sample" and "logits" in read:
             raise UserError(
-                f"--combine outputs: {each.path} keeps random draws, which have no geometric mean;"
+                f"--combine outputs: {each.path} has random draws, which have no geometric mean;"
                 f" dump with --logits topk:K or head, or {LOSSES}"
             )
 
@@ -81,7 +85,7 @@ def _check_pieces(first: FeatureStore, other: FeatureStore) -> None:
     )
     if one != two:
         raise UserError(
-            f"--combine outputs: {other.path} has a teacher of {len(two)} pieces, other ones than"
+            f"--combine outputs: the teacher of {other.path} has {len(two)} pieces that differ from"
             f" the {len(one)} of {first.path}: distributions over two vocabularies have no mean;"
             f" {LOSSES}"
         )
@@ -101,7 +105,7 @@ def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
 
 
 def _texts(store: FeatureStore) -> dict[tuple[int, str], str]:
-    """Return the checksums of the arrays of text, tokens and masks, by part and name."""
+    """Return the checksums of the text, token and mask arrays, by part and name."""
     return {
         (place, name): entry.sha256
         for place, part in enumerate(store.manifest.parts)
@@ -115,12 +119,12 @@ def _unmasked(texts: dict[tuple[int, str], str]) -> dict[tuple[int, str], str]:
 
 
 def _check_states(kind: str, first: FeatureStore, other: FeatureStore) -> None:
-    told = []
+    found = []
     for each in (other, first):
-        wide = f", {each.features.width} wide" if kind == "hidden" else ""
-        told.append(f"{', '.join(getattr(each.features, kind)) or 'none'}{wide}")
-    if told[0] != told[1]:
+        size = f" of size {each.features.width}" if kind == "hidden" else ""
+        found.append(f"{', '.join(getattr(each.features, kind)) or 'none'}{size}")
+    if found[0] != found[1]:
         raise UserError(
-            f"--combine outputs: {other.path} has {kind} {told[0]}, and {first.path} {told[1]}:"
+            f"--combine outputs: {other.path} has {kind} {found[0]}, and {first.path} {found[1]}:"
             f" these have no mean; dump both with the same --{kind}, or {LOSSES}"
         )

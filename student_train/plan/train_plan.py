@@ -1,8 +1,10 @@
 """The plan of a training: stores, the student's shape, losses and batches of each stage.
 
-`checks.checked_plan` makes it and compares options and stores; all that runs later takes parts of
-the plan. This module needs no torch, so that mistakes are reported before torch is loaded.
+`checks.checked_plan` makes it and compares options with stores; code that runs later takes parts of
+the plan.
 """
+
+# No torch here: mistakes are reported before torch is imported, which takes seconds.
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array
 
-SEEDS_APART = 1009  # gives each stage other batches than the stage before it
+SEEDS_APART = 1009  # stage N adds N times this to the seed: each stage has its own order and masks
 
 
 @dataclass(frozen=True)
-class Source:
-    """An open store, and which of its sequences a training reads. `share` is held out."""
+class StoreSplit:
+    """An open store, split into training and held-out blocks. `share` is held out."""
 
     store: FeatureStore
     share: float
@@ -43,7 +45,7 @@ class Source:
         return self._split[1]
 
     def blocks(self, batch: BatchPlan) -> Array:
-        """Return the blocks [n,2] that such batches are made of.
+        """Return the training blocks [n,2] of a batch plan.
 
         Raises UserError if no sequence is left.
         """
@@ -57,9 +59,9 @@ class Source:
 class Stage:
     """One stage of a training.
 
-    options: its length, rates, validations and frozen parts.
-    terms: all its losses, which validations measure.
-    batches: what a step takes of each store.
+    options: its length, learning rate, validation and frozen parts.
+    terms: all its losses, which validations compute.
+    batches: the batches that a step takes from each store.
     """
 
     options: TrainOptions
@@ -68,22 +70,22 @@ class Stage:
 
     @property
     def measured(self) -> BatchPlan:
-        """Return the plan of the batches that validations read: all losses, all sequences."""
+        """Return the batch plan of validations: all losses, all sequences."""
         return self.options.batch_plan(self.terms)
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """All that a training does: its options, its stores, the student's shape, its stages."""
+    """A complete plan: the options, the stores, the student's shape, the stages."""
 
     options: TrainOptions
-    sources: tuple[Source, ...]
+    sources: tuple[StoreSplit, ...]
     shape: Shape
     stages: tuple[Stage, ...]
 
     @property
     def store(self) -> FeatureStore:
-        """Return the first store, which decides vocabulary and start."""
+        """Return the first store, which decides vocabulary and initial weights."""
         return self.sources[0].store
 
     @property
@@ -97,7 +99,7 @@ class TrainPlan:
         return self.options.every_term(output_kind_of(self.store))
 
     def resolved(self) -> TrainPlan:
-        """Decide what depends on the machine; see `TrainOptions.resolved`."""
+        """Return the plan with resolved options; see `TrainOptions.resolved`."""
         return plan_of(self.options.resolved(), *self.stores)
 
 
@@ -107,27 +109,27 @@ def plan_of(
     *others: FeatureStore,
     layers: int | None = None,
 ) -> TrainPlan:
-    """Plan a training, unchecked, of a student with so many `layers`, by default those of
+    """Plan a training without checks. `layers` is the student's number of layers, by default of
     `--student`."""
     shape = parse_student(options.student)
     answers = output_kind_of(store)
     stages = stages_of(options, shape.layers if layers is None else layers)
     return TrainPlan(
         options,
-        tuple(Source(each, options.held_out) for each in (store, *others)),
+        tuple(StoreSplit(each, options.held_out) for each in (store, *others)),
         shape,
         tuple(Stage(stage, stage.terms(answers), stage.batches(answers)) for stage in stages),
     )
 
 
 def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
-    """Return the options of each stage, of a student with so many layers.
+    """Return the options of each stage, for a student with `layers` layers.
 
-    A stage with `unfreeze` becomes many, each of its length: the first trains the first part of
-    that list, each further one a part more. What is not in the list keeps its weights. `top-down`
-    stands for the head, a projection that is part of the student, each layer from the top, and the
-    embeddings (gradual unfreezing: Howard & Ruder 2018, section 3.3; Mukherjee & Awadallah 2019,
-    section 5.2, and 2020, algorithm 1).
+    A stage with `unfreeze` becomes several stages of its length: the first trains the first part of
+    the list, and each following stage trains one part more. Parts that are not in the list stay
+    frozen. `top-down` is the list of the head, a projection that is part of the student, the layers
+    from the top, and the embeddings. Gradual unfreezing: Howard & Ruder 2018, section 3.3;
+    Mukherjee & Awadallah 2019, section 5.2, and 2020, algorithm 1.
     """
     every = [each for stage in options.stages for each in _unfrozen(stage, layers, options)]
     return [
@@ -145,7 +147,7 @@ def _unfrozen(stage: Mapping[str, Any], layers: int, options: TrainOptions) -> l
         order = [f"layers.{layer}" for layer in range(layers, 0, -1)]
         order = ["head", "projection", *order, "embeddings"]
         if options.projection != "student":
-            order.remove("projection")  # it serves the losses alone, and is always trained
+            order.remove("projection")  # used by losses only, and trained in every stage
             trained.add("projection")
     shape = parse_student(options.student)
     return [
@@ -155,7 +157,7 @@ def _unfrozen(stage: Mapping[str, Any], layers: int, options: TrainOptions) -> l
 
 
 def _untrained(trained: set[str], layers: int, shape: Shape) -> list[str]:
-    """Name the parts of a student that are frozen while those of `trained` are trained."""
+    """Return the parts of a student that are frozen while `trained` are trained."""
     found = []
     if "embeddings" not in trained:
         kinds = shape.kinds_of_embeddings
@@ -171,7 +173,7 @@ def _untrained(trained: set[str], layers: int, shape: Shape) -> list[str]:
 
 
 class Stores:
-    """The stores of a training, opened once, when they are first read."""
+    """The stores of a training, opened on first use, once."""
 
     def __init__(self, paths: Sequence[Any], allow_partial: bool = False, cache: str = "") -> None:
         self._paths, self._partial = paths, allow_partial
@@ -189,5 +191,5 @@ class Stores:
         ]
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the stores that were opened."""
         self._closing.close()

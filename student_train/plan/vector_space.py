@@ -1,4 +1,5 @@
-"""What the settings of teachers of vectors demand of a student, and what no student can give."""
+"""The settings of sentence-embedding teachers: prompts and similarity, and the check that a student
+can reproduce them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ DISTANCES = ("euclidean", "manhattan")
 
 
 def vector_settings(store: FeatureStore) -> SentenceSettings:
-    """Read the teacher's settings for vectors out of a store; empty ones if it has none.
+    """Read the sentence-transformers settings of a store's teacher; empty ones if it has none.
 
-    Raises UserError for a wrong value.
+    Raises UserError for an invalid value.
     """
     if SETTINGS not in store.teacher_files():
         return SentenceSettings()
@@ -23,24 +24,22 @@ def vector_settings(store: FeatureStore) -> SentenceSettings:
 
 
 def similarity_of(stores: Sequence[FeatureStore]) -> str:
-    """Return how the teachers compare texts, if they agree; else `cosine`, which vectors of
-    length 1 allow.
-
-    sentence-transformers takes the cosine, too, where a teacher does not say.
-    """
+    """Return the similarity of the teachers, or `cosine` if they differ. `cosine` is also the
+    default of sentence-transformers."""
     of_vectors = [store for store in stores if store.features.embedding]
     names = {vector_settings(store).similarity or "cosine" for store in of_vectors}
     return names.pop() if len(names) == 1 else "cosine"
 
 
 def check_space(store: FeatureStore) -> None:
-    """Raise UserError for a teacher whose texts are compared by a distance between vectors that
-    have no length of 1: losses of vectors compare directions, and a student has no lengths."""
+    """Raise UserError for a teacher with a distance as similarity and vectors that are not
+    normalised."""
+    # Losses of vectors compare directions only: a student does not reproduce the lengths.
     spec, name = store.features.embedding, vector_settings(store).similarity
     if spec and name in DISTANCES and not spec.normalised:
         raise UserError(
             f"{store.path}: its teacher compares texts by {name} distance (similarity_fn_name of"
-            f" {SETTINGS}), which lengths decide as well, and a student learns the directions of"
-            " vectors alone; leave losses of vectors out, or dump a teacher that is compared by"
-            " cosine or dot"
+            f" {SETTINGS}), which depends on the lengths of vectors, and a student is trained on"
+            " directions only; leave losses of vectors out, or dump a teacher with cosine or dot"
+            " similarity"
         )

@@ -15,7 +15,7 @@ from teachonce.student_train.data.cache import feature_source
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.combined_teachers import combine_teachers
 from teachonce.student_train.data.stream import prepared_batches
-from teachonce.student_train.plan.train_plan import Source, TrainPlan
+from teachonce.student_train.plan.train_plan import StoreSplit, TrainPlan
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate_batches, held_out
@@ -37,7 +37,7 @@ class StoreTraining:
         self,
         plan: TrainPlan,
         student: PreTrainedModel,
-        sources: Sequence[tuple[Source, Collator]],
+        sources: Sequence[tuple[StoreSplit, Collator]],
     ) -> None:
         self.plan, self.device = plan, torch.device(plan.options.device)
         self._source = sources[0][0]

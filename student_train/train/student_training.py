@@ -1,4 +1,4 @@
-"""Training a student: the one loop over its stages, with validation, metrics and checkpoints."""
+"""Trains a student: the loop over its stages, with validation, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -42,26 +42,31 @@ from teachonce.training.trackers import Facts, Trackers
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
-FLOAT32_ALONE = ("deberta",)  # masks scores of one precision by the least number of another
+# Its attention fills masked scores with the smallest number of another precision.
+FLOAT32_ONLY = ("deberta",)
 
 
 @dataclass
 class Trained:
-    """Holds a finished run: the student, its last validation and what it cost."""
+    """Holds a finished training: the student, its last validation and its cost."""
 
     student: PreTrainedModel
     validation: dict[str, float]
     steps: int
     tokens: int
     seconds: float
-    vector_head: VectorHead | None = None  # of students that learn vectors of texts
+    vector_head: VectorHead | None = None  # if the student is trained on text vectors
 
 
 @dataclass(frozen=True)
-class Watch:
-    """What a training calls: `on_step` with each step and its losses, `on_validation` with each
-    validation's step and figures, `say` with a line for the user, with `say_progress` one at each
-    validation, too. Whatever they raise ends the training, which is not saved then."""
+class Callbacks:
+    """Functions that a training calls. An exception in one of them ends the training, without a
+    checkpoint.
+
+    on_step: receives each step and its losses.
+    on_validation: receives the step and figures of each validation.
+    say: receives lines for the user; with `say_progress` also one line at each validation.
+    """
 
     on_step: Callable[[int, dict[str, float]], object] | None = None
     on_validation: Callable[[int, dict[str, float]], object] | None = None
@@ -69,8 +74,8 @@ class Watch:
     say_progress: bool = False
 
 
-class WatchWords(TypedDict, total=False):
-    """The fields of `Watch`, as arguments."""
+class CallbackArguments(TypedDict, total=False):
+    """The fields of `Callbacks`, as keyword arguments."""
 
     on_step: Callable[[int, dict[str, float]], object] | None
     on_validation: Callable[[int, dict[str, float]], object] | None
@@ -87,14 +92,19 @@ def train(
     *,
     others: Sequence[tuple[FeatureStore, Collator]] = (),
     resume: bool = False,
-    **watch: Unpack[WatchWords],
+    **callbacks: Unpack[CallbackArguments],
 ) -> Trained:
-    """Train `student` on `store` (or anything with its `stream`, `blocks`, `batch_count`,
-    `features` and `meta`) and on the `others`; see `train_plan`."""
+    """Train `student` on `store` and on `others`; see `train_plan`.
+
+    In place of a store, an object with its `stream`, `blocks`, `batch_count`, `features` and `meta`
+    will do.
+    """
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options, *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]
-    return train_plan(plan, student, collators, out, resume=resume, watch=Watch(**watch))
+    return train_plan(
+        plan, student, collators, out, resume=resume, callbacks=Callbacks(**callbacks)
+    )
 
 
 def train_plan(
@@ -104,31 +114,35 @@ def train_plan(
     out: Path | None = None,
     *,
     resume: bool = False,
-    watch: Watch = Watch(),
+    callbacks: Callbacks = Callbacks(),
     ranks: Ranks = ALONE,
 ) -> Trained:
-    """Train `student` as planned. Each store has one of the `collators`.
+    """Train `student` by a plan. Each store has one of the `collators`.
 
-    Each step reads a batch of every store, and takes the mean of their losses, or joins the batches
-    into one (see `StoreTraining`).
+    Each step reads a batch of every store, and takes the mean of their losses, or combines the
+    batches into one (see `StoreTraining`).
 
-    Writes metrics and checkpoints into `out`, if given. `resume` goes on from the newest
-    checkpoint, along the very same loss curve: batches, masks and dropout are functions of (seed,
-    step). Each of several `ranks` computes its share of a step's batches, and the first of them
-    writes; the curve is that of one process, but for the last bits. Raises Stopped after SIGINT or
-    SIGTERM, saved at the current step; UserError if the loss or its gradient is no longer finite.
+    out: the folder of metrics and checkpoints, if given.
+    resume: continue from the newest checkpoint with the same result as without a stop: batches,
+        masks and dropout are functions of (seed, step).
+    ranks: several processes, each with its share of a step's batches; the first one writes. The
+        losses differ from a single process's in the last bits only.
+    Raises Stopped after SIGINT or SIGTERM, with a checkpoint at the current step, and UserError if
+    the loss or its gradient is not finite.
     """
     options = plan.options
-    if student.config.model_type in FLOAT32_ALONE and options.precision == "bf16":
+    if student.config.model_type in FLOAT32_ONLY and options.precision == "bf16":
         raise UserError(
             f"a student of type {student.config.model_type} cannot be trained in bf16, which its"
-            " attention does not take: use precision fp32"
+            " attention does not support: use precision fp32"
         )
     if options.device == "cpu":
         warn_of_spinning(torch.get_num_threads())
     with (
         stoppable() as stop,
-        closing(_StudentTraining(plan, student, collators, out, resume, watch, ranks)) as training,
+        closing(
+            _StudentTraining(plan, student, collators, out, resume, callbacks, ranks)
+        ) as training,
     ):
         training.run(stop, "train")
         training.finished = True
@@ -139,11 +153,11 @@ def train_plan(
 
 
 Taken = tuple[StoreTraining, tuple[Term, ...], StudentBatch]
-"""A batch, its terms, and the store that it is of."""
+"""A store's training, the terms of a batch, and the batch."""
 
 
 class _StudentTraining(Training):
-    """Trains a student stage after stage, over one or more stores."""
+    """Trains a student, stage by stage, on one or more stores."""
 
     finished = False
     events: EventFile | None
@@ -156,11 +170,11 @@ class _StudentTraining(Training):
         collators: Sequence[Collator],
         out: Path | None,
         resume: bool,
-        watch: Watch,
+        callbacks: Callbacks,
         ranks: Ranks,
     ) -> None:
         options = plan.options
-        self.out, self.watch, self.say = out, watch, watch.say
+        self.out, self.callbacks, self.say = out, callbacks, callbacks.say
         self.device = torch.device(options.device)
         torch.manual_seed(options.seed)
         every = list(zip(plan.sources, collators, strict=True))
@@ -174,25 +188,25 @@ class _StudentTraining(Training):
         self.lengths = [self.trainings[0].steps_of(number) for number in range(len(self.stages))]
         self.steps = sum(self.lengths)
         self.tokens = self.read = 0
-        self.spent, self.begun = 0.0, time.perf_counter()
+        self.spent, self.started = 0.0, time.perf_counter()
         self.validation: dict[str, float] = {}
         self.judged_at = -1  # step of the last validation
         self.enter(0, 0)
         if out is not None and resume:
             self.load(out)
-        self.before, self.begun_at = self.tokens, self.step  # of this process
-        # A killed run's figures after its last checkpoint are written again.
+        self.tokens_before, self.first_step = self.tokens, self.step  # of this process
+        # Figures that a killed run wrote after its last checkpoint are written again.
         purge = self.step + 1 if resume else None
         self.events = self.trackers = None
         if out and ranks.lead:
-            # Before the trackers, whose runs must not be left open where this fails.
+            # Before the trackers: if it fails, none of their runs is left open.
             self.events = EventFile(out / "tensorboard", purge)
             self.trackers = Trackers(
                 options.log, Facts(out, options.describing()), resume, self.say
             )
 
     def enter(self, number: int, first: int) -> None:
-        """Begin a stage at step `first`: its losses, its data, the weights that it trains, a new
+        """Start a stage at step `first`, with its losses, data, trained weights and a new
         optimizer."""
         self.number, self.options = number, self.stages[number].options
         steps = self.lengths[number]
@@ -201,8 +215,8 @@ class _StudentTraining(Training):
         for training in self.trainings:
             training.enter(number)
         set_frozen(self.model, self.options)
-        asked = self.options.eval_every or max(1, steps // 10)
-        self.eval_every = self.trainings[0].steps_in(number) if asked == "epoch" else asked
+        every = self.options.eval_every or max(1, steps // 10)
+        self.eval_every = self.trainings[0].steps_in(number) if every == "epoch" else every
         self.checkpoint_every = self.options.checkpoint_every or self.eval_every
         self.optimizer = optimizer_of(
             self.model,
@@ -216,7 +230,7 @@ class _StudentTraining(Training):
         self.best: dict[str, Any] | None = None
 
     def leave(self) -> None:
-        """End a stage: validate, and go back to its best weights if that was asked for."""
+        """End a stage: validate, and restore its best weights with `--best`."""
         if self.judged_at != self.step:
             self.validate()
         if self.best is not None:
@@ -229,8 +243,8 @@ class _StudentTraining(Training):
             )
 
     def seconds(self) -> float:
-        """Measure how long the training took so far, the time before a resume included."""
-        return self.spent + time.perf_counter() - self.begun
+        """Return the seconds of the training so far, including the time before a resume."""
+        return self.spent + time.perf_counter() - self.started
 
     def updates(self) -> Iterator[Losses]:
         yield from self._stage()
@@ -264,7 +278,7 @@ class _StudentTraining(Training):
                 each.close()
 
     def _own(self, batches: Sequence[Generator[StudentBatch]]) -> Iterator[tuple[int, Taken]]:
-        """Yield those batches of one step that this process computes, each with its number."""
+        """Yield the batches of a step that this process computes, each with its number."""
         count = self.options.accumulate
         before = (self.step - self.first) * count  # batches of the stage
         numbers = itertools.count()
@@ -275,10 +289,10 @@ class _StudentTraining(Training):
                         yield number, (training, each.terms, next(some).to(self.device))
 
     def _losses(self, taken: Taken) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the weighted sum of a batch's losses, and each of them; the sums of a balanced
-        stage's two batches add up.
+        """Compute the weighted sum of a batch's losses, and each loss.
 
-        Raises UserError if no weight that is trained has a part in them.
+        The sums of a balanced stage's two batches are added. Raises UserError if the losses do not
+        depend on a trained weight.
         """
         training, terms, batch = taken
         self.read += batch.tokens
@@ -286,31 +300,31 @@ class _StudentTraining(Training):
         loss = training.distiller.weighted(parts, terms)
         if not loss.requires_grad:
             raise UserError(
-                f"--freeze {','.join(self.options.freeze)}: nothing moves that the losses"
-                f" {', '.join(parts)} depend on; choose other losses, or freeze less"
+                f"--freeze {','.join(self.options.freeze)}: the losses {', '.join(parts)} depend on"
+                " frozen weights only; choose other losses, or freeze less"
             )
         return loss, parts
 
     def after(self, losses: Losses, progress: Any) -> None:
-        progress.total = self.steps  # less where a stage has ended early
-        speed, _ = self._pace()  # the bar tells the time left by itself
+        progress.total = self.steps  # smaller after a stage that ended early
+        speed, _ = self._pace()  # the bar itself shows the remaining time
         progress.set_postfix_str(f"loss={losses['loss']:.3f}, {speed}", refresh=False)
-        if self.watch.on_step:
-            self.watch.on_step(self.step, losses)
+        if self.callbacks.on_step:
+            self.callbacks.on_step(self.step, losses)
         self.record(losses)
         if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
             self.validate()
             # Without a terminal: a line now and then instead of a bar.
-            if self.watch.say_progress and progress.disable:
+            if self.callbacks.say_progress and progress.disable:
                 self.say(self._line(losses))
 
     def _pace(self) -> tuple[str, str]:
-        taken = time.perf_counter() - self.begun
-        steps = self.step - self.begun_at  # of this process, as the tokens and the time
-        return pace(self.tokens - self.before, taken, steps, self.steps - self.step)
+        taken = time.perf_counter() - self.started
+        steps = self.step - self.first_step  # of this process, as the tokens and the time
+        return pace(self.tokens - self.tokens_before, taken, steps, self.steps - self.step)
 
     def _line(self, losses: Losses) -> str:
-        """Tell where the training is: its losses, its speed and the time left."""
+        """Return a progress line with losses, speed and remaining time."""
         found = f"loss {losses['loss']:.4g}"
         if "valid_loss" in self.validation:
             found += f", valid_loss {self.validation['valid_loss']:.4g}"
@@ -320,7 +334,7 @@ class _StudentTraining(Training):
         return self.step % self.checkpoint_every == 0
 
     def validate(self) -> None:
-        """Measure the losses of the held-out parts, tell the schedule, keep the best weights."""
+        """Compute the held-out losses, pass them to the schedule, and store the best weights."""
         each = [each.validate() for each in self.trainings] if self.ranks.lead else []
         each = self.ranks.agreed(each)
         found = dict(each[0])
@@ -336,8 +350,8 @@ class _StudentTraining(Training):
         self.record(found)
         self.validation, self.judged_at = found, self.step
         give_back()
-        if self.watch.on_validation:
-            self.watch.on_validation(self.step, found)
+        if self.callbacks.on_validation:
+            self.callbacks.on_validation(self.step, found)
 
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None or self.trackers is None:
@@ -364,7 +378,7 @@ class _StudentTraining(Training):
         save_checkpoint(self.out / "checkpoints", self.step, state)
 
     def load(self, out: Path) -> None:
-        """Go on from the newest checkpoint in `out`, if there is one."""
+        """Continue from the newest checkpoint in `out`, if there is one."""
         (state, torn), written = load_checkpoint(out / "checkpoints"), 0
         if state is not None:
             with fitting(out / "checkpoints"):
@@ -377,14 +391,14 @@ class _StudentTraining(Training):
                     self.validation, self.judged_at = state["validation"], self.step
                 self.tokens, self.spent = int(state["tokens"]), float(state["seconds"])
                 written = int(state["metrics"])
-        self.ranks.any(False)  # all have read it
+        self.ranks.any(False)  # a barrier: all processes have read the checkpoint
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
         if self.ranks.lead:
             self._cut_metrics(out, written)
 
     def _cut_metrics(self, out: Path, written: int) -> None:
-        """Remove what was written after the checkpoint, which told of so many bytes."""
+        """Cut the metrics to `written` bytes, their length at the checkpoint."""
         metrics = out / METRICS
         size = metrics.stat().st_size if metrics.exists() else 0
         if size > written:

@@ -161,7 +161,7 @@ def test_vectors_of_word_pieces(stores: Callable[..., Path], tmp_path: Path) -> 
     assert len(modes) == 1, "safetensors writes weights for their owner alone"
     line = refused(student_train, *words[:2], *words[4:], "--student", "static:24",
                    "--out", tmp_path / "t", "--loss", "mlm=1,embedding=1")  # fmt: skip
-    says(line, "--loss mlm: --student static:24 has neither layers nor heads")
+    says(line, "--loss mlm: --student static:24 has no layers and no heads")
     line = refused(student_train, *words[:2], *words[4:], "--student", "static:0")
     says(line, "expected the size of its vectors, at least 1, such as static:256")
 

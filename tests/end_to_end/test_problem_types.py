@@ -132,7 +132,7 @@ def test_what_cannot_be_honoured_is_refused(
     plain = tmp_path / "plain.zarr"
     ok(teacher_dump, *dump(teacher(), corpus, plain, "--hidden", "none"))
     line = refused(student_train, "--store", store, "--store", plain, *TRAINED, *out)
-    says(line, "is of problem_type single_label_classification, that of", f"of {SEVERAL}")
+    says(line, "has problem_type single_label_classification, the teacher of", f" {SEVERAL}")
     scored: Words = ("--task", "classify", "--model", model, "--as-is", "--test", table)
     line = refused(downstream, *scored, *out)
     says(line, f"gives a text several labels (problem_type {SEVERAL}", "scores one label a text")

@@ -76,5 +76,5 @@ def test_the_card_of_a_bilstm_says_how_it_loads(store: Path, tmp_path: Path) -> 
 def test_one_text_has_no_other_to_be_compared_with(store: Path, tmp_path: Path) -> None:
     words = ("--store", store, "--out", tmp_path / "s", *SMALL[:-1], "1", "--student", "static:8")
     line = refused(student_train, *words)
-    says(line, "--batch-texts 1: --loss similarity compares the texts of a batch with one another")
+    says(line, "--batch-texts 1: --loss similarity compares the texts of a batch")
     ok(student_train, *words, "--loss", "embedding=1")

@@ -276,8 +276,8 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
     cases: tuple[tuple[Path | str, Words, tuple[str, ...]], ...] = (
         (unlabelled, ("--loss", "ce=1"), ("no gold labels", "--label-column")),
         (unlabelled, ("--recipe", "simple-stagewise"), ("stage", "no gold labels")),
-        (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "does no task")),
-        (classes.path, ("--loss", "mlm=1"), ("does classification", "no masked-LM head")),
+        (plain, ("--recipe", "tinymbert-d1"), ("--loss ce", "has no task head")),
+        (classes.path, ("--loss", "mlm=1"), ("is for classification", "no masked-LM head")),
         (
             classes.path,
             ("--loss", "attention=1", "--student", "bilstm:8,8"),

@@ -54,7 +54,7 @@ TRAIN = """
 --init layers:1,2@nowhere | no config.json in nowhere
 --init svd:nowhere.zarr | no such file
 --word-vectors nowhere.txt | check the path
---loss ce=1 | does no task
+--loss ce=1 | has no task head
 --view 9 | has views 0 to
 --recipe nowhere | --recipe list
 """

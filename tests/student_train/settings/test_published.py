@@ -146,7 +146,7 @@ def test_recipes_train(
     if name == "slovakbert-6":
         init = f"layers:1,2@{tiny_teacher('bert')}"
         line = refused(student_train, *given, "--recipe", name, *CUT, *SIZE, "--out", tmp_path)
-        says(line, name, "of the model that taught its teachers", "--init layers:1,4@DIR")
+        says(line, name, "of its teachers' own teacher", "--init layers:1,4@DIR")
         words = ("--student", "teacher:2", "--init", init)
     options = options_of(name)
     if "vocab" not in (*options, *words) or options.get("vocab") == "5k":
@@ -181,9 +181,9 @@ def test_students_of_the_thesis_teach_its_sixth(
 @pytest.mark.parametrize(
     ("name", "store", "words"),
     [
-        ("slovakbert-6", "views", ["learns from 2 teachers", "--store 2 times"]),
-        ("zhao-mixed", "tied", ["were learnt with --tie", "without it", "--recipe zhao-mixed"]),
-        ("zhao-tied", "mixed", ["were learnt without --tie", "with it", "--recipe zhao-tied"]),
+        ("slovakbert-6", "views", ["needs 2 teachers", "--store 2 times"]),
+        ("zhao-mixed", "tied", ["were trained with --tie", "without it", "--recipe zhao-mixed"]),
+        ("zhao-tied", "mixed", ["were trained without --tie", "with it", "--recipe zhao-tied"]),
         ("zhao-vanilla-30k", "plain", ["masked views", "plain.zarr has none", "--views 2"]),
         ("slovakbert-3", "plain", ["masked views", "plain.zarr has none", "--views 2"]),
         ("slovakbert-3", "mixed", ["masked views", "mixed.zarr has none"]),

@@ -90,7 +90,7 @@ def test_the_command_tells_both(store: FeatureStore, tmp_path: Path) -> None:
     assert settings["align"] == "kl=match,hidden=reduce"
     assert "| align | kl=match,hidden=reduce |" in (tmp_path / "a/README.md").read_text()
     told = refused(main, *words, *loss, "--align", "hidden-sum=reduce")
-    says(told, "--align hidden-sum=reduce", "no hidden-sum is learnt, of hidden, kl, mlm")
+    says(told, "--align hidden-sum=reduce", "hidden-sum is not among the losses hidden, kl, mlm")
 
 
 def test_masked_targets_ask_for_masks_where_logits_are_reduced(

@@ -189,14 +189,14 @@ def test_a_student_of_joined_teachers_trains_and_goes_on(
     line = refused(main, *pair, *shared, "--out", out)
     says(line, "kl-shared of several teachers", "--logits head", "--combine losses")
     line = refused(main, "--store", store.path, *words, "--out", out)
-    says(line, "--combine outputs", "is one", "--store twice")
+    says(line, "--combine outputs", "is the only one", "--store twice")
     line = refused(main, "--store", store.path, "--store", foreign.path, *words, "--out", out)
-    says(line, foreign.path, "pieces, other ones than", "--combine losses")
+    says(line, foreign.path, "pieces that differ from", "--combine losses")
     corpus = write_corpus(tmp_path / "corpus.txt", 60)
     for name, changes, told in (
         ("text", {"limit": 900, "views": 2}, "other text"),
         ("views", {"views": 2, "seed": 7}, "other masked views than"),
-        ("states", {"views": 2, "hidden": "layer:1"}, "hidden layer1, 32 wide"),
+        ("states", {"views": 2, "hidden": "layer:1"}, "hidden layer1 of size 32"),
         ("draws", {"views": 2, "logits": "sample:5"}, "random draws"),
     ):
         wrong = dumped(tiny_teacher("bert"), corpus, tmp_path / f"{name}.zarr", **changes)
@@ -235,7 +235,7 @@ def test_stores_that_do_not_fit_together(
     task = dumped(model, corpus, tmp_path / "t.zarr", head="classification", logits=None)
     out = tmp_path / "out"
     line = refused(main, "--store", store.path, "--store", task, "--out", out, *SMALL)
-    says(line, str(task), "another task, classification", "is of masked LM", "of each store")
+    says(line, str(task), "is for classification", "for masked LM", "for each store")
     for labels, told in (
         (MOODS[::-1], "the labels in another order than"),
         ((*MOODS[:2], "bored"), "other labels than"),
@@ -247,8 +247,8 @@ def test_stores_that_do_not_fit_together(
         dumped(teacher, corpus, other, head="classification", logits=None, limit=100)
         line = refused(main, "--store", task, "--store", other, "--out", out, *SMALL)
         number = next(n for n in range(3) if labels[n] != MOODS[n])
-        says(line, f"{told} that of {task}: number {number} is {labels[number]}, there")
-        says(line, str(other), MOODS[number], "in the same order", "of each store")
+        says(line, f"{told} the teacher of {task}: number {number} is {labels[number]} instead")
+        says(line, str(other), MOODS[number], "in the same order", "for each store")
     narrow = dumped(tiny_teacher("roberta"), corpus, tmp_path / "n.zarr", hidden="none")
     line = refused(main, "--store", store.path, "--store", narrow, "--out", out, *SMALL,
                    "--loss", "hidden=1")  # fmt: skip
