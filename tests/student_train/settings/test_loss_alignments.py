@@ -31,7 +31,7 @@ def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("sideways", "--align sideways: expected one of span, match, reduce, or for a single loss"),
+        ("sideways", "--align sideways: expected one of span, match, reduce, bytes, or for a"),
         ("kl=sideways", "--align kl=sideways: expected one of span"),
         ("", "--align : expected one of span"),
         ("kl:match", "--align kl:match: expected one of span"),
