@@ -25,7 +25,7 @@ from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
 from teachonce.store import open_store
-from teachonce.student_train.data.stream import loaded
+from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses
@@ -45,7 +45,7 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
     waited, times, tokens = list[float](), list[float](), list[float]()
 
     def watched(*order: Any, **settings: Any) -> Iterator[Any]:
-        with closing(loaded(*order, **settings)) as batches:
+        with closing(prepared_batches(*order, **settings)) as batches:
             while True:
                 begun = time.perf_counter()
                 batch = next(batches)

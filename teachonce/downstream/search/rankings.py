@@ -13,7 +13,7 @@ import numpy as np
 from teachonce.checkpoints.embedders import Embedder, PairScorer, reads_pairs
 from teachonce.downstream.search.collections import Collection, texts_of
 from teachonce.student_train.losses.registry import losses_for
-from teachonce.student_train.output.report import losses_learnt, read_report
+from teachonce.student_train.output.report import read_report, trained_losses
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
@@ -94,7 +94,7 @@ def check_space(model: str, documents_by: str) -> None:
     report = read_report(Path(os.path.expanduser(model)))
     if report is None:
         return
-    names = losses_learnt(report["settings"])
+    names = trained_losses(report["settings"])
     learnt = [loss for loss in losses_for(None, names) if loss.of_text]
     if all(loss.projection == "none" for loss in learnt):
         raise UserError(
