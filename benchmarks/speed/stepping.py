@@ -56,7 +56,7 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
         times.append(time.perf_counter())
         tokens.append(found["tokens"])
 
-    with mock.patch.object(store_training, "loaded", watched):
+    with mock.patch.object(store_training, "prepared_batches", watched):
         train(store, student, collator, options, on_step=watch)
     seconds = times[-1] - times[warm - 1]
     return {

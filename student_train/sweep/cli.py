@@ -1,4 +1,4 @@
-"""`student-sweep`: many students from one store, one after the other, and one table."""
+"""`student-sweep`: trains many students from one store and compares them in one table."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from teachonce.support.options import click_option, options_of, scoped
 from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
 
 OUT_HELP = (
-    "Folder of the students, each named after its settings, and of their table, which is"
-    " sweep.json.  [default: beside the store, STORE-sweep for STORE.zarr]"
+    "Folder of the students, each named after its settings, and of their table (sweep.json)."
+    "  [default: STORE-sweep next to STORE.zarr]"
 )
 FILE = click.Path(path_type=Path)
 OF_SWEEP = (
     click.Option(
         ["--grid"],
         type=FILE,
-        help="FILE.toml with a list of settings for each option; options given beside it win.",
+        help="FILE.toml with a list of settings for each option; options on the command line"
+        " override it.",
     ),
     click.Option(
         ["--trials"],
         type=click.IntRange(min=1),
-        help="Try so many of the settings, as a search suggests (Optuna); those worse than the"
-        " median at a validation are ended. Numbers of --grid may be ranges:"
+        help="Search the settings in N trials with Optuna; trials worse than the median at a"
+        " validation are stopped. Numbers in --grid may be ranges:"
         " lr = {low = 1e-4, high = 1e-2, log = true}.",
     ),
     click.Option(
         ["--jobs"],
         type=click.IntRange(min=1),
-        help="Train so many at once, each in a process of its own; of several GPUs each has one."
-        "  [default: one after the other, in this process]",
+        help="Train N students at once, each in its own process and, if there are several GPUs, on"
+        " its own GPU.  [default: one after the other, in this process]",
     ),
     click.Option(
         ["--prune"],
         type=click.Choice(("median", "asha", "none")),
-        help="What ends a student at a validation. median: half of the trials were better at that"
-        " step; asha: at its 1st, 3rd, 9th, ... validation it is not among the best third of those"
-        " that came as far. Both are Optuna's: `pip install 'teachonce[tune]'`."
+        help="Stop students early at a validation. median: if half of the trials were better at"
+        " that step. asha: if at its 1st, 3rd, 9th, ... validation it is not among the best third"
+        " of the students that reached it. Both need Optuna: `pip install 'teachonce[tune]'`."
         "  [default: median with --trials, else none]",
     ),
     click.Option(
@@ -57,38 +58,37 @@ OF_SWEEP = (
         is_flag=False,
         flag_value=AUTO,
         metavar="[ADDRESS]",
-        help="Train as many at once as the nodes of a Ray cluster have room for, on a disk that all"
-        " nodes see: HOST:PORT, local (a cluster of this machine, for this sweep), or no word: the"
-        " cluster of RAY_ADDRESS or of this machine, else local. Needs"
-        " `pip install 'teachonce[ray]'`.",
+        help="Train on a Ray cluster, with a disk that all nodes share: HOST:PORT, local (start a"
+        " cluster on this machine for this sweep), or no value: the cluster of RAY_ADDRESS or of"
+        " this machine, else local. Needs `pip install 'teachonce[ray]'`.",
     ),
     click.Option(
         ["--ray-gpus"],
         type=click.FloatRange(min=0),
-        help="With --ray: GPUs of a student, 0.5: two share one.  [default: 1 where the cluster has"
-        " any and --device is not cpu, else 0]",
+        help="With --ray: GPUs per student; 0.5: two students share one.  [default: 1 if the"
+        " cluster has any and --device is not cpu, else 0]",
     ),
     click.Option(
         ["--downstream"],
         type=FILE,
-        help="FILE.toml with tables [tasks.NAME] of downstream's options: each student is scored"
-        " on them, and so is each model of [models].",
+        help="Score each student, and each model of [models], on the tasks of FILE.toml: tables"
+        " [tasks.NAME] with options of downstream.",
     ),
     click.Option(
         ["--page"],
         type=FILE,
-        help="Write index.html of a sweep's folder anew, also while it runs, and do nothing else.",
+        help="Only write index.html of a sweep's folder, also while the sweep runs.",
     ),
     click.Option(
         ["--json", "as_json"],
         is_flag=True,
-        help="Print the students as JSON in place of the table, and all else to stderr.",
+        help="Print the students as JSON instead of the table, and messages to stderr.",
     ),
 )
 OF_SWEEP_NAMES = ("grid", "trials", "prune", "jobs", "ray", "ray_gpus", "downstream", "page")
 REPEATED = "repeated or a comma list"
-IN_SWEEP = "a comma list; repeated, it is another setting of the sweep, not one more loss"
-"""What the help of --loss says of its words for one student, and says of them here."""
+IN_SWEEP = "a comma list; each repetition is another setting of the sweep"
+"""In the help of --loss, the words of student-train and of student-sweep on repetition."""
 
 
 @command_errors
@@ -96,9 +96,9 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     """Train a student for every combination of the repeated options and compare them in one table,
     the best first.
 
-    --loss is given once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
-    --grid FILE.toml holds such lists, and with --trials N ranges that are searched. Students that
-    are finished already are not trained again; one that fails does not stop the others.
+    Give --loss once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
+    --grid FILE.toml has lists of settings, and with --trials N also ranges to search. Finished
+    students are not trained again; a student that fails does not stop the others.
     """
     say = partial(click.echo, err=as_json)
     if page:
@@ -125,7 +125,7 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
 def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
     """Raise UserError for options that contradict one another, or need what is not installed."""
     if not stores:
-        raise UserError("--store: give the store that the students learn from")
+        raise UserError("--store: give the store on which the students are trained")
     ray, gpus, prune = words["ray"], words["ray_gpus"], words["prune"]
     if ray is None and gpus is not None:
         raise UserError(f"--ray-gpus {gpus:g}: for students on Ray; add --ray")
@@ -138,19 +138,19 @@ def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
                 " once as its nodes have room for"
             )
     if prune == "median" and not words["trials"]:
-        raise UserError("--prune median: a search's trials are held against it; add --trials N")
+        raise UserError("--prune median: only for a search; add --trials N")
     if words["trials"] or prune == "asha":
         check_library("optuna", "tune", "--trials" if words["trials"] else "--prune asha")
 
 
 def _command() -> click.Command:
-    """Make the command of student-train's options. Each may be given several times, but for those
-    that a sweep takes once."""
+    """Make the command from student-train's options. Options without the scope `ONCE` may be
+    repeated."""
     varied = options_of(TrainOptions).keys() - scoped(TrainOptions, ONCE)
     found = {str(option.name): option for option in parameters(varied)}
-    del found["allow_partial"]  # all students of a table learn from one text
+    del found["allow_partial"]  # all students of a table must be trained on the same text
     found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
-    found["store"].required = False  # a page is made of the folder alone
+    found["store"].required = False  # --page needs no store
     found["loss"].help = (found["loss"].help or "").replace(REPEATED, IN_SWEEP)
     return GroupedCommand(
         "student-sweep",

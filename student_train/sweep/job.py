@@ -1,4 +1,4 @@
-"""A sweep: what is planned, checked before the first student, done, and shown in one table."""
+"""A sweep: plans the students, checks all of them, trains and scores them, and prints one table."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The options of a sweep, which are those of the command line.
+    """A sweep with the options of its command line.
 
-    out: folder of the students, None for one next to the store.
-    fixed: options that all students have, by name.
-    space: what varies; `where` begins messages about it.
+    out: folder of the students; None for a folder next to the store.
+    fixed: the options that are equal for all students, by name.
+    space: the settings that vary. where: the start of messages about it.
     """
 
     out: Path | None
@@ -64,8 +64,11 @@ class Sweep:
         return self.out or path_next_to(self.fixed["store"][0], "sweep")
 
     def run(self, say: Say, as_json: bool) -> None:
-        """Train and score all students, and print their table. Raises UserError for bad options,
-        before the first student is trained, and at the end if students have failed."""
+        """Train and score all students, and print their table.
+
+        Raises UserError for invalid options before the first training, and at the end if students
+        have failed.
+        """
         tried = corners(self.space) if self.trials else points(self.space, self.where)
         planned = [(point, self._options(point)) for point in tried]
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
@@ -99,13 +102,15 @@ class Sweep:
         return checked_from({**self.fixed, **arguments_of(point)})
 
     def _resolved(self, options: TrainOptions) -> TrainOptions:
-        """Name the folder, and decide what depends on the machine, for what is checked here: nodes
-        of a cluster may have a GPU that this one lacks. Raises UserError for a GPU by its number,
-        as Ray gives it."""
+        """Set the folder, and resolve the options for the checks on this machine.
+
+        Raises UserError for a GPU by number with Ray, which assigns GPUs itself.
+        """
+        # With Ray the checks run on the CPU: this machine may lack the GPU that its nodes have.
         if self.ray is not None:
             if options.device.startswith("cuda:"):
                 raise UserError(
-                    f"--device {options.device}: Ray chooses the GPU of each student; say --device"
+                    f"--device {options.device}: Ray assigns a GPU to each student; give --device"
                     " cuda"
                 )
             options = replace(options, device="cpu")
@@ -113,20 +118,20 @@ class Sweep:
         return replace(options, out=self.folder / options.name())
 
     def _placed(self, options: TrainOptions) -> TrainOptions:
-        """Resolve the options of a student but for those that a node of a cluster decides."""
+        """Resolve the options of a student, except device and precision with Ray."""
         made = self._resolved(options)
         if self.ray is None:
             return made
         return replace(made, device=options.device, precision=options.precision)
 
     def _execute(self, execution: Execution, planned: list[TrainOptions], lease: Lease) -> None:
-        """Check what is planned, then do all runs."""
+        """Check all planned students, then do all runs."""
         from teachonce.student_train.output.run import open_stores  # torch loads only for work
 
         checked = [self._resolved(options) for options in planned]
 
         def saved() -> str:
-            return f"{self.folder}: all students are saved; the same command goes on"
+            return f"{self.folder}: all students are saved; continue with the same command"
 
         with open_stores(checked[0]) as stores:
             starts = _check(checked, stores)
@@ -155,26 +160,26 @@ class Sweep:
                 execution.at_once(Cluster(ray, self.ray, gpus, home, stop, execution.say))
             except ray.exceptions.RayError as error:
                 raise UserError(
-                    f"--ray {self.ray}: the cluster does not answer any more ({short(error)}); the"
-                    " same command goes on where it was"
+                    f"--ray {self.ray}: the cluster does not respond any more ({short(error)});"
+                    " continue with the same command"
                 ) from None
 
 
 def _only(folder: Path) -> Lease:
-    """Take the right to write a sweep. Raises UserError where another process has it."""
+    """Take the lease of a sweep's folder. Raises UserError if another process has it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         return Lease(folder)
     except Taken as error:
         raise UserError(
-            f"{folder}: another `student-sweep` fills it already: {error}; or give another --out"
+            f"{folder}: another `student-sweep` writes it already: {error}; or give another --out"
         ) from None
 
 
 def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
-    """Refuse, before the first student is trained, whatever any of them could be refused for.
+    """Check every planned student before the first training.
 
-    A student of each distinct start is prepared for it; gives these, by their folders.
+    One student of each distinct start is prepared. Returns the prepared students by folder.
     """
     from teachonce.student_train.output.run import prepare
 
@@ -184,7 +189,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
         check_memory(checked_plan(options, *stores))
         before = read_report(options.out_folder())
         if before and store_contents(before) != contents:
-            raise UserError(f"{options.out} learnt from another store; give another --out")
+            raise UserError(f"{options.out} was trained on another store; give another --out")
         if not before or "result" not in before:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
@@ -192,7 +197,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
 
 
 def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> list[str]:
-    """Score the models that students are compared with; return what went wrong."""
+    """Score the reference models. Returns a line for each failure."""
     problems = []
     for name, model in plan.models.items():
         found = runs.references[name] = dict[str, Any]()
@@ -207,7 +212,7 @@ def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> 
 
 
 def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: list[str]) -> None:
-    """Print the table, and which is best. Raises UserError where runs have failed."""
+    """Print the table and the best student. Raises UserError if runs have failed."""
     rows = ranked(runs.finished())
     if as_json:
         click.echo(json.dumps(rows, indent=1))

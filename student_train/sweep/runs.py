@@ -25,12 +25,12 @@ State = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 
 class Pruned(Exception):
-    """A trial was ended at a validation that others have done better at."""
+    """A trial was stopped at a validation, because others were better."""
 
 
 @dataclass
 class Run:
-    """A student of a sweep. `settings` are those that vary, as they are printed."""
+    """A student of a sweep. `settings` are the varied settings, as they are printed."""
 
     number: int
     settings: Mapping[str, str]
@@ -56,20 +56,20 @@ class Runs:
     """Stores the runs of a sweep and writes runs.json, sweep.json and sweep.csv as they change."""
 
     def __init__(self, folder: Path, space: Space, varied: Sequence[str], searched: bool) -> None:
-        """Read what an earlier command left. Raises UserError if that searched other ranges."""
+        """Read the runs.json of an earlier command. Raises UserError if its ranges differ."""
         self.folder, self.varied, self.runs = folder, varied, list[Run]()
         self.references = dict[str, Any]()  # scores of other models, by name and task
         self.space = described(space) if searched else None
         self.before = read_runs(folder)
-        asked = json.loads(json.dumps(self.space))
-        if self.before and self.before["space"] != asked:
+        space_now = json.loads(json.dumps(self.space))
+        if self.before and self.before["space"] != space_now:
             other = "; ".join(
                 f"{key or 'what is searched'} was {old}, now {new}"
-                for key, old, new in differences(self.before["space"], asked)
+                for key, old, new in differences(self.before["space"], space_now)
             )
             raise UserError(
-                f"{folder}: holds a sweep of other ranges ({other}); give those of then, or another"
-                " --out"
+                f"{folder}: has a sweep of other ranges ({other}); give the earlier ranges, or"
+                " another --out"
             )
 
     def add(self, run: Run) -> Run:
@@ -105,7 +105,7 @@ class Runs:
 
 
 FIGURES = {"*": {"*": float}}
-"""Figures by their names, of each task."""
+"""Figures by task and name."""
 SHAPE = {
     "varied": [str],
     "space": object,
@@ -121,11 +121,11 @@ SHAPE = {
     ],
     "references?": {"*": FIGURES},
 }
-"""What runs.json holds."""
+"""The schema of runs.json."""
 
 
 def read_runs(folder: Path) -> dict[str, Any] | None:
-    """Read runs.json; None if there is none. Raises UserError for one that is damaged."""
+    """Read runs.json, or return None. Raises UserError if it is damaged."""
     path = folder / RUNS
     if not path.exists():
         return None
@@ -134,15 +134,15 @@ def read_runs(folder: Path) -> dict[str, Any] | None:
     except UserError as error:
         problem = str(error).removeprefix(f"{path}: ")
         raise UserError(
-            f"{path} is damaged ({problem}); remove it: the students in that folder stay"
+            f"{path} is damaged ({problem}); remove it: the students in the folder are not affected"
         ) from None
     return content
 
 
 def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Read step and figures of each validation of the training in `folder`, finished or not.
+    """Read step and figures of each validation of a training, finished or not.
 
-    Raises UserError for a line that holds something else.
+    Raises UserError for an invalid line.
     """
     path, found = folder / METRICS, []
     lines = read_small(path, MOST_METRICS).splitlines() if path.exists() else []

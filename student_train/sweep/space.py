@@ -1,4 +1,4 @@
-"""What varies in a sweep: choices and ranges, of the command line and of a TOML file."""
+"""The settings that vary in a sweep: choices and ranges, from the command line and a TOML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teachonce.support.toml_file import read_toml
 
 RANGE: dict[str, Any] = {"low": None, "high": None, "log": False}
 WEIGHT = "loss."
-"""Begins the name of a dimension that is the weight of one loss."""
+"""Prefix of a dimension that is the weight of one loss."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,15 @@ class Interval:
 
 Choices = tuple[Any, ...]
 Space = Mapping[str, Choices | Interval]
-"""What an option, or the weight of a loss, may be, by its name. A value is as click reads it."""
+"""The choices or the range of each option and each loss weight, by name, as click parses them."""
 Point = Mapping[str, Any]
 """One value of each dimension of a Space."""
 
 
 def read_space(path: Path, known: Sequence[str]) -> Space:
-    """Read a file of `--grid`: a list of settings for each option, or a range of numbers.
+    """Read a file of `--grid`: a list of settings, or a range of numbers, for each option.
 
-    Raises UserError, naming file and key, for what is neither, and for a value that the option does
-    not take.
+    Raises UserError, with file and key, for anything else, and for an invalid value.
     """
     space = dict[str, Choices | Interval]()
     for name, value in read_toml(path, "--grid", "grid of settings").items():
@@ -85,7 +84,7 @@ def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interv
 
 
 def _setting(name: str, value: Any, where: str, loss: str) -> Any:
-    """Check a value, and give it as click would from the command line."""
+    """Check a value, and return it as click would parse it."""
     if loss:
         read_values(TrainOptions, {name: f"{loss}={value}"}, where, [name])
         return value
@@ -97,25 +96,25 @@ def _setting(name: str, value: Any, where: str, loss: str) -> Any:
 
 
 def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
-    """Put the settings of the command line over those of the file."""
+    """Override the settings of the file by the settings of the command line."""
     named = {name for name, values in given.items() if values}
     others = {name: each for name, each in space.items() if option_of(name) not in named}
     return {name: tuple(given[name]) for name in given if name in named} | others
 
 
 def option_of(dimension: str) -> str:
-    """Name the option that a dimension belongs to."""
+    """Return the option of a dimension."""
     return dimension.partition(".")[0]
 
 
 def varied(space: Space) -> list[str]:
-    """Name the options that have more than one setting."""
+    """Return the options with more than one setting."""
     more = (n for n, each in space.items() if isinstance(each, Interval) or len(each) > 1)
     return list(dict.fromkeys(map(option_of, more)))
 
 
 def arguments_of(point: Point) -> dict[str, Any]:
-    """Make arguments of the command line of a point: weights of losses become one --loss."""
+    """Convert a point to arguments of the command line. Loss weights become one --loss."""
     found = {name: value for name, value in point.items() if not name.startswith(WEIGHT)}
     weights = {n.removeprefix(WEIGHT): v for n, v in point.items() if n.startswith(WEIGHT)}
     if weights:
@@ -124,8 +123,8 @@ def arguments_of(point: Point) -> dict[str, Any]:
 
 
 def points(space: Space, where: str = "") -> Iterator[Point]:
-    """Yield every combination of the settings. Raises UserError where a range has no end of them;
-    `where` begins its message."""
+    """Yield every combination of the settings. Raises UserError, prefixed by `where`, for a
+    range."""
     choices = list[Choices]()
     for name, each in space.items():
         if isinstance(each, Interval):
@@ -136,7 +135,7 @@ def points(space: Space, where: str = "") -> Iterator[Point]:
 
 
 def corners(space: Space) -> Iterator[Point]:
-    """Yield points that have, between them, every choice and both ends of every range."""
+    """Yield points that together contain every choice and both ends of every range."""
     ends = {n: (e.low, e.high) if isinstance(e, Interval) else e for n, e in space.items()}
     first = {name: values[0] for name, values in ends.items()}
     yield first
@@ -146,5 +145,5 @@ def corners(space: Space) -> Iterator[Point]:
 
 
 def described(space: Space) -> dict[str, Any]:
-    """Describe a space as JSON has it, to compare it with that of an earlier command."""
+    """Describe a space as JSON, for comparison with an earlier command's."""
     return {n: vars(e) if isinstance(e, Interval) else list(e) for n, e in space.items()}

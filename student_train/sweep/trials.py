@@ -69,7 +69,7 @@ class Study:
         return f"worse than the median of the trials at step {step:,}"
 
     def repeat(self, run: Run, before: Mapping[str, Any]) -> bool:
-        """Report what a run of an earlier command had validated; return whether it was pruned."""
+        """Report the validations of an earlier command's run; return whether it was pruned."""
         for step, figures in validations(run.folder):
             self.validated(run, step, figures)
         if before.get("state") == "pruned":
@@ -81,7 +81,7 @@ class Listed:
     """A source of runs that are listed in advance; a `study` prunes some of them."""
 
     def __init__(self, runs: Runs, study: Study | None = None) -> None:
-        """Take up what runs.json and the validations say of an earlier command."""
+        """Restore the state of an earlier command from runs.json and the validations."""
         self._runs, self._study = iter(list(runs.runs)), study
         if study is not None:
             before = {each["folder"]: each for each in runs.before["runs"]} if runs.before else {}
@@ -96,16 +96,14 @@ class Listed:
         return self._study.validated(run, step, figures) if self._study else ""
 
     def ended(self, run: Run) -> None:
-        """Do nothing: the list stays as it is."""
+        """Do nothing: the list is fixed."""
 
 
 class Trials:
-    """A source of runs: points that a tree-structured Parzen estimator suggests after those that
-    are known.
+    """A source of runs: the points that a tree-structured Parzen estimator (TPE) suggests."""
 
-    The draw of a trial depends on `seed`, its number and the trials before it alone, so that a
-    search that was killed goes on as it would have. Only runs.json is stored.
-    """
+    # A trial depends only on `seed`, its number and the trials before it. So a killed search
+    # continues with the same trials, and runs.json is all that is stored.
 
     def __init__(
         self,
@@ -116,10 +114,9 @@ class Trials:
         make: Callable[[Point], Run],
         prune: str = "median",
     ) -> None:
-        """Take up the trials of runs.json; those that had not ended are done first. `prune` is the
-        word of the option.
+        """Restore the trials of runs.json; unfinished ones are done first.
 
-        Raises UserError if Optuna is missing.
+        prune: the value of `--prune`. Raises UserError if Optuna is missing.
         """
         self.space, self.count, self.seed, self.runs, self.make = space, count, seed, runs, make
         self._of_optuna = Study(prune, runs.varied, "--trials")
@@ -137,8 +134,7 @@ class Trials:
         return kinds.FloatDistribution(each.low, each.high, log=each.log)
 
     def next(self) -> Run | None:
-        """Return the next trial. None when there are enough, or the next is one that is under way
-        already."""
+        """Return the next trial, or None if there are enough or the next one is running already."""
         if self.postponed:
             return None if self._under_way(self.postponed[0]) else self.postponed.pop(0)
         number = len(self.study.trials)
@@ -165,7 +161,7 @@ class Trials:
         return run
 
     def _point(self, params: Mapping[str, Any]) -> Point:
-        """Round what was drawn, within its range."""
+        """Round the drawn numbers, within their ranges."""
         point = dict(params)
         for name, each in self.space.items():
             if isinstance(each, Interval) and not each.whole:
@@ -182,8 +178,8 @@ class Trials:
         return self._of_optuna.validated(run, step, figures)
 
     def ended(self, run: Run) -> None:
-        """Report a run that has ended. Optuna counts a pruned one by its last figure, and one
-        without any as worse than all others."""
+        """Report a finished run to Optuna. It ranks a pruned trial by its last figure, and one
+        without a figure below all others."""
         states, trial = self.optuna.trial.TrialState, self._of_optuna.trials[run.number]
         value = judged(run.result, self.runs.varied)
         if run.state == "finished" and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Validation: how good a student is on the held-out part of the store."""
+"""Validation of a student on the held-out blocks of a store."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def evaluate(
     blocks: Array,
     plan: BatchPlan,
 ) -> dict[str, float]:
-    """Measure the losses of a plan over `blocks`, with masks that never change.
+    """Compute the losses of a plan over `blocks`, with fixed masks. Returns {} without blocks.
 
-    `valid_NAME` is the mean of loss NAME over batches, but of `mlm` over masked tokens and of `ce`
-    over gold labels. It is absent where there are none of these. `valid_loss` is the weighted sum.
-    `valid_mlm_per_character` is the masked-LM loss summed over masked tokens and divided by the
-    characters they cover (nats). It compares students with different vocabularies. For a task,
-    `valid_accuracy` is the share of the gold labels that the student gives, and `valid_agreement`
-    the share of the teacher's best ones, at all pieces that it learns from. If a text has several
-    labels at once, `valid_agreement` is the share of yes and no for each label that equal the
-    teacher's. Of scores and other numbers, `valid_spearman` is the rank correlation with the
-    teacher's, the mean over the outputs. The result is empty if there are no blocks.
+    valid_NAME: the mean of loss NAME over batches; `mlm` over masked tokens, `ce` over gold labels.
+        Absent if there are none.
+    valid_loss: the weighted sum.
+    valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
+        of characters (nats); comparable between vocabularies.
+    valid_accuracy: for a task, the share of gold labels that the student predicts.
+    valid_agreement: the share of texts or tokens with the teacher's best label; for several labels
+        per text the share of equal decisions, label by label.
+    valid_spearman: for scores and other numbers, the rank correlation with the teacher's, mean over
+        the outputs.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
     return evaluate_batches(distiller, batches, plan.terms)
@@ -50,7 +51,7 @@ def evaluate_batches(
     batches: Iterable[StudentBatch],
     terms: Sequence[Term],
 ) -> dict[str, float]:
-    """Measure the losses over batches; see `evaluate`."""
+    """Compute the losses over batches; see `evaluate`."""
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
@@ -63,11 +64,11 @@ def evaluate_batches(
 
 
 def check_validation(found: dict[str, float], step: int) -> None:
-    """Raise UserError if the loss of held-out texts is not finite: no student is right then."""
+    """Raise UserError if the held-out loss is not finite."""
     loss = found["valid_loss"]
     if not math.isfinite(loss):
         raise UserError(
-            f"step {step}: the loss of the held-out texts is not finite ({infinite(found)}"
+            f"step {step}: the held-out loss is not finite ({infinite(found)}"
             f"valid_loss {loss:g}); the store's values for them are too large, or training has"
             " diverged: leave that loss out, make the store again, or lower --lr"
         )
@@ -76,8 +77,7 @@ def check_validation(found: dict[str, float], step: int) -> None:
 def held_out(
     store: FeatureStore, collator: Collator, blocks: Array, plan: BatchPlan
 ) -> Iterator[StudentBatch]:
-    """Yield the batches of some blocks, in the order of the store, under masks that never
-    change."""
+    """Yield the batches of blocks in store order, with fixed masks."""
     view = view_of(0, store.features, plan.view)
     batches = store.stream(
         0,
@@ -93,11 +93,11 @@ def held_out(
 
 
 class _Sums:
-    """Sums losses over batches. A batch counts once; for a loss of masked tokens or of gold labels
-    it counts as often as it has these."""
+    """Sums losses over batches, each with weight 1. The weight for a loss on masked tokens or gold
+    labels is their number in the batch."""
 
     def __init__(self, terms: Iterable[Term]) -> None:
-        # Losses of gold come last: the order of the sum decides the last bits of `valid_loss`.
+        # Losses on gold labels come last: the order of the sum decides the last bits of valid_loss.
         self.terms = sorted(terms, key=lambda term: term.loss.of_gold)
         self.sums = dict[str, float]()
         self.counts = dict[str, float]()
@@ -107,7 +107,7 @@ class _Sums:
     def add(
         self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None
     ) -> None:
-        """Count a batch's losses by name, and the logits of its task."""
+        """Add a batch's losses by name, and the logits of its task."""
         taught = batch.aligned[batch.of_task].task if batch.of_task else None
         labels = int((taught.gold != NO_LABEL).sum()) if taught else 0
         for term in self.terms:
@@ -153,8 +153,8 @@ def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
 
 
 def _ranked(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
-    """Return the rank correlation of the student's numbers of all texts with the teacher's, the
-    mean over the outputs; nothing if an output gives all texts one number."""
+    """Return the rank correlation with the teacher's numbers, mean over the outputs, or {} if an
+    output is constant."""
     from scipy.stats import spearmanr
 
     if judged[0][1].logits is None:

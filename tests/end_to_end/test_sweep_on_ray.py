@@ -111,6 +111,6 @@ def test_a_stop_saves_the_students(store: Path, tmp_path: Path) -> None:
     wait_for(lambda: writer(out) or not driver.is_alive(), 300)
     os.kill(driver.pid or 0, signal.SIGINT)
     assert finish(driver) == 130, log.read_text()
-    says(log.read_text(), "all students are saved; the same command goes on")
+    says(log.read_text(), "all students are saved; continue with the same command")
     assert "failed" not in states(out) and "Traceback" not in log.read_text()
     assert list(out.glob("*/checkpoints/*.pt"))

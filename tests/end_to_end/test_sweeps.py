@@ -105,7 +105,7 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
     ):
         says(refused(student_sweep, *words, *more), told)
     with held(out):
-        says(refused(student_sweep, *words), f"{out}: another `student-sweep` fills it already")
+        says(refused(student_sweep, *words), f"{out}: another `student-sweep` writes it already")
     assert not out.exists()
 
 

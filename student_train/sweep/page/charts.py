@@ -14,10 +14,10 @@ from teachonce.support.extras import library
 from teachonce.support.json_file import LARGEST
 
 if TYPE_CHECKING:
-    from teachonce.student_train.sweep.page.report import Student
+    from teachonce.student_train.sweep.page.report import StudentFiles
 
 FEWEST = 4
-"""Students that tell anything of which setting matters."""
+"""Smallest number of students for the importance of settings."""
 COLORS = 6
 """Colours of the page, which has as many for categories."""
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
@@ -28,24 +28,25 @@ Chart = dict[str, Any]
 
 @cache
 def bundle() -> str:
-    """Return the JavaScript that draws the charts, whole."""
+    """Return the complete JavaScript that draws the charts."""
     script = library("vl_convert", "report", "--page").javascript_bundle()
     return str(script).replace("</script", "<\\/script")
 
 
-def front(points: Sequence[tuple[Student, float]], measure: Measure) -> list[tuple[Student, float]]:
-    """Return the Pareto front: students than which none is both better and cheaper, the cheapest
-    first."""
-    best, kept = math.inf, []
+def front(
+    points: Sequence[tuple[StudentFiles, float]], measure: Measure
+) -> list[tuple[StudentFiles, float]]:
+    """Return the Pareto front, the cheapest first: no student is both better and cheaper."""
+    best, found = math.inf, []
     for student, cost in sorted(points, key=lambda p: (p[1], measure.of(p[0].figures))):
         if measure.of(student.figures) < best:
             best = measure.of(student.figures)
-            kept.append((student, cost))
-    return kept
+            found.append((student, cost))
+    return found
 
 
 def trade_off(
-    points: Sequence[tuple[Student, float]],
+    points: Sequence[tuple[StudentFiles, float]],
     measure: Measure,
     cost: str,
     lines: Mapping[str, float],
@@ -109,7 +110,7 @@ def _rules(alt: Any, lines: Mapping[str, float]) -> list[Any]:
 
 
 def importances(
-    students: Sequence[Student], measure: Measure, varied: Sequence[str]
+    students: Sequence[StudentFiles], measure: Measure, varied: Sequence[str]
 ) -> dict[str, float]:
     """Estimate how much each setting that varies matters for a measure: the rise of a random
     forest's error when that setting is shuffled (Breiman 2001), as shares that add up to 1.
@@ -167,7 +168,7 @@ def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | No
 
 
 def curves(
-    students: Sequence[Student], measure: Measure, lines: Mapping[str, float]
+    students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float]
 ) -> Chart | None:
     """Draw a validation's figure over the steps, of those that have it; None without any."""
     name = measure.name if measure.name.startswith("valid_") else "valid_loss"

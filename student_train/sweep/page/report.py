@@ -1,4 +1,5 @@
-"""`index.html` of a sweep: which student to ship. It is made of files alone, at any time."""
+"""`index.html` of a sweep, for choosing a student. It is made from the sweep's files, at any
+time."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ MOST_CARD = 1 << 20
 WHAT = "--page"
 SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
 KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
-"""Figures that compare with the teacher, which agrees with itself."""
+"""The teacher's own value of figures that compare a student with it."""
 
 
 @dataclass
-class Student:
-    """What the files of a student tell."""
+class StudentFiles:
+    """The content of a student's files."""
 
     number: int
     folder: str
@@ -59,14 +60,14 @@ class Student:
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of the sweep in `folder`, whatever its runs have come to; return its path.
+    """Write the page of a sweep, whatever the state of its runs. Returns its path.
 
-    Raises UserError where there is no sweep, or Altair is missing.
+    Raises UserError if the folder has no sweep, or Altair is missing.
     """
     if not _is_inside(folder / RUNS, folder) or (runs := read_runs(folder)) is None:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
     paths = [folder / run["folder"] for run in runs["runs"]]
-    runs = publishable(runs)  # a page is sent around
+    runs = publishable(runs)  # no local paths or credentials: pages are sent to others
     students = [
         _read(folder, path, number, run)
         for number, (path, run) in enumerate(zip(paths, runs["runs"], strict=True), 1)
@@ -96,8 +97,8 @@ def write_report(folder: Path) -> Path:
     return page
 
 
-def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Student:
-    student = Student(number, run["folder"], run["settings"], run["state"], run["problem"])
+def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> StudentFiles:
+    student = StudentFiles(number, run["folder"], run["settings"], run["state"], run["problem"])
     try:
         for file in (SETTINGS, METRICS, WEIGHTS, CARD):
             if (path / file).exists() and not _is_inside(path / file, folder):
@@ -112,25 +113,24 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
             student.bytes = (path / WEIGHTS).stat().st_size
         if student.bytes is not None and (path / CARD).exists():
             student.card = without_credentials(read_small(path / CARD, MOST_CARD))
-    except (OSError, UserError) as error:  # of one student: the others are shown
+    except (OSError, UserError) as error:  # the page still shows the other students
         student.problem = publishable(str(error))
     return student
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a row, those of its scores among them; what is no number that can be
-    drawn is left out."""
+    """Return the finite figures of a row, including its scores."""
     return {name: v for name, v in flat(row).items() if not misfit(v, float) and math.isfinite(v)}
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Return whether a path leads to a file within `folder`: an untrusted sweep may name paths and
-    hold links that lead elsewhere."""
+    """Return whether a path leads to a file within `folder`."""
+    # An untrusted sweep may have paths and links that lead elsewhere.
     return path.is_file() and path.resolve().is_relative_to(folder.resolve())
 
 
-def _measures(students: Sequence[Student], varied: Sequence[str]) -> list[Measure]:
-    """List the figures that say how good a student is, the first that compares them best."""
+def _measures(students: Sequence[StudentFiles], varied: Sequence[str]) -> list[Measure]:
+    """List the quality measures of the students, the most comparable first."""
     met = list(dict.fromkeys(name for s in students for name in s.figures))
     found = [m for m in (*MEASURES, *([LOSS] if compares_losses(varied) else [])) if m.name in met]
     for name in met:
@@ -142,12 +142,12 @@ def _measures(students: Sequence[Student], varied: Sequence[str]) -> list[Measur
 
 
 def _view(
-    students: Sequence[Student],
+    students: Sequence[StudentFiles],
     measure: Measure,
     varied: Sequence[str],
     others: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Make the charts of one measure, each with the table under it."""
+    """Make the charts of a measure, each with its table."""
     lines = _lines(students, measure)
     lines |= {name: each[measure.name] for name, each in others.items() if measure.name in each}
     done = [s for s in students if measure.of(s.figures) < math.inf]
@@ -162,8 +162,8 @@ def _view(
     return {"measure": measure, "charts": [chart for chart in charts if chart]}
 
 
-def _lines(students: Sequence[Student], measure: Measure) -> dict[str, float]:
-    """Return what the students are held against."""
+def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
+    """Return the reference values of a measure: the teacher's, and the best MLM-only student's."""
     found = {}
     if measure.name in KNOWN_OF_TEACHER:
         found["teacher"] = KNOWN_OF_TEACHER[measure.name]
@@ -174,13 +174,13 @@ def _lines(students: Sequence[Student], measure: Measure) -> dict[str, float]:
     return found
 
 
-def _lead(students: Sequence[Student], measures: Sequence[Measure]) -> list[str]:
-    """Tell in a few sentences which student to take."""
+def _lead(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list[str]:
+    """Return a summary: the counts, the best student, and the best smaller one."""
     states = [s.state for s in students]
     counts = [f"{states.count(each)} {each}" for each in dict.fromkeys(states)]
     lines = [f"{counted(len(students), 'student')}: {', '.join(counts)}."]
     if not measures:
-        return [*lines, "No student has a figure that compares it with the others yet."]
+        return [*lines, "No student has a comparable figure yet."]
     first = measures[0]
     done = [s for s in _ranked(students, measures) if s.figures]
     best = done[0]
@@ -191,14 +191,14 @@ def _lead(students: Sequence[Student], measures: Sequence[Measure]) -> list[str]
     small = [s for s in done if s.bytes and best.bytes and s.bytes < 0.75 * best.bytes]
     if small and first.of(small[0].figures) < math.inf:
         lines.append(
-            f"The best that is a quarter smaller or more is number {small[0].number}:"
+            f"The best that is at least a quarter smaller is number {small[0].number}:"
             f" {format_number(small[0].figures[first.name])}, {readable(small[0].bytes or 0)}."
         )
     return lines
 
 
-def _ranked(students: Sequence[Student], measures: Sequence[Measure]) -> list[Student]:
-    """Sort students, the best by the first measure first; others behind, by their numbers."""
+def _ranked(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list[StudentFiles]:
+    """Sort students by the first measure, the best first; students without it come last."""
     return sorted(students, key=lambda s: measures[0].of(s.figures)) if measures else [*students]
 
 

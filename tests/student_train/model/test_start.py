@@ -163,7 +163,7 @@ def test_what_layers_alone_do_not_carry_is_said(
     _, said, _ = started(f"layers:2,4@{folder}", "32x2x4")
     assert said[1].endswith(
         "cut to 32 (activation gelu, and the teacher's is 'relu'; bidirectional, and the teacher"
-        " from left to right)"
+        " reads from left to right)"
     )
     changed(folder, "config.json", position_embedding_type="relative_key")
     with pytest.raises(UserError, match="position_embedding_type is 'relative_key'"):

@@ -59,7 +59,7 @@ def test_a_teacher_of_this_machine_is_not(
     assert "`AutoModelForMaskedLM` loads it as well." in text
     for figure, told in (
         ("mlm", "is in nats a masked token"),
-        ("mlm_per_character", "divides that by the characters that the masked tokens cover"),
+        ("mlm_per_character", "divides it by the number of characters of the masked tokens"),
         ("hidden", "is in squared deviations of a channel"),
     ):
         assert f"`valid_{figure}` {told}" in text

@@ -114,7 +114,7 @@ def test_a_link_in_place_of_a_file_is_refused(hub: Hub, copied: Path, name: str)
     else:
         link.unlink(missing_ok=True)
         link.symlink_to(copied.parent / "id_rsa")
-    says(refused(student_train, "push", copied, "user/linked"), name, "behind a link")
+    says(refused(student_train, "push", copied, "user/linked"), name, "is a link or behind one")
     assert not hub.repositories["models/user/linked"].files()
 
 

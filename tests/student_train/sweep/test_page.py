@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from teachonce.student_train.output.ranking import MEASURES
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.page.charts import front, importances
-from teachonce.student_train.sweep.page.report import Student, write_report
+from teachonce.student_train.sweep.page.report import StudentFiles, write_report
 from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
 
@@ -22,9 +22,9 @@ NATS = MEASURES[-1]
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 
-def student(number: int, **figures: float) -> Student:
+def student(number: int, **figures: float) -> StudentFiles:
     settings = {"lr": str(number / 1000), "loss": "mlm=1" if number % 2 else "mlm=1,kl=1"}
-    return Student(number, f"s{number}", settings, "finished", "", figures)
+    return StudentFiles(number, f"s{number}", settings, "finished", "", figures)
 
 
 def write_sweep(folder: Path) -> Path:
