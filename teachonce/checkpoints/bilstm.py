@@ -1,4 +1,4 @@
-"""BiLSTM students as models of transformers. Importing this registers them with the Auto classes.
+"""BiLSTM students as transformers models. Importing this registers them with the Auto classes.
 
 Word embeddings, one or more bidirectional LSTMs, and a head: the students of Mukherjee & Awadallah
 2019 ("Distilling BERT into Simple Neural Networks with Unlabeled Transfer Data") and 2020
@@ -36,7 +36,7 @@ from teachonce.support.errors import UserError
 class BiLstmConfig(PreTrainedConfig):
     """Sizes of a BiLSTM: `embedding_size` E, `lstm_size` H of each direction; the `dropout` of the
     embeddings, between layers and before the head; the `recurrent_dropout` of the state that an
-    LSTM hands from one token to the next.
+    LSTM passes from one token to the next.
 
     `projection_size` P: the heads read GELU(W h + b) of a state h, P wide (Mukherjee & Awadallah
     2020, eq. 5); 0: they read h. `classifier_pooling`: texts are classified by `max`, the largest
@@ -47,7 +47,7 @@ class BiLstmConfig(PreTrainedConfig):
     """
 
     model_type = "bilstm"
-    # config.json has these only where they are not what they are here
+    # config.json holds these only if they differ from these defaults.
     recurrent_dropout = 0.0
     projection_size = 0
     classifier_pooling = "max"
@@ -89,7 +89,7 @@ class BiLstmConfig(PreTrainedConfig):
 
     @property
     def head_width(self) -> int:
-        """Width of what the heads read."""
+        """Size of the heads' input."""
         return self.projection_size or self.hidden_size
 
 
@@ -130,13 +130,13 @@ class BiLstmModel(BiLstmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutput:
-        """Give the last states [B,S,2H]; as hidden states the embeddings [B,S,E], then each layer's
-        output.
+        """Return the last states [B,S,2H]; the hidden states are the embeddings [B,S,E], then each
+        layer's output.
 
-        Tokens that `attention_mask` [B,S] leaves out, wherever they stand, are not read, and their
-        outputs are zero. `token_type_ids`, which many tokenizers give, change nothing.
+        Tokens that `attention_mask` [B,S] masks are not read, at any place, and their outputs are
+        zero. `token_type_ids` are accepted and ignored, because many tokenizers return them.
 
-        Raises UserError where attention maps are asked for, ValueError for a row without a token.
+        Raises UserError if attention maps are requested, ValueError for a row without a token.
         """
         if output_attentions:
             raise UserError(
@@ -158,15 +158,14 @@ class BiLstmModel(BiLstmPreTrainedModel):
 
 
 def present_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Tell which of the tokens [B,S] are read, bool [B,S]: all where there is no mask."""
+    """Return the attention mask as bool [B,S]; all true if it is None."""
     if attention_mask is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
     return attention_mask.bool()
 
 
 def max_over(states: Tensor, present: Tensor) -> Tensor:
-    """Take the largest value [B,D] of each channel of states [B,S,D] over the tokens that are
-    present [B,S].
+    """Return the maximum [B,D] of each channel of states [B,S,D] over the present tokens [B,S].
 
     (Mukherjee & Awadallah 2019, section 3.1.)
     """
@@ -174,8 +173,8 @@ def max_over(states: Tensor, present: Tensor) -> Tensor:
 
 
 def last_of(states: Tensor, present: Tensor) -> Tensor:
-    """Take the last state [B,2H] of either direction, of states [B,S,2H] over the tokens that are
-    present [B,S]: forwards that of the last token, backwards that of the first."""
+    """Return the last state [B,2H] of each direction, of states [B,S,2H] and present tokens [B,S]:
+    the forward state of the last token, and the backward state of the first."""
     forwards, backwards = states.chunk(2, dim=2)
     rows = torch.arange(len(states), device=states.device)
     end = present.shape[1] - 1 - present.int().flip(1).argmax(dim=1)
@@ -186,7 +185,7 @@ POOLINGS = {"max": max_over, "last": last_of}
 
 
 def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places [B,S] of the tokens of each row in the order of either direction, present
+    """Return the positions [B,S] of each row's tokens in the order of each direction, with present
     tokens [B,S] first.
 
     Raises ValueError for a row without a token.
@@ -201,10 +200,9 @@ def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BiLstmLayer(nn.Module):
-    """An LSTM for each direction, over the present tokens of a row.
+    """An LSTM for each direction, over the present tokens of a row."""
 
-    Two LSTMs of one direction each: oneDNN runs these with padding, but no packed sequences.
-    """
+    # Two LSTMs of one direction each: oneDNN runs these with padding, but no packed sequences.
 
     def __init__(self, width: int, lstm_size: int, recurrent_dropout: float = 0.0) -> None:
         super().__init__()
@@ -213,7 +211,7 @@ class BiLstmLayer(nn.Module):
         self.right_to_left = nn.LSTM(width, lstm_size, batch_first=True)
 
     def forward(self, states: Tensor, orders: tuple[Tensor, Tensor]) -> Tensor:
-        """States [B,S,2H] of states [B,S,D]; undefined at tokens that are not present."""
+        """Compute states [B,S,2H] from states [B,S,D]; undefined at masked tokens."""
         found = []
         for lstm, order in zip((self.left_to_right, self.right_to_left), orders, strict=True):
             places = order[:, :, None]
@@ -227,29 +225,29 @@ class BiLstmLayer(nn.Module):
 
 
 def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
-    """Run an LSTM over inputs [B,S,D] to states [B,S,H]. It drops a share of the channels of the
-    state on its way from one token to the next: of each row the same channels at every token.
+    """Run an LSTM over inputs [B,S,D] to states [B,S,H], with dropout of the recurrent state. The
+    same channels of a row are dropped at every token.
 
     (Gal & Ghahramani 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
     Networks", equation 7; the `recurrent_dropout` of Keras.)
     """
     ((of_input, of_state, *biases),) = lstm.all_weights
     state = cell = inputs.new_zeros(len(inputs), lstm.hidden_size)
-    kept = functional.dropout(torch.ones_like(state), share)
+    mask = functional.dropout(torch.ones_like(state), share)
     given = functional.linear(inputs, of_input, biases[0] + biases[1])
     states = []
     for now in given.unbind(1):
-        gates = now + functional.linear(state * kept, of_state)
-        enter, keep, new, show = gates.chunk(4, dim=1)  # in the order of nn.LSTM's weights
-        cell = keep.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        gates = now + functional.linear(state * mask, of_state)
+        enter, forget, new, show = gates.chunk(4, dim=1)  # in the order of nn.LSTM's weights
+        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
         state = show.sigmoid() * cell.tanh()
         states.append(state)
     return torch.stack(states, dim=1)
 
 
 class _WithHead(BiLstmPreTrainedModel):
-    """A BiLSTM with a head: `logits` turns its last states into numbers, and transformers supplies
-    the loss for a model of its class name."""
+    """A BiLSTM with a head: `logits` computes the head's output from the last states, and
+    transformers chooses the loss by the class name."""
 
     output: ClassVar[Any]
 
@@ -261,7 +259,7 @@ class _WithHead(BiLstmPreTrainedModel):
             self.projection = nn.Linear(config.hidden_size, config.projection_size)
 
     def pooled(self, states: Tensor, present: Tensor) -> Tensor:
-        """The states [B,2H] that texts are classified by, of states [B,S,2H]."""
+        """Pool states [B,S,2H] to the input [B,2H] of the classifier."""
         return POOLINGS[self.config.classifier_pooling](states, present)
 
     def projected(self, states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the config.json of a checkpoint declares: its head, its layers, its position embeddings.
+"""Reads from the config.json of a checkpoint its head, its layers and its position embeddings.
 
 Only JSON is read; torch and transformers are not imported.
 """
@@ -13,28 +13,29 @@ from typing import Any
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
-WITHOUT = "keep hidden states and attention maps alone (`teacher-dump --head none`)"
+WITHOUT = "store only hidden states and attention maps (`teacher-dump --head none`)"
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A head: its name, how to get one, and the end of the names of the transformers classes that
-    have it, which tells heads apart whose parameters have the same names."""
+class DeclaredHead:
+    """A kind of head, and how to get a checkpoint that has it."""
 
     name: str
     remedy: str
+    # The end of the class names in transformers; distinguishes heads whose parameters have the
+    # same names.
     architecture: str | None = None
 
 
 DECLARED = {
-    "mlm": Declared("masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"),
-    "causal": Declared("causal-LM", WITHOUT),
-    "classification": Declared(
+    "mlm": DeclaredHead("masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"),
+    "causal": DeclaredHead("causal-LM", WITHOUT),
+    "classification": DeclaredHead(
         "classification",
         "fine-tune it first with `downstream --task classify`",
         "ForSequenceClassification",
     ),
-    "tagging": Declared(
+    "tagging": DeclaredHead(
         "tagging",
         "fine-tune it first with `downstream --task pos` or `ner`",
         "ForTokenClassification",
@@ -43,8 +44,7 @@ DECLARED = {
 
 
 def declared_head(architectures: Sequence[str]) -> str | None:
-    """Return the key in DECLARED of the first class whose name has the head of a task; None for
-    other classes."""
+    """Return the key in DECLARED of the first class with a task head; None if there is none."""
     for name in architectures:
         for kind, head in DECLARED.items():
             if head.architecture and name.endswith(head.architecture):
@@ -53,8 +53,8 @@ def declared_head(architectures: Sequence[str]) -> str | None:
 
 
 def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]:
-    """Read a table of settings next to the config.json of a checkpoint; {} if it cannot be read:
-    loading reports that."""
+    """Read config.json, or another JSON file next to it; {} if it cannot be read."""
+    # Loading the checkpoint reports a damaged file.
     try:
         path = finder(replace(model, root=None))(name)
         found = json.loads(path.read_text("utf-8")) if path else {}
@@ -64,16 +64,14 @@ def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]
 
 
 def check_declared(model: ResolvedModel, config: Mapping[str, Any], head: str) -> None:
-    """Raise UserError if the checkpoint has, by its config, another head than `head` of
-    DECLARED."""
-    said = config.get("architectures")
-    if isinstance(said, list) and (other := another_head([*map(str, said)], head)):
+    """Raise UserError if the config names a class with another head than `head` of DECLARED."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and (other := another_head([*map(str, classes)], head)):
         raise no_head(model.name, head, [other])
 
 
 def another_head(architectures: Sequence[str], head: str) -> str:
-    """Return a line with the class of a checkpoint if that has another head; "" if it may have
-    this one."""
+    """Return a phrase with the checkpoint's class if it has another head; else ""."""
     end = DECLARED[head].architecture
     if end is None or not architectures or any(name.endswith(end) for name in architectures):
         return ""
@@ -81,11 +79,12 @@ def another_head(architectures: Sequence[str], head: str) -> str:
 
 
 def no_head(model: str, head: str, missing: Sequence[str]) -> UserError:
-    """Make the error for a head that a checkpoint lacks; `missing` are its parameters, or why."""
-    told = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+    """Return the error for a head that a checkpoint lacks; `missing` lists parameters or a
+    reason."""
+    shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
     about = DECLARED[head]
     return UserError(
-        f"{model}: the checkpoint has no {about.name} head (missing: {told}); {about.remedy}"
+        f"{model}: the checkpoint has no {about.name} head (missing: {shown}); {about.remedy}"
     )
 
 
@@ -97,7 +96,8 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
     return next((config[name] for name in LAYERS if isinstance(config.get(name), int)), None)
 
 
-UNBOUND = 1_000_000  # tokens; a tokenizer without a bound has 10**30
+UNBOUND = 1_000_000  # tokens; a tokenizer without a limit has model_max_length 10**30
+# Families (`model_type`) whose first position is the row after the padding id's, as in RoBERTa.
 AFTER_PADDING = frozenset(
     {
         "camembert",
@@ -117,17 +117,15 @@ AFTER_PADDING = frozenset(
         "xmod",
     }
 )
-"""RoBERTa and its kin, by `model_type` of transformers."""
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """Row of the position embeddings that the first token takes: in some families it comes behind
-    that of the padding id, and the rows up to there are no positions. Raises UserError for a
-    padding id that is none."""
+    """Return the row of the first token's position embedding: 0, or in some families the row after
+    the padding id. Raises UserError if the padding id is no id."""
     kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0
-    padding = 1 if kind == "mpnet" else config.get("pad_token_id")  # MPNet's is fixed
+    padding = 1 if kind == "mpnet" else config.get("pad_token_id")  # MPNet ignores the config
     if not isinstance(padding, int) or padding < 0:
         raise UserError(
             f"the teacher's config.json: pad_token_id is {padding!r:.40}, expected the number of a"
@@ -137,10 +135,12 @@ def first_position(config: Mapping[str, Any]) -> int:
 
 
 def longest_input(tokens: Any, positions: Any, config: Mapping[str, Any]) -> int | None:
-    """Return the tokens of the longest input, special ones included, by `model_max_length` of a
-    tokenizer and `max_position_embeddings` of a config; None where neither is a bound. Raises
-    UserError as `first_position` does."""
+    """Return the longest input in tokens, special tokens included; None if it is unlimited.
+
+    tokens: `model_max_length` of the tokenizer. positions: `max_position_embeddings` of the config.
+    Raises UserError like `first_position`.
+    """
     if isinstance(positions, int) and positions:
         positions -= first_position(config)
-    known = [int(n) for n in (tokens, positions) if isinstance(n, int | float) and 0 < n < UNBOUND]
-    return min(known, default=None)
+    limits = [int(n) for n in (tokens, positions) if isinstance(n, int | float) and 0 < n < UNBOUND]
+    return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""Loads models of texts as sentence-transformers reads their folders, and embeds texts by them."""
+"""Embeds texts and scores pairs with models loaded by sentence-transformers."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from teachonce.support.arrays import Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
-BATCH = 1000
-"""Texts whose tokens are counted at once."""
+BATCH = 1000  # texts that are tokenized at once to count tokens
 
 
-class Cuts:
-    """Counts the texts, or pairs of them, that a model cuts because they are too long for it."""
+class TruncationCount:
+    """Counts texts, or pairs of texts, that a model truncates."""
 
     def __init__(self) -> None:
         self.read = self.cut = 0
         self._limit: int | None = None
 
     def add(self, model: Any, texts: Sequence[Any]) -> None:
-        """Count in texts that a model of sentence-transformers is going to read."""
+        """Count the texts of a call of a sentence-transformers model."""
         limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
         self.read += len(texts)
         if not isinstance(limit, int) or not callable(tokenizer):
-            return  # a model without layers cuts none
+            return  # a static model truncates nothing
         self._limit = limit
-        # no token has less than a byte; a pair has up to four special ones
+        # Only long texts are tokenized: a token has at least one byte, and a pair up to four
+        # special tokens, so shorter texts fit.
         long = [text for text in texts if len("".join(text).encode()) + 4 > limit]
         for begin in range(0, len(long), BATCH):
             some = tokenizer(long[begin : begin + BATCH], truncation=False, verbose=False)
             self.cut += sum(len(ids) > limit for ids in some["input_ids"])
 
     def note(self) -> str | None:
-        """Say in a line how many were cut, None if none was."""
+        """Return a line with the number of truncated texts; None if there are none."""
         if not self.cut:
             return None
         return f"{self.cut:,} of {counted(self.read, 'text')} cut to {self._limit} tokens"
@@ -59,12 +59,12 @@ def _prompt(model: Any, role: str | None) -> str:
 
 
 class Embedder:
-    """Makes vectors of texts: by its own modules a sentence-transformers folder, by the mean of its
-    last states any other encoder.
+    """Embeds texts: with the modules of a sentence-transformers folder, else with the mean of an
+    encoder's last hidden states.
 
-    max_length: tokens at which texts are cut; None for what the folder says.
+    max_length: truncate texts to this number of tokens; None for the folder's setting.
 
-    Raises UserError for a folder that cannot be loaded.
+    Raises UserError if the model cannot be loaded, or compares vectors by a distance.
     """
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
@@ -76,12 +76,12 @@ class Embedder:
                 f"model {name}: its texts are compared by {self.model.similarity_fn_name}"
                 " (config_sentence_transformers.json), expected cosine or dot"
             )
-        self.cuts = Cuts()
+        self.cuts = TruncationCount()
 
     def vectors(self, texts: Sequence[str], role: str | None = None) -> Floats:
-        """Embed texts, float32 [N,W], whose dot products are their similarities.
+        """Embed texts as float32 [N,W]; dot products of the vectors are similarities.
 
-        role: "query" or "document", of which the model may have a prompt; None for other texts.
+        role: "query" or "document", for the model's prompt; None for other texts.
         """
         encode = getattr(self.model, f"encode_{role}" if role else "encode")
         cosine = self.model.similarity_fn_name == "cosine"
@@ -90,7 +90,7 @@ class Embedder:
         found = np.asarray(found, np.float32)
         if not np.isfinite(found).all():
             raise UserError(
-                f"model {self.name}: gives NaN or infinity; its weights are damaged, train it anew"
+                f"model {self.name}: gives NaN or infinity; its weights are damaged, train it again"
             )
         return found
 
@@ -100,11 +100,11 @@ class Embedder:
 
 
 class PairScorer:
-    """Scores pairs of texts by a model that reads both at once and has one output.
+    """Scores pairs of texts with a CrossEncoder that has one output.
 
-    max_length: tokens at which a pair is cut; None for what the model takes.
+    max_length: truncate a pair to this number of tokens; None for the model's limit.
 
-    Raises UserError as `Embedder` does, and for a model of another number of outputs.
+    Raises UserError if the model cannot be loaded or has another number of outputs.
     """
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
@@ -113,27 +113,27 @@ class PairScorer:
         if self.model.num_labels != 1:
             raise UserError(
                 f"model {name}: has {self.model.num_labels} outputs for a pair, expected one score;"
-                " give a reranker, or a model of vectors"
+                " give a reranker, or an embedding model"
             )
-        self.cuts = Cuts()
+        self.cuts = TruncationCount()
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> Floats:
-        """Score pairs, float32 [N]; the larger, the closer."""
+        """Score pairs as float32 [N]; larger is more similar."""
         self.cuts.add(self.model, list(pairs))
         found = self.model.predict(list(pairs), show_progress_bar=False)
         return np.asarray(found, np.float32).reshape(-1)
 
 
 def has_modules(name: str) -> bool:
-    """Whether a model is a sentence-transformers folder, which says itself how it makes vectors.
+    """Whether a model is a sentence-transformers folder with a list of modules.
 
-    Raises UserError where there is no such model.
+    Raises UserError if the model cannot be found.
     """
     return finder(resolve_vectors(name))(MODULES) is not None
 
 
 def reads_pairs(name: str) -> bool:
-    """Whether a model has a classification head, and so reads a pair of texts at once."""
+    """Whether a model has a classification head, so that it reads a pair as one input."""
     found = resolve_vectors(name)
     if finder(found)("config.json") is None:  # a folder without a transformer
         return False
@@ -141,19 +141,18 @@ def reads_pairs(name: str) -> bool:
 
 
 def _load(kind: str, name: str, max_length: int | None) -> Any:
-    """Load a model by a class of sentence-transformers, in silence and float32, as all encoders
-    are scored."""
+    """Load a model with a class of sentence-transformers, in float32, without log lines."""
     import sentence_transformers
 
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     found = resolve_vectors(name)
     check_similarity(name, config_of(found, SETTINGS).get("similarity_fn_name"))
     if finder(found)("config.json") is not None and static_module(found) is None:
-        load_config(found)  # refuses what the library would pass over
+        load_config(found)  # raises for fields that the library would silently ignore
     try:
         made = getattr(sentence_transformers, kind)
         model = made(found.root or found.path_or_id, revision=found.revision)
-    except Exception as error:  # libraries raise errors of any kind for a bad file
+    except Exception as error:  # libraries raise errors of any type for a bad file
         if out_of_memory(error):
             raise
         raise UserError(
@@ -163,4 +162,4 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
     if max_length:
         known = model.max_seq_length
         model.max_seq_length = min(max_length, known or max_length)
-    return model.float()  # in float16 the vector of an empty text is 0 / 0, as 1e-12 is 0 there
+    return model.float()  # in float16 1e-12 is 0, so the vector of an empty text would be 0 / 0

@@ -1,5 +1,5 @@
-"""Compares the files of a checkpoint with the list of fields: refuses, names what is not listed,
-and renders the list for the docs."""
+"""Compares the files of a checkpoint with the list of fields: refuses fields, reports fields that
+are not listed, and renders the list for the docs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_fields(
 def check_field(
     model: str, file: str, given: Mapping[str, Any], fields: Fields, known: Collection[str] = ()
 ) -> None:
-    """Raise UserError if one of some refused fields has a value that is not accepted."""
+    """Raise UserError if a refused field has a value that is not accepted."""
     for name in fields.names:
         if name not in given or given[name] in fields.accepted:
             continue
@@ -59,7 +59,7 @@ def refused_field(kind: str, name: str) -> Fields:
 
 
 def unlisted(kind: str, given: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
-    """Return the fields that neither the list nor `known` has, in their order."""
+    """Return the fields that are in neither the list nor `known`, in their order."""
     listed = {name for fields in FIELDS[kind] for name in fields.names}
     return [name for name in given if name not in listed and name not in known]
 
@@ -83,16 +83,16 @@ def class_fields(config: Any) -> set[str]:
     kind = type(config)
     names = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     names |= set(inspect.signature(kind).parameters) | set(getattr(kind, "attribute_map", ()))
-    with suppress(Exception):  # classes of other packages may raise whatever they like
-        names |= set(kind().to_dict())  # what it computes of others, and saves
+    with suppress(Exception):  # classes of other packages may raise anything
+        names |= set(kind().to_dict())  # fields that it computes and saves
     return names
 
 
 def check_checkpoint(model: ResolvedModel, config: Any) -> None:
-    """Raise UserError for an adapter, for a refused field of config.json, and for code of the
-    checkpoint that stays unused without a word.
+    """Raise UserError for an adapter, for a refused field of config.json, and for a class of the
+    checkpoint's own code that transformers would silently replace.
 
-    `config` is what transformers has made of config.json.
+    `config` is the config as transformers loaded it.
     """
     if adapter := finder(replace(model, root=None))(ADAPTER):
         raise adapter_error(model.name, adapter)
@@ -110,20 +110,20 @@ def check_checkpoint(model: ResolvedModel, config: Any) -> None:
 
 
 def of_transformers(name: str) -> bool:
-    """Return whether transformers has a class of a name."""
+    """Whether transformers has a class with this name."""
     import transformers
 
     return hasattr(transformers, name)
 
 
 def unread(model: ResolvedModel, config: Any) -> list[str]:
-    """Describe what no code reads of the JSON files of a checkpoint, a line for each file."""
+    """Return a line for each JSON file of a checkpoint with fields that nothing reads."""
     given, lines = config_of(model), []
-    said = given.get("architectures")
-    for name in said if isinstance(said, list) else ():
+    classes = given.get("architectures")
+    for name in classes if isinstance(classes, list) else ():
         if not (model.trusted or of_transformers(str(name))):
             lines.append(
-                f"{CONFIG}: its class {str(name):.60} is none of transformers, which reads it by"
+                f"{CONFIG}: its class {str(name):.60} is not in transformers, which loads it as"
                 f" {type(config).__name__}"
             )
     if given.get("auto_map") and not model.trusted:
@@ -137,8 +137,7 @@ def unread(model: ResolvedModel, config: Any) -> list[str]:
 
 
 def unread_settings(model: ResolvedModel) -> list[str]:
-    """Describe what no code reads of the settings next to a checkpoint's config.json, a line for
-    each file."""
+    """Return a line for each settings file next to config.json with fields that nothing reads."""
     whole, lines = replace(model, path_or_id=model.root or model.path_or_id), list[str]()
     for file, folders in (
         (TOKENIZER_SETTINGS, (model,)),
@@ -164,7 +163,7 @@ def _unlisted_line(file: str, names: list[str]) -> list[str]:
 
 
 def tables() -> str:
-    """Render the list as tables of Markdown, one for each file."""
+    """Render the list as Markdown tables, one for each file."""
     blocks = []
     for file, entries in FIELDS.items():
         where = file if file.endswith(".json") else f"{file}, a module's config.json"

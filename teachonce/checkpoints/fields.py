@@ -1,8 +1,8 @@
 """Lists the fields of a checkpoint's files, and what Teachonce does with each.
 
-A field is *honoured* by the library that is named, *refused* with a line unless its value is one of
-`accepted`, or *harmless*: it does not change the numbers that a teacher gives. docs/fields.md shows
-these tables; a test compares the two.
+A field is *honoured* by the named library, *refused* with an error unless its value is in
+`accepted`, or *harmless*: it does not change the output of a teacher. docs/fields.md shows these
+tables; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ OLD_LENGTHS = tuple(
     f"sentence_{family}_config.json"
     for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Names that LENGTHS had in the first releases of the library."""
+"""Names of LENGTHS in the first releases of sentence-transformers."""
 TOKENIZER_SETTINGS = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
 ADAPTER = "adapter_config.json"
-STATIC = "StaticEmbedding"
-"""A module of sentence-transformers: a table of word vectors, whose mean is a text's."""
+STATIC = "StaticEmbedding"  # a module of sentence-transformers: averages a table of word vectors
 
-ABSENT: tuple[Any, ...] = (None, False, 0, "", (), [], {})
-"""Values that mean the same as a field that is not there."""
+ABSENT: tuple[Any, ...] = (None, False, 0, "", (), [], {})  # values equal to a missing field
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Some fields of one file that are treated alike.
+    """Fields of one file with the same treatment.
 
-    note: who honours them, or why they are refused or harmless.
-    accepted: values of a refused field that are let through.
+    note: the library that honours them, or why they are refused or harmless.
+    accepted: values of a refused field that raise no error.
     remedy: what to do about a refused field.
-    of_class: the field is honoured where the family's class of transformers has it.
+    of_class: whether the field is honoured if the family's class in transformers has it.
     """
 
     names: tuple[str, ...]
@@ -200,7 +198,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "us: a Transformer, then Dense and Normalize of tokens, a Pooling, then Dense,"
             " LayerNorm, Normalize and Dropout; or a StaticEmbedding in the place of Transformer"
             " and Pooling. Other modules are refused: Router, CNN, LSTM, WordEmbeddings, BoW,"
-            " WordWeights, WeightedLayerPooling, CLIPModel, and those of other packages",
+            " WordWeights, WeightedLayerPooling, CLIPModel, and modules of other packages",
         ),
         harmless("idx name", "the order in the file is the order of the modules"),
         harmless("kwargs", "names of arguments that encode() may pass on; a dump passes none"),
@@ -237,10 +235,10 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
     "Dropout": (harmless("dropout", "used in training only"),),
     LENGTHS: (
         honoured("max_seq_length", "us: the longest text in tokens, up to 512 by default"),
-        honoured("do_lower_case", "us: a Lowercase normalizer before those of the tokenizer"),
+        honoured("do_lower_case", "us: a Lowercase normalizer before the tokenizer's"),
         refused(
             "transformer_task",
-            "its states are not those of the encoder",
+            "its output is not the encoder's last hidden state",
             "give a model of dense vectors",
             ("feature-extraction", None),  # of a CrossEncoder sequence-classification
         ),

@@ -1,7 +1,7 @@
-"""Loads checkpoints of any kind through transformers: config, tokenizer, network with its head.
+"""Loads checkpoints with transformers: config, tokenizer, network with its head.
 
-What is missing or damaged becomes a UserError of one line. Importing this module registers the
-students that transformers does not have, a BiLSTM and a static one, with its Auto classes.
+Missing and damaged files raise UserError with one line. Importing this module registers the
+students that transformers lacks, BiLSTM and static, with its Auto classes.
 """
 
 from __future__ import annotations
@@ -39,26 +39,23 @@ from teachonce.store import TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
-EMBEDDING = "embedding"
-"""What `--head` calls the steps from the states to one vector of a text: no head of transformers,
-so no entry of FACTORIES."""
-SCORE = "score"
-"""What `--head` calls a head of classification with one output: rerankers, cross-encoders."""
+EMBEDDING = "embedding"  # a value of `--head`; no head of transformers, so not in FACTORIES
+SCORE = "score"  # a value of `--head`: classification with one output (rerankers)
 FACTORIES = {
     "mlm": AutoModelForMaskedLM,
     "causal": AutoModelForCausalLM,
     "classification": AutoModelForSequenceClassification,
     "tagging": AutoModelForTokenClassification,
 }
-"""What loads each head of DECLARED."""
+"""The Auto class of each head in DECLARED."""
 
 
-def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) -> Any:
-    """Call `factory.from_pretrained` silently, for the commit that was resolved.
+def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> Any:
+    """Call `factory.from_pretrained` without log lines, for the resolved commit.
 
-    asked: the option that names the model, for errors; "" for --model.
+    flag: the option that names the model, for errors; "" for --model.
 
-    Raises UserError for whatever keeps transformers from reading it, but for a lack of memory.
+    Raises UserError for every error of transformers except a lack of memory.
     """
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # this package checks what it would warn about
@@ -70,10 +67,10 @@ def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) ->
             trust_remote_code=model.trusted,
             **options,
         )
-    except Exception as error:  # libraries raise errors of any kind for a bad file
+    except Exception as error:  # libraries raise errors of any type for a bad file
         if out_of_memory(error):
             raise
-        if not (asked or model.trusted) and "trust_remote_code" in str(error):
+        if not (flag or model.trusted) and "trust_remote_code" in str(error):
             raise UserError(
                 f"model {model.name}: brings Python code of its own, which is not run; read it,"
                 " then give --trust-remote-code to teacher-dump"
@@ -83,8 +80,8 @@ def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) ->
         if "ignore_mismatched_sizes" in why:
             why = "its weights have other sizes than its config.json says"
         what = f"model {model.name}: cannot be loaded"
-        if asked:
-            what = f"{asked}: {model.name} cannot be loaded as a model with its tokenizer"
+        if flag:
+            what = f"{flag}: {model.name} cannot be loaded as a model with its tokenizer"
             is_tokenizer = False
         raise UserError(
             f"{what}: {why}; give a folder that save_pretrained wrote"
@@ -94,35 +91,33 @@ def load(factory: Any, model: ResolvedModel, asked: str = "", **options: Any) ->
         logging.set_verbosity(level)
 
 
+# Classes of transformers that are only the encoder of an encoder-decoder, as T5EncoderModel.
 HALVES = {name for name in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values() if "Encoder" in name}
-"""Classes of transformers that are the encoder of an encoder-decoder alone."""
 
 
 def load_config(model: ResolvedModel) -> Any:
-    """Load the configuration. Raises UserError for an encoder-decoder, an adapter, and fields that
-    are refused (`fields.FIELDS`)."""
+    """Load the config. Raises UserError for an encoder-decoder, an adapter, and a refused field
+    (`fields.FIELDS`)."""
     config = load(AutoConfig, model)
     check_checkpoint(model, config)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"model {model.name}: an encoder-decoder ({config.model_type}), whose tokens are not"
-            " those of the text it reads; choose an encoder such as BERT"
+            f"model {model.name}: an encoder-decoder ({config.model_type}), whose outputs do not"
+            " belong to the tokens of its input; choose an encoder such as BERT"
         )
     halves = [str(name) for name in config.architectures or () if str(name) in HALVES]
     if halves:
         raise UserError(
-            f"model {model.name}: the encoder of an encoder-decoder ({halves[0]}), which a dump"
-            " does not take; choose an encoder such as BERT"
+            f"model {model.name}: the encoder of an encoder-decoder ({halves[0]}), which cannot be"
+            " dumped; choose an encoder such as BERT"
         )
     return config
 
 
 def load_tokenizer(model: ResolvedModel) -> Any:
-    """Load the tokenizer. Raises UserError where it has no pieces.
-
-    For a folder without tokenizer files transformers makes one that has only special tokens.
-    """
+    """Load the tokenizer. Raises UserError if it has only special tokens."""
     tokenizer = load(AutoTokenizer, model)
+    # For a folder without tokenizer files transformers creates a tokenizer without pieces.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(
             f"model {model.name}: its tokenizer has special tokens only, as tokenizer.json or the"
@@ -131,19 +126,19 @@ def load_tokenizer(model: ResolvedModel) -> Any:
     return tokenizer
 
 
+# Texts whose ids show whether a tokenizer follows its tokenizer.json.
 PROBES = ("The old", " A b", "été 12,5%", "x")
-"""Texts whose ids show whether a tokenizer does what its tokenizer.json says."""
 
 
 def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
-    """Raise UserError for a fast tokenizer that has pieces beyond the `rows` of the table of
-    embeddings, or gives other ids than its tokenizer.json, by which texts are cut."""
+    """Raise UserError if a fast tokenizer has ids beyond the `rows` of the embedding table, or
+    gives other ids than its tokenizer.json, with which texts are cut."""
     pieces = tokenizer.get_vocab()
     highest = max(pieces, key=pieces.__getitem__, default="")
     if isinstance(rows, int) and pieces and pieces[highest] >= rows:
         raise UserError(
             f"{name}: its tokenizer has pieces up to number {pieces[highest]:,}"
-            f" ({highest!r}), and its table of embeddings {rows:,} rows; take the tokenizer that"
+            f" ({highest!r}), and its table of embeddings {rows:,} rows; use the tokenizer that"
             " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
         )
     backend = tokenizer.backend_tokenizer
@@ -160,91 +155,91 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
 
 
 def load_network(
-    factory: Any, model: ResolvedModel, asked: str = "", **options: Any
+    factory: Any, model: ResolvedModel, flag: str = "", **options: Any
 ) -> tuple[Any, list[str]]:
-    """Load a network; returns it, and the parameters of head and pooler that the checkpoint lacks.
+    """Load a network. Returns it, and the parameters of head and pooler that the checkpoint lacks,
+    which are random.
 
-    These hold random numbers. Raises UserError if the checkpoint lacks parameters of the encoder,
-    or has them in another size.
+    Raises UserError if the checkpoint lacks parameters of the encoder, or if their sizes differ.
     """
-    network, report = load(factory, model, asked, output_loading_info=True, **options)
+    network, report = load(factory, model, flag, output_loading_info=True, **options)
     other_sizes = {key for key, *_ in report["mismatched_keys"]}
     missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
     encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
     if encoder:
-        what = f"{asked}: {model.name}" if asked else f"model {model.name}: the checkpoint"
+        what = f"{flag}: {model.name}" if flag else f"model {model.name}: the checkpoint"
         raise UserError(
             f"{what} lacks weights of its encoder, {len(encoder)}, first {encoder[0]}; copy the"
             " whole checkpoint"
         )
-    name = f"{asked}: {model.name}".lstrip(": ")
+    name = f"{flag}: {model.name}".lstrip(": ")
     check_weights(network, sorted(report["unexpected_keys"]), Path(model.path_or_id), name)
-    network.config.return_dict = True  # all code of ours reads outputs by their names
+    network.config.return_dict = True  # this project reads outputs by name
     for module in network.modules():
         if getattr(module, "chunk_size_feed_forward", 0):
-            module.chunk_size_feed_forward = 0  # it saves memory, and fails for most lengths
+            module.chunk_size_feed_forward = 0  # fails unless it divides the length of a batch
     return network, missing
 
 
 def load_with_head(
     resolved: ResolvedModel, config: Any, head: str, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, str | None]:
-    """Load the network of a checkpoint; returns it, and the key of its head in FACTORIES or None.
+    """Load the network of a checkpoint. Returns it, and the key of its head in FACTORIES or None.
 
-    `head` is one of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` takes the head of the
-    task that the checkpoint says it was fine-tuned for, else a masked-LM head if there is one.
-    Raises UserError where the checkpoint lacks the head asked for.
+    `head` is a key of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` loads the task head
+    that the config declares, else a masked-LM head if there is one. Raises UserError if the
+    checkpoint lacks the requested head.
     """
     scores = head == SCORE
     head = "classification" if scores else head
     kind = head
     if head == "auto":
         kind = declared_head(config.architectures or ()) or "mlm"
-    network, missing = None, ["asked for none"]
+    network, missing = None, ["none was requested"]
     if kind == "mlm" and getattr(config, "is_decoder", False):
         raise UserError(
-            f"{resolved.name}: is_decoder is true in its config.json: each token reads only those"
-            " before it, so its LM head predicts next tokens and no masked ones; use --head causal"
-            " or --head none"
+            f"{resolved.name}: is_decoder is true in its config.json: a token attends only to"
+            " tokens before it, so its LM head predicts next tokens, not masked ones; use --head"
+            " causal or --head none"
         )
     if kind in FACTORIES:
         network, missing = _load(kind, resolved, config, options)
     if network is not None and not missing:
         if kind == "classification":
-            _take_activation(resolved.name, network.config, read_classifier(resolved).activation)
+            _set_activation(resolved.name, network.config, read_classifier(resolved).activation)
         if scores and (outputs := network.config.num_labels) != 1:
             raise UserError(
-                f"{resolved.name}: --head score is for one output, and the checkpoint has"
-                f" {outputs}; use --head classification, which keeps them all"
+                f"{resolved.name}: --head score needs one output, and the checkpoint has"
+                f" {outputs}; use --head classification, which stores all of them"
             )
         return network, kind
     if head in FACTORIES:
         raise no_head(resolved.name, kind, missing)
     network, missing = load_network(AutoModel, resolved, **options)
     if any("pooler" in key for key in missing):
-        network.pooler = None  # random: it would differ at every load
+        network.pooler = None  # it is random, and would change the hash of the weights
     return network, EMBEDDING if kind == EMBEDDING else None
 
 
-def _take_activation(name: str, config: Any, activation: str | None) -> None:
-    """Write the activation of a CrossEncoder into a config, from which students take it, if the
-    config and the number of outputs give another one. Raises UserError as its check does."""
+def _set_activation(name: str, config: Any, activation: str | None) -> None:
+    """Write the activation of a CrossEncoder to a config, from which students copy it, unless the
+    config or its default has the same. Raises UserError like `declared_activation`."""
     default = "Sigmoid" if config.num_labels == 1 else "Identity"
     now = str(declared_activation(name, config) or default)
     if activation and activation.rpartition(".")[2] != now.rpartition(".")[2]:
-        said = getattr(config, "sentence_transformers", None)
-        own = said if isinstance(said, dict) else {}
+        table = getattr(config, "sentence_transformers", None)
+        own = table if isinstance(table, dict) else {}
         config.sentence_transformers = own | {"activation_fn": activation}
 
 
 def _load(
     head: str, resolved: ResolvedModel, config: Any, options: dict[str, Any]
 ) -> tuple[PreTrainedModel | None, list[str]]:
-    """Load a model with the head; returns it, and the parameters that the checkpoint lacks.
+    """Load a model with the head. Returns it, and the parameters that the checkpoint lacks.
 
-    The model is None if the checkpoint has another head, or its family has no such head; the list
-    then has the reason.
+    If the checkpoint has another head, or its family has no such head, the model is None and the
+    list has the reason.
     """
     if other := another_head(config.architectures or (), head):
         return None, [other]
@@ -257,17 +252,17 @@ def _load(
 
 
 def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
-    """Read the task and the labels that a head was fine-tuned for; None for LM heads.
+    """Read the task and labels of a fine-tuned head; None for LM heads.
 
-    Raises UserError for a head whose logits are not the output of its last layer, for two labels of
-    one name, and for a tagger with the `problem_type` of a classifier.
+    Raises UserError for a head whose logits are not the output of its last layer, for labels with
+    equal names, and for a tagger with the `problem_type` of a classifier.
     """
     config: Any = network.config
     if head not in ("classification", "tagging"):
         if head == "causal" and getattr(config, "final_logit_softcapping", None):
             raise UserError(
-                f"{name}: caps its logits behind the LM head (final_logit_softcapping), which is"
-                " not stored; use --head none"
+                f"{name}: caps its logits after the LM head (final_logit_softcapping), which a"
+                " store does not record; use --head none"
             )
         return None
     if head == "classification" and config.pad_token_id is None:
@@ -280,34 +275,34 @@ def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec |
     if later is not None and later not in names:
         raise UserError(
             f"{name}: later_label of its config.json is {later!r}, which is none of its labels,"
-            f" {', '.join(names)[:200]}; take it out, or name the label of a word's later pieces"
+            f" {', '.join(names)[:200]}; remove it, or name the label of a word's later pieces"
         )
     return TaskSpec(head, tuple(names), later, problem_type=_problem_type(config, head, name))
 
 
 def _problem_type(config: Any, head: str, name: str) -> str | None:
-    """Return the `problem_type` of a TaskSpec.
+    """Return the `problem_type` of a TaskSpec, from config.json or the CrossEncoder's activation.
 
-    transformers reads it for classification alone. CrossEncoder ignores it, and reads the
-    activation that its trainer wrote: a sigmoid for each of several outputs.
+    Raises UserError for a tagger with a problem_type.
     """
-    said = config.problem_type if config.problem_type in PROBLEM_TYPES else None
+    problem = config.problem_type if config.problem_type in PROBLEM_TYPES else None
     if head == "tagging":
-        if said is not None:
+        if problem is not None:
             raise UserError(
-                f"{name}: problem_type of its config.json is {said}, and a tagger gives a token one"
-                " tag, in transformers too; remove problem_type from config.json if that is so, or"
-                " take another checkpoint"
+                f"{name}: problem_type of its config.json is {problem}, but a tagger gives a token"
+                " one tag, in transformers too; remove problem_type from config.json if that is"
+                " right, or use another checkpoint"
             )
         return None
+    # CrossEncoder ignores problem_type. Its trainer writes a sigmoid for several labels of a text.
     sigmoid = str(declared_activation(name, config)).endswith(".Sigmoid")
-    if said is None and config.num_labels > 1 and sigmoid:
+    if problem is None and config.num_labels > 1 and sigmoid:
         return SEVERAL_LABELS
-    return said
+    return problem
 
 
 def _check_numbers(config: Any, name: str) -> None:
-    """Raise UserError if id2label leaves out numbers, or label2id gives its names other ones."""
+    """Raise UserError if id2label has gaps, or if label2id contradicts it."""
     numbers = sorted(config.id2label)
     if numbers != list(range(config.num_labels)):
         raise UserError(
@@ -327,13 +322,13 @@ def _check_numbers(config: Any, name: str) -> None:
 def load_with_fresh_head(
     model: ResolvedModel, factory: Any, head: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Load tokenizer and network (float32) of a checkpoint with a new head, which `head` describes.
+    """Load tokenizer and network (float32) of a checkpoint with a new, random head.
 
     factory: an AutoModelFor... of transformers.
-    head: what the head needs in the model's config.
+    head: fields of the config that the head needs.
 
-    Raises UserError where the checkpoint cannot be loaded, lacks weights of the encoder, or has no
-    fast tokenizer that can pad.
+    Raises UserError if the checkpoint cannot be loaded, lacks weights of the encoder, or has no
+    fast tokenizer with a padding token.
     """
     config = load_config(model)
     config.update(head)
@@ -343,7 +338,7 @@ def load_with_fresh_head(
         model,
         config=config,
         dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # a checkpoint that has a head of other labels
+        ignore_mismatched_sizes=True,  # the checkpoint's head may have other labels
     )
     _match_inputs(tokenizer, network)
     return tokenizer, network
@@ -352,20 +347,20 @@ def load_with_fresh_head(
 def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, TaskSpec]:
     """Load tokenizer, network (float32) and labels of a checkpoint that has the head of `factory`.
 
-    Raises UserError as `load_with_fresh_head` does, and where the checkpoint has no such head or
-    two labels of one name.
+    Raises UserError like `load_with_fresh_head`, and if the checkpoint lacks the head or has labels
+    with equal names.
     """
     (kind,) = (kind for kind, each in FACTORIES.items() if each is factory)
     tokenizer, network = load_with_tokenizer(model, kind)
     task = task_of(network, kind, model.name)
-    assert task is not None  # as it is for LM heads alone
+    assert task is not None  # only LM heads have no task
     return tokenizer, network, task
 
 
 def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, Any]:
-    """Load tokenizer and network (float32) of a checkpoint, with `head` as for `load_with_head`.
+    """Load tokenizer and network (float32) of a checkpoint; see `load_with_head` for `head`.
 
-    Raises UserError as `load_with_fresh_head` does, and if the checkpoint has no such head.
+    Raises UserError like `load_with_fresh_head`, and if the checkpoint lacks the head.
     """
     config = load_config(model)
     tokenizer = _padding_tokenizer(model)
@@ -385,14 +380,14 @@ def _padding_tokenizer(model: ResolvedModel) -> Any:
 
 
 def _match_inputs(tokenizer: Any, network: Any) -> None:
-    """Make the tokenizer leave out inputs that the network does not read."""
+    """Remove inputs from the tokenizer's output that the network does not accept."""
     if (getattr(network.config, "type_vocab_size", None) or 0) < 2:  # no type for a second text
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.model_input_names = names
 
 
 def input_limit(config: Any, tokenizer: Any) -> int:
-    """Return the number of tokens that a model takes at most, special ones included."""
+    """Return the longest input in tokens, special tokens included."""
     positions = getattr(config, "max_position_embeddings", None)
     tokens = int(tokenizer.model_max_length)
     return longest_input(tokens, positions, config.to_dict()) or tokens

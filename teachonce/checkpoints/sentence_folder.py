@@ -1,12 +1,11 @@
-"""Folders of sentence-transformers: reads and writes the modules behind a transformer.
+"""Reads and writes sentence-transformers folders: the modules after a transformer.
 
 modules.json                        the modules, in order: a transformer, a pooling, others
 config_sentence_transformers.json   prompts, the name of the default prompt, truncate_dim
 sentence_bert_config.json           the longest text in tokens
 1_Pooling/config.json, 2_Dense/...  one folder for each module
 
-The modules are those of the library itself. It takes seconds to import, so only functions import
-it.
+The modules are classes of the library itself. Importing it takes seconds, so only functions do.
 """
 
 from __future__ import annotations
@@ -36,19 +35,17 @@ from teachonce.support.errors import UserError, first_line, out_of_memory
 if TYPE_CHECKING:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-OF_STATES = ("Dense", "Normalize")
-"""Modules that may stand between a transformer and its Pooling."""
-OF_VECTORS = ("Dense", "LayerNorm", "Normalize", "Dropout")
-"""Modules that may follow a Pooling, or a StaticEmbedding."""
+OF_STATES = ("Dense", "Normalize")  # modules that may be between a transformer and its Pooling
+OF_VECTORS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # after a Pooling or StaticEmbedding
 FIRST = ("Transformer", STATIC)
 
 
 class VectorHead(nn.Module):
-    """Makes vectors of states by modules of sentence-transformers: a Pooling, then any others.
+    """Computes vectors from states with modules of sentence-transformers: a Pooling, then others.
 
     before: modules that change the states before the Pooling.
-    truncate_dim: the first numbers of a vector that remain after all modules, as `encode()` cuts
-    it; None for all.
+    truncate_dim: size to which vectors are cut after all modules, as by `encode()`; None for no
+    cut.
     """
 
     def __init__(
@@ -66,8 +63,8 @@ class VectorHead(nn.Module):
     def forward(self, states: torch.Tensor, present: torch.Tensor, prompt: int = 0) -> torch.Tensor:
         """Compute vectors float32 [B,W] of states [B,L,D].
 
-        `present` bool [B,L] is False on padding. The first `prompt` tokens of each text are those
-        of a prompt, which some poolings leave out.
+        `present` bool [B,L] is False on padding. The first `prompt` tokens of each text are a
+        prompt, which some poolings leave out.
         """
         features: dict[str, Any] = {STATES: states.float(), "attention_mask": present.long()}
         if prompt:
@@ -77,14 +74,14 @@ class VectorHead(nn.Module):
 
     @property
     def states_width(self) -> int:
-        """D of the states that the first module reads."""
+        """Size D of the states that the first module reads."""
         first = next((m for m in self.before if type(m).__name__ == "Dense"), None)
         width: Any = self.pooling.embedding_dimension if first is None else first.in_features
         return int(width)
 
     @property
     def width(self) -> int:
-        """W of the vectors."""
+        """Size W of the vectors."""
         widths = [self.pooling.pooling_output_dimension]
         widths += [int(step.out_features) for step in self._dense()]
         return min(widths[-1], self.truncate_dim or widths[-1])
@@ -98,19 +95,19 @@ class VectorHead(nn.Module):
 
     @property
     def description(self) -> str:
-        """The steps for people, such as `mean, dense 256 Tanh, first 64`."""
+        """The steps as text, such as `mean, dense 256 Tanh, first 64`."""
         mode = self.pooling.pooling_mode
-        words = [_name(step) for step in self.before]
+        words = [_step_name(step) for step in self.before]
         words.append(mode if isinstance(mode, str) else "+".join(mode))
-        words += [_name(s) for s in self.steps if type(s).__name__ in ("Dense", "LayerNorm")]
+        words += [_step_name(s) for s in self.steps if type(s).__name__ in ("Dense", "LayerNorm")]
         return ", ".join(words + ([f"first {self.truncate_dim}"] if self.truncate_dim else []))
 
     def _dense(self) -> Iterator[Any]:
         return (step for step in self.steps if type(step).__name__ == "Dense")
 
 
-def _name(step: Any) -> str:
-    """Name a step for people."""
+def _step_name(step: Any) -> str:
+    """Return the name of a step for the description."""
     if type(step).__name__ != "Dense":
         return {"LayerNorm": "layer norm", "Normalize": "length 1"}[type(step).__name__]
     return f"dense {step.out_features} {type(step.activation_function).__name__}"
@@ -119,12 +116,13 @@ def _name(step: Any) -> str:
 def read_sentence_folder(
     model: ResolvedModel, width: int
 ) -> tuple[VectorHead | None, SentenceSettings]:
-    """Read a folder: what makes vectors of its transformer's last states, or of its table of
-    word vectors, each `width` numbers, None if there is no pooling; and its settings. Without
-    modules.json the settings are empty.
+    """Read a folder: its vector head (None without a pooling), and its settings.
 
-    Raises UserError, which names the file, for damaged files, for unknown kinds of modules and for
-    fields that are refused.
+    width: hidden size of the transformer, or size of the word vectors. Without modules.json the
+    head is None and the settings are empty.
+
+    Raises UserError, which names the file, for damaged files, unknown kinds of modules and refused
+    fields.
     """
     listed = listed_modules(model)
     if listed is None:
@@ -142,14 +140,15 @@ def read_sentence_folder(
 
 
 def check_modules(model: ResolvedModel) -> None:
-    """Raise UserError for a folder whose transformer no pooling follows, and for a dense layer of
-    an unknown activation, for which sentence-transformers would take another."""
+    """Raise UserError if no pooling follows the transformer, and for a dense layer with an unknown
+    activation."""
+    # sentence-transformers would silently use another activation for an unknown one.
     listed = listed_modules(model) or []
     kinds = [kind for kind, _ in listed]
     if kinds[:1] == ["Transformer"] and "Pooling" not in kinds:
         raise UserError(
-            f"{model.name}: no pooling in it ({MODULES}), so it makes no vector of a text; save it"
-            f" with the one that it was trained with, or without {MODULES} for the mean"
+            f"{model.name}: no pooling in it ({MODULES}), so it gives no vector of a text; save it"
+            f" with the pooling of its training, or without {MODULES} for the mean"
         )
     for kind, path in listed:
         config = read_json(model, f"{path}/config.json") if kind == "Dense" else None
@@ -176,9 +175,10 @@ def _head(
     truncate_dim: int | None,
     word_width: int | None,
 ) -> VectorHead | None:
-    """Load the modules behind the first one; None if they lack a Pooling that they need.
+    """Load the modules after the first one; None if a transformer has no Pooling.
 
-    word_width: numbers of a word vector, whose mean is a text's; None for a transformer.
+    word_width: size of the word vectors of a static model, which are averaged; None for a
+    transformer.
     """
     static = word_width is not None
     kinds = [kind for kind, _ in listed]
@@ -188,11 +188,11 @@ def _head(
     for number, (kind, path) in enumerate(listed):
         allowed = OF_STATES if number < at else OF_VECTORS
         if kind not in allowed and (static or number != at):
-            where = "before its Pooling" if number < at else "behind its vectors"
+            where = "before its Pooling" if number < at else "after its vectors"
             raise UserError(
                 f"{model.name}: module {path or kind} is a {kind} {where}, expected"
                 f" {', '.join(allowed)} ({MODULES}); dump it as a plain checkpoint with --pooling,"
-                " or take another model"
+                " or use another model"
             )
     found = [_module(model, kind, path) for kind, path in listed]
     for number, module in enumerate(found):
@@ -206,23 +206,23 @@ def _head(
 
 
 def _module(model: ResolvedModel, kind: str, path: str) -> Any:
-    """Load a module of a folder by its class in the library. Raises UserError with its path."""
+    """Load a module with its class in the library. Raises UserError with its path."""
     from sentence_transformers.sentence_transformer import modules
 
     root = model.root or model.path_or_id
     config = read_json(model, f"{path}/config.json")
-    if config is None and kind == "Normalize":  # which older releases saved without one
+    if config is None and kind == "Normalize":  # older releases saved it without a config.json
         config = {}
     if not isinstance(config, dict):
         raise UserError(f"{model.name}: {path}/config.json is missing; copy the whole folder")
     if unread := unlisted(kind, config):
         raise UserError(
-            f"{model.name}: {path}/config.json has {', '.join(unread)[:100]}, which no {kind} that"
-            " is installed reads; update sentence-transformers, or take it out"
+            f"{model.name}: {path}/config.json has {', '.join(unread)[:100]}, which the installed"
+            f" {kind} does not read; update sentence-transformers, or remove it"
         )
     try:
         found = getattr(modules, kind).load(root, subfolder=path, revision=model.revision)
-    except Exception as error:  # of JSON, safetensors or torch, for whatever is damaged
+    except Exception as error:  # JSON, safetensors and torch raise their own errors
         if out_of_memory(error):
             raise
         raise UserError(
@@ -233,14 +233,14 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
 
 
 def _check_features(model: ResolvedModel, path: str, module: Any, of_states: bool) -> None:
-    """Raise UserError unless a module reads and writes the states before the Pooling, and the
-    vector behind it."""
+    """Raise UserError unless a module before the Pooling reads and writes the states, and a module
+    after it the vector."""
     expected = STATES if of_states else VECTOR
     for field in ("module_input_name", "module_output_name"):
         if (name := getattr(module, field, expected)) != expected:
             raise UserError(
                 f"{model.name}: {path}/config.json has {field} {name!r}, expected {expected!r}"
-                f" {'before' if of_states else 'behind'} the Pooling; take another model"
+                f" {'before' if of_states else 'after'} the Pooling; use another model"
             )
 
 
@@ -254,14 +254,13 @@ def write_sentence_folder(
     similarity: str = "cosine",
     static: bool = False,
 ) -> None:
-    """Write, next to a saved transformer, the files with which SentenceTransformer(folder) gives
-    the vectors of `head`: its modules, the prompts, how texts are compared, and the longest
-    text in tokens.
+    """Write the files of a sentence-transformers folder next to a saved transformer, so that
+    SentenceTransformer(folder) gives the vectors of `head`.
 
-    A `static` model, whose vectors of pieces are named `embedding.weight`, pools by itself.
+    A `static` model, whose embeddings are named `embedding.weight`, pools by itself.
     """
-    # Names and keys are those that every release of the library reads; its own `save` writes those
-    # of today, which older releases cannot load.
+    # Every release of the library reads these names and keys; its own `save` writes names and keys
+    # that older releases cannot load.
     listed = [("StaticEmbedding" if static else "Transformer", "")]
     for number, step in enumerate([*([] if static else [head.pooling]), *head.steps], 1):
         kind = type(step).__name__
@@ -294,7 +293,7 @@ def write_sentence_folder(
 def _pooling_config(pooling: Any) -> dict[str, Any]:
     mode = pooling.pooling_mode
     if not isinstance(mode, str):
-        return dict(pooling.get_config_dict())  # only its keys have the order of several modes
+        return dict(pooling.get_config_dict())  # old keys cannot express the order of modes
     flags = (
         *("cls_token", "max_tokens", "mean_tokens"),
         *("mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"),

@@ -1,5 +1,4 @@
-"""Reads the settings of a folder of sentence-transformers: its list of modules, its prompts, how
-texts are compared and cut.
+"""Reads the settings of a sentence-transformers folder: modules, prompts, similarity, lengths.
 
 The files are JSON; sentence-transformers is not imported.
 """
@@ -22,28 +21,25 @@ from teachonce.checkpoints.fields import LENGTHS, MODULES, OLD_LENGTHS, SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
-VECTOR, STATES = "sentence_embedding", "token_embeddings"
-"""Keys of the vectors and of the states among the features that the modules pass on."""
+VECTOR, STATES = "sentence_embedding", "token_embeddings"  # keys of features between modules
 ARGUMENTS = refused_field(LENGTHS, "model_args")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+# For each task of a transformer: the output that the library reads, and its key between modules.
 OUTPUTS = {
     "feature-extraction": ("last_hidden_state", STATES),
     "sequence-classification": ("logits", "scores"),
 }
-"""By task of a transformer: the output that the library takes, and the key under which it passes
-this output on."""
 VECTORS, CLASSES = OUTPUTS
 OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """What the folder says outside of its modules.
+    """The settings of a folder, without its modules; None if a setting is missing.
 
     max_length: the longest text in tokens. lower_case: whether texts are lower-cased before the
-    tokenizer. similarity: one of SIMILARITIES. truncate_dim: the first numbers of a vector that
-    remain. activation: the class of torch that a CrossEncoder applies to its logits. None where the
-    folder does not say.
+    tokenizer. similarity: one of SIMILARITIES. truncate_dim: the size to which vectors are cut.
+    activation: the torch class that a CrossEncoder applies to its logits.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -56,9 +52,9 @@ class SentenceSettings:
 
 
 def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
-    """List the modules of a folder, kind and path of each; None if it has no modules.json.
+    """List kind and path of the folder's modules; None if it has no modules.json.
 
-    Raises UserError for a module of another package, and a path that leads out of the folder.
+    Raises UserError for a module of another package, and for a path that leads out of the folder.
     """
     modules = read_json(model, MODULES)
     if modules is None:
@@ -67,7 +63,7 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
         listed = [(str(m["type"]), str(m["path"])) for m in modules]
     except (TypeError, KeyError):
         raise UserError(
-            f"{model.name}: {MODULES} is no list of modules with type and path; copy the whole"
+            f"{model.name}: {MODULES} is not a list of modules with type and path; copy the whole"
             " folder"
         ) from None
     for kind, path in listed:
@@ -75,7 +71,7 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
             raise UserError(
                 f"{model.name}: module {path or kind!r} is {kind}, a class of another package"
                 f" ({MODULES}), which is not run; dump it as a plain checkpoint with --pooling, or"
-                " take another model"
+                " use another model"
             )
         if ".." in path or path.startswith("/"):
             raise UserError(
@@ -86,7 +82,7 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
 
 
 def read_json(model: ResolvedModel, file: str) -> Any:
-    """Read a file of the folder; None if it is missing. Raises UserError if it is no JSON."""
+    """Read a file of the folder; None if it is missing. Raises UserError if it is not JSON."""
     path = finder(model)(file)
     if path is None:
         return None
@@ -99,8 +95,8 @@ def read_json(model: ResolvedModel, file: str) -> Any:
 
 
 def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
-    """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None: the
-    folder has none). Raises UserError for fields that are refused or have a wrong value."""
+    """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None if there
+    is no transformer). Raises UserError for refused fields and wrong values."""
     given = _table(model, SETTINGS)
     check_fields(model.name, SETTINGS, given)
     settings = settings_from(given, model.name)
@@ -111,10 +107,10 @@ def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSett
 
 
 def read_classifier(model: ResolvedModel) -> SentenceSettings:
-    """Read the settings of a folder of a CrossEncoder; empty ones of other checkpoints.
+    """Read the settings of a CrossEncoder's folder; for other checkpoints return empty settings.
 
-    Raises UserError for a prompt that stands before every pair, for modules behind the transformer,
-    and as `read_settings` does.
+    Raises UserError for a default prompt, for modules after the transformer, and like
+    `read_settings`.
     """
     given = _table(model, SETTINGS)
     if given.get("model_type") != "CrossEncoder":
@@ -123,15 +119,15 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
     if [kind for kind, _ in listed] != ["Transformer"]:
         raise UserError(
             f"{model.name}: a CrossEncoder of the modules {', '.join(k for k, _ in listed)}"
-            f" ({MODULES}), expected a Transformer alone, whose logits are the scores; take another"
+            f" ({MODULES}), expected only a Transformer, whose logits are the scores; use another"
             " model"
         )
     settings = settings_from(given, model.name)
     if settings.default_prompt and settings.prompts.get(settings.default_prompt):
         raise UserError(
-            f"{model.name}: default_prompt_name is {settings.default_prompt!r:.60} in {SETTINGS}: a"
-            " prompt stands before every pair, and a dump of classes or scores puts none; write it"
-            " into the corpus, and set default_prompt_name to null"
+            f"{model.name}: default_prompt_name is {settings.default_prompt!r:.60} in {SETTINGS}:"
+            " the model puts a prompt before every pair, a dump of classes or scores does not;"
+            " write it into the corpus, and set default_prompt_name to null"
         )
     length, lower_case = _lengths(model, listed[0][1], CLASSES)
     activation = _of(model.name, SETTINGS, given, "activation_fn", str)
@@ -140,22 +136,23 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
 
 
 def declared_activation(where: str, config: Any) -> str | None:
-    """Return the activation of a CrossEncoder that a config.json names; None if it names none.
+    """Return the CrossEncoder's activation in a config.json; None if it has none.
 
-    Raises UserError, which names the checkpoint or store `where` it is, for no class of torch.nn.
+    Raises UserError if it is not a class of torch.nn; `where` names the checkpoint or store.
     """
-    said = getattr(config, "sentence_transformers", None)
-    own = said.get("activation_fn") if isinstance(said, dict) else None
+    table = getattr(config, "sentence_transformers", None)
+    own = table.get("activation_fn") if isinstance(table, dict) else None
     found = own or getattr(config, "sbert_ce_default_activation_function", None)
     check_activation(where, found, "config.json")
     return found
 
 
 def check_activation(where: str, name: object, file: str) -> None:
-    """Raise UserError for an activation of a CrossEncoder in a `file` of `where` that is no class
-    of torch.nn: sentence-transformers imports and calls what the field names."""
+    """Raise UserError if a CrossEncoder's activation, in a `file` of `where`, is not a class of
+    torch.nn."""
     from torch import nn
 
+    # sentence-transformers imports and calls whatever the field names: untrusted code.
     if name is None:
         return
     short = str(name).rpartition(".")[2]
@@ -164,14 +161,14 @@ def check_activation(where: str, name: object, file: str) -> None:
     if not (name in names and isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(
             f"{where}: the activation of a CrossEncoder is {name!r:.60} in {file}, expected a class"
-            " of torch.nn such as torch.nn.modules.activation.Sigmoid; correct it, or take the"
-            " field out"
+            " of torch.nn such as torch.nn.modules.activation.Sigmoid; correct it, or remove the"
+            " field"
         )
 
 
 def fit_tokenizer(tokenizer: Any, settings: SentenceSettings) -> None:
-    """Let a fast tokenizer lower-case texts and take long ones as the folder says; it overrules the
-    tokenizer's own files, as in the library."""
+    """Apply the folder's lower-casing and longest text to a fast tokenizer; as in the library, they
+    override the tokenizer's own files."""
     if settings.lower_case:
         _lower_case(tokenizer.backend_tokenizer)
     if settings.max_length and settings.max_length > tokenizer.model_max_length:
@@ -179,8 +176,7 @@ def fit_tokenizer(tokenizer: Any, settings: SentenceSettings) -> None:
 
 
 def _lower_case(backend: Any) -> None:
-    """Put a normalizer that lower-cases before those of a tokenizer, unless it lower-cases
-    already."""
+    """Prepend a Lowercase normalizer, unless the tokenizer lower-cases already."""
     from tokenizers import normalizers
 
     own, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣ"
@@ -190,8 +186,8 @@ def _lower_case(backend: Any) -> None:
 
 
 def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
-    """Take the settings from the table of SETTINGS. Raises UserError for a wrong value; an error
-    names the `model`, or a store that has the file."""
+    """Read the settings from the table of SETTINGS. Raises UserError for a wrong value; `model`
+    names the model, or the store that holds the file."""
     return SentenceSettings(
         prompts=_prompts(model, given.get("prompts")),
         default_prompt=_of(model, SETTINGS, given, "default_prompt_name", str),
@@ -201,8 +197,8 @@ def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
 
 
 def check_similarity(model: str, name: object) -> str | None:
-    """Return how texts are compared. Raises UserError for an unknown word, for which
-    sentence-transformers would take the cosine."""
+    """Return the name of the similarity. Raises UserError for an unknown one."""
+    # sentence-transformers would silently use the cosine.
     if name is not None and name not in SIMILARITIES:
         raise UserError(
             f"{model}: similarity_fn_name is {name!r:.60} in {SETTINGS}, expected"
@@ -212,15 +208,15 @@ def check_similarity(model: str, name: object) -> str | None:
 
 
 def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | None, bool]:
-    """Read the longest text in tokens, and whether texts are lower-cased. The transformer is to do
-    a `task` of OUTPUTS."""
+    """Read the longest text in tokens, and whether texts are lower-cased. `task` is the expected
+    task of the transformer, a key of OUTPUTS."""
     places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
     given: Mapping[str, Any] = {}
     for file in dict.fromkeys((*places, LENGTHS)):
         if given := _table(model, file):
             break
     fields = dict(flat(given, ARGUMENTS.names))
-    elsewhere = (*ARGUMENTS.names, "transformer_task")  # which are checked below
+    elsewhere = (*ARGUMENTS.names, "transformer_task")  # checked below
     own = {name: value for name, value in given.items() if name not in elsewhere}
     check_fields(model.name, file, own, kind=LENGTHS)
     if given.get("transformer_task") not in (None, task):
@@ -246,9 +242,9 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
 def _check_outputs(
     model: str, file: str, given: Mapping[str, Any], expected: str, key: str
 ) -> None:
-    """Raise UserError unless a text becomes the `expected` output of the transformer."""
-    said = given.get("modality_config")
-    modes = {"text": {}} if said is None else said if isinstance(said, Mapping) else {}
+    """Raise UserError unless the library reads the `expected` output of the transformer."""
+    table = given.get("modality_config")
+    modes = {"text": {}} if table is None else table if isinstance(table, Mapping) else {}
     text = modes.get("text")
     output = text.get("method_output_name", expected) if isinstance(text, Mapping) else 0
     features = given.get("module_output_name")
@@ -256,19 +252,19 @@ def _check_outputs(
         what = "chat messages" if "message" in modes else f"{output!r} as {features!r}"
         raise UserError(
             f"{model}: {file} reads texts as {what} (modality_config, module_output_name), expected"
-            f" {expected!r} as {key!r}; take another model"
+            f" {expected!r} as {key!r}; use another model"
         )
 
 
 def _table(model: ResolvedModel, file: str) -> dict[str, Any]:
     found = read_json(model, file)
     if found is not None and not isinstance(found, dict):
-        raise UserError(f"{model.name}: {file} is no table of settings; copy the whole folder")
+        raise UserError(f"{model.name}: {file} is not a table of settings; copy the whole folder")
     return found or {}
 
 
 def _prompts(model: str, given: object) -> dict[str, str]:
-    """Return the prompts by name; a prompt that is null is none."""
+    """Return the prompts by name; null means an empty prompt."""
     found = {} if given is None else given
     if not isinstance(found, dict) or not all(
         text is None or isinstance(text, str) for text in found.values()

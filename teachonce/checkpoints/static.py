@@ -1,8 +1,8 @@
-"""Static students: a vector for each word piece, without layers. A text's vector is their mean.
+"""Static students: an embedding for each word piece, without layers. A text's vector is their mean.
 
-Model2Vec distils such models by averaging; these are trained from a store. The weights are named as
-`StaticEmbedding` of sentence-transformers names them, so that one file serves both. Importing this
-registers the model with the Auto classes.
+Model2Vec distils such models by averaging; these are trained from a store. The weights have the
+names of sentence-transformers' `StaticEmbedding`, so that both libraries load the same file.
+Importing this module registers the model with the Auto classes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 
 class StaticConfig(PreTrainedConfig):
-    """Sizes of a static student; `special_ids` are pieces that belong to no text, such as [CLS]."""
+    """Sizes of a static student. `special_ids` are pieces that the mean leaves out, as [CLS]."""
 
     model_type = "static"
 
@@ -39,7 +39,7 @@ class StaticConfig(PreTrainedConfig):
 
 
 class StaticModel(PreTrainedModel):
-    """Vectors of word pieces: its states are its embeddings [B,S,D]."""
+    """A table of word-piece embeddings, which are its hidden states [B,S,D]."""
 
     config_class = StaticConfig
     base_model_prefix = "static"
@@ -56,9 +56,9 @@ class StaticModel(PreTrainedModel):
         self.embedding = value
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **asked: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutput:
-        """Look the pieces [B,S] up."""
+        """Look up the embeddings of pieces [B,S]."""
         states = self.embedding(input_ids)
         return BaseModelOutput(last_hidden_state=states, hidden_states=(states,))
 

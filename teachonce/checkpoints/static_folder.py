@@ -1,5 +1,5 @@
-"""Loads static teachers: a table of word vectors, such as Model2Vec's, in a folder of
-sentence-transformers."""
+"""Loads static teachers: tables of word vectors, such as Model2Vec's, in sentence-transformers
+folders."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from teachonce.checkpoints.sentence_settings import listed_modules
 from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
-UNBOUND = 10**30
-"""`model_max_length` of a tokenizer without a bound."""
+UNBOUND = 10**30  # `model_max_length` of a tokenizer without a limit
 
 
 def static_module(model: ResolvedModel) -> str | None:
-    """Return the subfolder of the table of word vectors, if a folder begins with one."""
+    """Return the subfolder of the table of word vectors if it is the first module; else None."""
     listed = listed_modules(model) or []
     return listed[0][1] if listed and listed[0][0] == STATIC else None
 
 
 def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]:
-    """Load the word vectors (float32) and the tokenizer, which puts no special token around a text.
+    """Load the word vectors (float32) and the tokenizer, which adds no special tokens.
 
-    Raises UserError for a damaged folder.
+    Raises UserError if the folder is damaged.
     """
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     root = model.root or model.path_or_id
     try:
         found = StaticEmbedding.load(root, subfolder=subfolder, revision=model.revision)
-    except Exception as error:  # of JSON, safetensors or tokenizers, for whatever is damaged
+    except Exception as error:  # JSON, safetensors and tokenizers raise their own errors
         if out_of_memory(error):
             raise
         raise UserError(

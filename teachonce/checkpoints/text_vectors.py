@@ -1,4 +1,4 @@
-"""Finds how a checkpoint makes one vector of a text: the folder's own modules, or --pooling."""
+"""Loads what turns a text into one vector: the modules of the folder, or --pooling."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokeni
 from teachonce.store.format.features import EmbeddingSpec
 from teachonce.support.errors import UserError, first_line
 
+# Values of --pooling, and the modes of sentence-transformers' `Pooling`.
 POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
-"""The words of --pooling, and the names of `Pooling`'s modes for them."""
 
 
 @dataclass(frozen=True)
 class TextVectors:
-    """How a teacher makes a vector of a text.
+    """The parts that turn a text into a vector.
 
-    `prompt` is put before every text, and is `prompt_tokens` tokens with the special ones before
-    it. `max_length` is the folder's longest text in tokens, None where it does not say. `settings`
-    is its file of prompts as it is, None where there is none.
+    head: pooling and other modules. prompt: text before every text. prompt_tokens: number of its
+    tokens, with special tokens before it. max_length: the folder's longest text in tokens, None if
+    unknown. settings: bytes of config_sentence_transformers.json, None if it is missing.
     """
 
     head: VectorHead
@@ -43,11 +43,10 @@ class TextVectors:
 def text_vectors(
     model: ResolvedModel, tokenizer: Any, width: int, pooling: str | None, prompt: str | None
 ) -> TextVectors:
-    """Find how a checkpoint of hidden size `width` makes vectors.
+    """Load the vector head and the prompt of a checkpoint with hidden size `width`.
 
-    `pooling` is a word of POOLINGS, which replaces the folder's own modules; `prompt` the name of
-    one of its prompts. Raises UserError where the folder has no pooling and none is given, and for
-    a prompt that is not there.
+    `pooling`, a key of POOLINGS, replaces the folder's modules; `prompt` is the name of a prompt.
+    Raises UserError if the folder has no pooling and none is given, and for an unknown prompt.
     """
     name = model.name
     if pooling is None:
@@ -59,12 +58,12 @@ def text_vectors(
     if head is None:
         raise UserError(
             f"{name}: no pooling in it (modules.json of sentence-transformers): give --pooling"
-            f" {'|'.join(POOLINGS)}, the one that the model was trained with"
+            f" {'|'.join(POOLINGS)}, as in the model's training"
         )
     if (pooled := head.states_width) != width:
         raise UserError(
-            f"{name}: its pooling is for states {pooled} wide, and the transformer's are {width};"
-            " copy the whole folder"
+            f"{name}: its pooling expects states of size {pooled}, and the transformer's hidden"
+            f" size is {width}; copy the whole folder"
         )
     _check_fit(head.eval(), name)
     fit_tokenizer(tokenizer, settings)
@@ -86,7 +85,7 @@ def text_vectors(
 
 
 def _check_fit(head: VectorHead, name: str) -> None:
-    """Raise UserError for modules of which one does not give what the next one reads."""
+    """Raise UserError if the output of a module does not fit the input of the next one."""
     states = torch.zeros(1, 3, head.states_width)
     why = "they give no vector"
     try:
@@ -103,7 +102,7 @@ def _check_fit(head: VectorHead, name: str) -> None:
 
 
 def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
-    """Return the text of a prompt by its name; the default one's for None, "" if there is none.
+    """Return the text of the prompt `name`; for None the default prompt, or "" if there is none.
 
     An empty name means no prompt. Raises UserError for an unknown name.
     """
@@ -123,7 +122,7 @@ def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
 
 
 def _prompt_tokens(tokenizer: Any, prompt: str) -> int:
-    """Count the tokens that a prompt puts before a text, the first special ones included."""
+    """Count the tokens of a prompt before a text, with the special tokens at the start."""
     if not prompt:
         return 0
     ids = list(tokenizer(prompt)["input_ids"])

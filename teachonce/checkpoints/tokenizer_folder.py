@@ -1,5 +1,7 @@
-"""Writes tokenizers that transformers 4 and 5 load: most servers of models use 4. And explains why
-no tokenizer can be loaded from a folder."""
+"""Writes tokenizers that transformers 4 and 5 load, and explains why a folder's tokenizer cannot be
+loaded."""
+
+# Most servers of models still use transformers 4.
 
 from __future__ import annotations
 
@@ -20,18 +22,19 @@ FILES = (
     "sentencepiece.bpe.model",
     "sentencepiece.model",
 )
-"""Names of files that hold the pieces of a tokenizer."""
+"""Files that may hold the vocabulary of a tokenizer."""
 SETTINGS = "tokenizer_config.json"
-CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # names of one class in 5 and 4
-OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 writes how it was loaded
+CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # the class's name in 5, and in 4
+OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 saves how the tokenizer was loaded
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save a fast tokenizer of transformers 5 in the words that 4 and 5 have in common."""
+    """Save a fast tokenizer of transformers 5 so that 4 and 5 load it."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = in_common(json.loads(path.read_text("utf-8")))
-    settings["model_input_names"] = list(tokenizer.model_input_names)  # 4 would add types of tokens
+    # Without it, 4 would add token_type_ids.
+    settings["model_input_names"] = list(tokenizer.model_input_names)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -51,9 +54,9 @@ def in_common(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def why_unloadable(path: str, error: BaseException) -> str:
-    """Return why a tokenizer cannot be loaded from a folder, or from a name on the hub: the folder
-    has no file of a tokenizer (transformers only lists what it tried), or the error's first
-    line."""
+    """Return why a tokenizer cannot be loaded from a folder or hub id: no tokenizer file, or the
+    first line of the error."""
+    # For a missing file, transformers' error only lists the classes that it tried.
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in FILES):
         return f"it has no {FILES[0]}, nor another file of a tokenizer"
@@ -63,7 +66,7 @@ def why_unloadable(path: str, error: BaseException) -> str:
 def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
     """Return tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # left over from the last call, not part of the tokenizer
+    # The last call's settings, not part of the tokenizer.
     backend["truncation"] = backend["padding"] = None
     settings = {
         key: getattr(tokenizer, key)

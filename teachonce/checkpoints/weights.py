@@ -1,4 +1,4 @@
-"""Checks that a network has read the weights of its checkpoint as they are meant."""
+"""Checks that transformers loaded all weights of a checkpoint, and not without their scales."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from safetensors import safe_open
 
 from teachonce.support.errors import UserError
 
+# Ends of names of buffers that older releases of transformers saved, though they are computed.
 BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
-"""Ends of the names of buffers that older releases saved, though they are computed."""
-WHOLE = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
-"""Kinds of whole numbers in safetensors."""
+INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # dtypes in safetensors
 
 
 def check_weights(network: Any, unexpected: Sequence[str], folder: Path, name: str) -> None:
-    """Raise UserError for weights of a checkpoint that its network has not read as they are meant.
+    """Raise UserError if weights were not loaded, or if they are integers without a quantisation.
 
-    unexpected: their names that the network does not have. folder: the checkpoint's, which need
-    not exist.
+    unexpected: names of weights that the network does not have. folder: of the checkpoint; it may
+    be missing.
     """
     _check_all_read(network, unexpected, name)
     _check_no_whole_numbers(network, folder, name)
 
 
 def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
-    """Raise UserError for weights of the layers that the network does not read, and for a
-    quantisation that transformers has passed over."""
+    """Raise UserError if the network does not read weights of its layers, or if transformers
+    ignored a quantisation."""
     base = network.base_model
     lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
     of_layers = [
@@ -55,15 +54,15 @@ def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
 
 
 def _check_no_whole_numbers(network: Any, folder: Path, name: str) -> None:
-    """Raise UserError for weights that are stored as whole numbers: they need the scales of a
-    quantisation, and transformers would take them as they are."""
+    """Raise UserError for weights that are stored as integers."""
+    # They need the scales of a quantisation; transformers would load them without.
     if getattr(network, "is_quantized", False):
         return
     parameters = {key for key, _ in network.named_parameters()}
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in parameters.intersection(file.keys()):
-                if (kind := file.get_slice(key).get_dtype()) in WHOLE:
+                if (kind := file.get_slice(key).get_dtype()) in INTEGERS:
                     raise UserError(
                         f"{name}: {key} in {path.name} holds whole numbers ({kind}), and its"
                         " config.json has no quantization_config that says what they mean; save"

@@ -85,7 +85,7 @@ def test_a_folder_that_makes_no_vector_is_one_line(tiny_teacher: Teacher, tmp_pa
     pairs = alike(tmp_path / "test.tsv", 8, 0)
     words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
     line = refused(*words, "--out", tmp_path / "out")
-    assert "no pooling in it (modules.json), so it makes no vector of a text; save it with" in line
+    assert "no pooling in it (modules.json), so it gives no vector of a text; save it with" in line
 
 
 def test_another_activation_is_not_taken_in_its_place(

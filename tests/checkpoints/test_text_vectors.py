@@ -292,10 +292,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         lambda f: (f / "1_Pooling/config.json").unlink(), {}, "1_Pooling/config.json is missing",
     ),
     "no JSON": (lambda f: (f / "modules.json").write_text("{"), {}, "modules.json is no JSON"),
-    "no list": (lambda f: (f / "modules.json").write_text("[7]"), {}, "is no list of modules"),
+    "no list": (lambda f: (f / "modules.json").write_text("[7]"), {}, "is not a list of modules"),
     "another width": (
         lambda f: _changed(f, "1_Pooling/config.json", embedding_dimension=64), {},
-        "its pooling is for states 64 wide, and the transformer's are 32",
+        "its pooling expects states of size 64, and the transformer's hidden size is 32",
     ),
     "another way": (
         lambda f: _changed(f, "1_Pooling/config.json", pooling_mode="median"), {},
@@ -336,7 +336,7 @@ def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path
             load_teacher(str(folder), head="embedding", attention="none")
     weights = listed[1] | {"type": "sentence_transformers.models.WordWeights", "path": "2"}
     (folder / "modules.json").write_text(json.dumps([*listed, weights]))
-    with pytest.raises(UserError, match="module 2 is a WordWeights behind its vectors, expected D"):
+    with pytest.raises(UserError, match="module 2 is a WordWeights after its vectors, expected D"):
         load_teacher(str(folder), head="embedding", attention="none")
     (folder / "modules.json").write_text(json.dumps([listed[0] | {"type": "Router"}]))
     with pytest.raises(UserError, match="its first module is Router, expected a Transformer or S"):
