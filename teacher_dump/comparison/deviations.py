@@ -1,4 +1,4 @@
-"""Measures errors of stored features against the teacher's own, and what their codecs promise."""
+"""Measures errors of stored features against the teacher's output and their codecs' bounds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.support.arrays import Floats
 from teachonce.teacher_dump.teacher.heads import Decoder, all_logits
 
-STANDARD_ERRORS = 6.0  # that random draws may be away from their expectation
-FLOOR = -63.0  # log-probabilities below this one count as equal
+STANDARD_ERRORS = 6.0  # allowed distance of random draws from their expectation
+FLOOR = -63.0  # log-probabilities below it count as equal
 Calibration = tuple[Floats, Floats]
 
 
 @dataclass
 class Comparison:
-    """Errors of one feature of the sample: stored values against the teacher's.
+    """Errors of one feature in the sample: stored values against the teacher's.
 
-    `promised` is the largest error that the codec allows anywhere in the sample, `share` the
-    largest error as a share of what is allowed at its place (codec and precision together).
+    `promised` is the largest error that the codec allows in the sample. `share` is the largest
+    ratio of an error to the error that codec and precision allow at its place.
     """
 
     feature: str
@@ -37,7 +37,7 @@ class Comparison:
 
 @dataclass
 class Tally:
-    """Errors of one feature, collected over a sample."""
+    """Collects errors of one feature over a sample."""
 
     row: Comparison
     count: int = 0
@@ -45,7 +45,8 @@ class Tally:
     place: str = ""
 
     def add(self, error: Any, promised: Any, slack: Any, place: str) -> None:
-        """Add errors of any shape, and at each what the codec promises and what precision adds."""
+        """Add errors of any shape, with the bound of the codec and the slack of precision at each
+        place."""
         error, promised = np.asarray(error, np.float64), np.asarray(promised, np.float64)
         if not error.size:
             return
@@ -54,15 +55,15 @@ class Tally:
         self.count, self.total = self.count + error.size, self.total + float(error.sum())
         self.row.mean = self.total / self.count
         share = float((error / (promised + slack)).max())
-        if not share <= self.row.share:  # NaN, too
+        if not share <= self.row.share:  # true for NaN
             self.row.share, self.place = share, place
 
 
 class Errors:
-    """Compares what a sample of a store says with what the teacher said.
+    """Compares a sample of a store with the teacher's output.
 
-    `tolerance` is the error that precision may add, as a share of 1 + |value|. `times` is how often
-    the codec's error is allowed in hidden states (more than once after `merge --recode`).
+    `tolerance` is the error that precision may add, relative to 1 + |value|. `times` multiplies the
+    codec's bound for hidden states (above 1 after `merge --recode`).
     """
 
     def __init__(self, features: Features, tolerance: float, times: float) -> None:
@@ -103,7 +104,7 @@ class Errors:
         self._add(path, "probability", np.abs(live - stored), promised, slack, record)
 
     def embedding(self, record: Record, live: Floats) -> None:
-        """Compare vectors [W]: values in root mean squares of the vector, and the cosine."""
+        """Compare vectors [W]: values relative to the vector's root mean square, and the cosine."""
         stored, codec = record.embedding[None], self.features.level.embedding
         path, one = EMBEDDING, (record.position, record.position + 1)
         codes = {key: record.part.read(f"{path}/{key}", *one) for key in codec.names}
@@ -118,9 +119,9 @@ class Errors:
         self._add(f"{path}, 1 - cosine", "of 2", 1 - cosine, away, self.tolerance, record)
 
     def task(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
-        """Compare raw logits, which no codec changes; returns the live ones.
+        """Compare raw logits, which no codec changes: of classes [1,C] or of tags [L,C].
 
-        They are those of classes [1,C] or of tags [L,C].
+        Returns the teacher's logits.
         """
         task, seen = self.features.task, record.views[view]
         assert task is not None
@@ -131,7 +132,10 @@ class Errors:
         return live
 
     def logits(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
-        """Compare all that is kept of the logits of `values` [L,D']; returns log-partitions [L]."""
+        """Compare everything that is stored of logits, for inputs `values` [L,D'] of the head.
+
+        Returns the teacher's log-partitions [L].
+        """
         stored, here = record.views[view].logits, f"view{view}/logits"
         partitions = []
         for rows, raw in decoder.logits(values):
@@ -170,14 +174,14 @@ class Errors:
         self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
 
     def _head(self, record: Record, here: str, stored: Floats, live: Floats) -> None:
-        """Compare inputs of the head, in root mean squares of the token."""
+        """Compare inputs of the head, relative to the root mean square of the token."""
         unit = np.sqrt(np.square(stored).mean(axis=1, keepdims=True)) + 1e-6
         promised = bound(self.features.level, "head", stored) / unit
         error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
         self._add(f"{here}/values", "root mean squares", error, promised, slack, record)
 
     def _draws(self, stored: Logits, rows: slice, logs: torch.Tensor) -> None:
-        """Add draws d from p: the mean of -log p(d) is the entropy, with a known variance."""
+        """Add draws d from p: the expectation of -log p(d) is the entropy, with known variance."""
         start = stored.start[rows.start : rows.start + len(logs) + 1]
         ids = torch.from_numpy(stored.ids[start[0] : start[-1]].astype(np.int64)).to(logs.device)
         counts = stored.counts[start[0] : start[-1]].astype(np.float64)
@@ -192,7 +196,7 @@ class Errors:
         self.draws += (len(logs), entropies, surprise - entropies, spread)
 
     def finished(self) -> list[Tally]:
-        """Return all tallies; random draws can only be judged together."""
+        """Return all tallies. Random draws are tested once, over the whole sample."""
         tokens, entropy, excess, variance = self.draws
         if tokens:
             row = Comparison("draws", "nats")

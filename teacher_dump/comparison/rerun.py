@@ -1,6 +1,6 @@
-"""Runs a sample of a store through its teacher again, and compares it with what is stored.
+"""Runs a sample of a store through its teacher again, and compares the output with stored values.
 
-Errors beyond what the codec promises come from other weights, dropout, another layer or other text.
+Errors above the bound of the codec mean other weights, dropout, another layer or other text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ from teachonce.teacher_dump.windows.masked_views import (
 from teachonce.teacher_dump.windows.window import Window, length_batches
 from teachonce.training.device import resolved_device
 
+# Errors that another order of the same sums, on another machine, may add to the codec's. They are
+# relative to 1 + |value|, in deviations of the channel for hidden states, in nats for logits.
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
-"""Error that other orders of the same sums, on other machines, may add to that of the codec.
-
-It is a share of 1 + |value|, in deviations of the channel for hidden states, in nats for logits.
-"""
 
 ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "precision": ("fp32", "one of fp32, fp16, bf16", lambda value: value in list(TOLERANCE)),
@@ -50,22 +48,20 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "prompt": (None, "a name", lambda value: value is None or isinstance(value, str)),
     "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
 }
-"""Arguments that the teacher is run with again: the value for a store that holds none, the values
-that are expected, in words, and a check of them."""
+"""Arguments of the dump that the comparison needs: the default for a store without the argument,
+the expected values as text, and a check of the value."""
 
+# Keys of a corpus whose sequences may have had other numbers in their dump.
 RENUMBERED = ("merged", "forgotten", "grown_from")
-"""Keys of a corpus whose sequences may have had other numbers when the teacher read them."""
 
+# Factor of the codec's bound if `merge --recode` may have encoded twice, the first time relative to
+# deviations up to twice as large.
 MERGED = 3.0
-"""Times that the codec's error is allowed where `merge --recode` may have encoded twice.
-
-The first time it may have encoded in deviations up to twice as large.
-"""
 
 
 @dataclass
 class LiveReport:
-    """What was compared, in a headline and rows, and a line for each note and each problem."""
+    """The result of a comparison: a headline, a row for each feature, notes and problems."""
 
     headline: str
     rows: list[Comparison] = field(default_factory=list)
@@ -73,7 +69,7 @@ class LiveReport:
     problems: list[str] = field(default_factory=list)
 
     def lines(self, path: str, model: str) -> Iterator[str]:
-        """Tell it in lines."""
+        """Yield the lines of the report."""
         yield self.headline
         yield f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed"
         for row in self.rows:
@@ -89,16 +85,17 @@ class LiveReport:
         """Raise StoreError if anything differs."""
         if self.problems:
             raise StoreError(
-                f"{path}: is not what {model} says: {counted(len(self.problems), 'problem')}; give"
-                " the model that it was made with, or dump again"
+                f"{path}: differs from the output of {model}:"
+                f" {counted(len(self.problems), 'problem')}; give the model that it was made with,"
+                " or dump again"
             )
 
 
 def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:
-    """Compare `sample` sequences, chosen by `seed`, in all views with what `model` gives for them.
+    """Compare `sample` sequences, chosen by `seed`, in all views with the output of `model`.
 
-    The teacher runs in the dump's own precision. Raises UserError if the model cannot be the one
-    that made the store, or if the store holds arguments that no dump has.
+    The teacher runs in the precision of the dump. Raises UserError if the model cannot be the
+    teacher of the store, or if the store's arguments are invalid.
     """
     if not len(store) or sample < 1:
         raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
@@ -119,9 +116,9 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
 
 
 def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> LiveReport:
-    """Compare `sample` sequences, chosen by `seed`, with what a teacher that is loaded gives.
+    """Compare `sample` sequences, chosen by `seed`, with the output of a loaded teacher.
 
-    Raises UserError as `check` does.
+    Raises UserError like `check`.
     """
     arguments = _arguments(store)
     precision = arguments["precision"]
@@ -146,7 +143,7 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
         f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'token')},"
         f" {counted(store.features.views, 'view')}, by {teacher.name} in {precision} on"
         f" {teacher.device};"
-        f" tolerance beside the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
+        f" tolerance in addition to the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
         [tally.row for tally in tallies],
         live.notes(),
         problems,
@@ -162,7 +159,7 @@ def _arguments(store: FeatureStore) -> dict[str, Any]:
         if not right(found[name]):
             raise UserError(
                 f"{store.path}: identity.arguments.{name} is {found[name]!r:.40}, expected"
-                f" {expected}: no teacher can be run so; verify it without --model, or dump again"
+                f" {expected}; verify the store without --model, or dump again"
             )
     return found
 
@@ -182,8 +179,8 @@ def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
     theirs = store.features.embedding
     if theirs and theirs.parallel:
         raise UserError(
-            f"{store.path}: its vectors are of texts that it does not hold: of each it has the text"
-            " beside it, for the student (--student-column); verify it without --model"
+            f"{store.path}: does not hold the texts of its vectors, only the student's texts"
+            " (--student-column); verify it without --model"
         )
     if ours != theirs:
         raise UserError(
@@ -193,7 +190,7 @@ def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
 
 
 def _spec(names: Iterable[str]) -> str:
-    """Write the option of `teacher-dump` that gives features of these names."""
+    """Return the option of `teacher-dump` that stores features of these names."""
     words = [
         f"groups:{name.removeprefix('groups').split('.')[0]}"
         if name.startswith("groups")
@@ -213,21 +210,21 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
         )
     task = teacher.task and replace(teacher.task, separator=features.separator)
     if task != store.task:
-        theirs, mine = (_named(each) for each in (store.task, teacher.task))
+        theirs, mine = (_task_labels(each) for each in (store.task, teacher.task))
         raise UserError(
             f"--model {teacher.name}: its labels are {mine:.200}, the store's are {theirs:.200};"
             f" give the model that {store.path} was made with"
         )
 
 
-def _named(task: TaskSpec | None) -> str:
+def _task_labels(task: TaskSpec | None) -> str:
     if task is None:
         return "none"
     return ", ".join([*task.labels, *([f"({task.problem_type})"] if task.problem_type else [])])
 
 
 class _Sample:
-    """Some sequences of a store, and the teacher that is run over them again."""
+    """A sample of a store's sequences, and the teacher that runs over them again."""
 
     def __init__(
         self,
@@ -252,14 +249,14 @@ class _Sample:
         corpus = store.identity.get("corpus")
         self.merged = is_merged(corpus)
         numbers = [part.number for part in store.manifest.parts]
-        # Masks and their random tokens come from the number that a sequence had in its dump.
+        # Masks and random tokens were drawn by the number that a sequence had in its dump.
         renumbered = isinstance(corpus, dict) and not corpus.keys().isdisjoint(RENUMBERED)
         self.numbered = not renumbered and numbers == list(range(len(numbers)))
         self.left_out = 0
 
     def _types(self, record: Record, encoding: Any) -> Array | None:
-        """Return which text of a pair each token is of, which is not stored; 0 for all where the
-        tokens are others (`other_tokens`), None for a single text."""
+        """Return the token_type_ids of a pair, which are not stored; None for a single text."""
+        # If the tokens differ, `other_tokens` reports it, and zeros serve.
         if self.separator is None:
             return None
         types = np.array(encoding.type_ids, np.int32)
@@ -267,14 +264,14 @@ class _Sample:
         return types if len(types) == length else np.zeros(length, np.int32)
 
     def other_tokens(self) -> Iterator[str]:
-        """Yield one line if the model's own tokenizer gives other tokens than are stored."""
+        """Yield one line if the model's tokenizer gives other tokens than the stored ones."""
         for record, found in zip(self.records, self.encodings, strict=True):
             spans = offsets_of(found, record.text, self.separator)
             same = np.array_equal(found.ids, record.token_ids)
             if not same or not np.array_equal(spans, record.offsets):
                 yield (
-                    f"tokens: the model's tokenizer gives others for the text of sequence"
-                    f" {record.index} than are stored"
+                    "tokens: the model's tokenizer gives other tokens for the text of sequence"
+                    f" {record.index} than the stored ones"
                 )
                 return
 
@@ -282,34 +279,33 @@ class _Sample:
         return self.arguments["seed"], view, record.index
 
     def other_masks(self, view: int) -> Iterator[str]:
-        """Yield one line if the seed gives other words to mask in a view than are stored."""
+        """Yield one line if the seed gives other masked words in a view than the stored ones."""
         share, words = self.arguments["mask_prob"], WordCounts.stored(self.store)
         for record in self.records if view and self.numbered else ():
             drawn = mask_spans(record.text, *self._key(record, view), share, words)
             if not np.array_equal(record.views[view].spans, drawn):
-                yield f"view{view}/mask: sequence {record.index} has not the words of its seed"
+                yield f"view{view}/mask: sequence {record.index} masks other words than its seed"
                 return
 
     def notes(self) -> list[str]:
-        """List what is odd, but does not by itself make a store wrong."""
+        """Return notes on differences that do not by themselves make a store wrong."""
         notes, teacher = [], self.store.identity.get("teacher")
         theirs = teacher.get("weights_hash") if isinstance(teacher, dict) else None
         if theirs and theirs != (ours := self.teacher.weights_hash()):
             notes.append(
-                f"the weights are not those of the dump by their hash ({ours[:12]}, the dump's"
-                f" {str(theirs)[:12]})"
+                f"the hash of the weights is {ours[:12]}, and was {str(theirs)[:12]} in the dump"
             )
         if versions := other_versions(self.store.meta["software"]):
             notes.append(f"the store was made with other versions: {version_words(versions)}")
         if self.left_out:
             notes.append(
                 f"{counted(self.left_out, 'masked sequence')} left out: a merged or unfinished"
-                " store does not keep the number that their random tokens come from"
+                " store does not hold the numbers from which their random tokens were drawn"
             )
         return notes
 
     def run(self, view: int, errors: Errors) -> None:
-        """Run the teacher over one view, and give its output to `errors`."""
+        """Run the teacher over one view, and pass its output to `errors`."""
         task = self.store.features.task
         inputs = [self._input(i, view) for i in range(len(self.records))]
         chosen = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
@@ -332,11 +328,11 @@ class _Sample:
             return (np.concatenate(logits),)
 
         reader = read if task or self.store.features.logits else None
-        for known in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):
-            self._compare(view, known, errors)
+        for output in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):
+            self._compare(view, output, errors)
 
     def _input(self, i: int, view: int) -> Array | None:
-        """Return the ids that the teacher read; None where these cannot be known."""
+        """Return the teacher's input ids; None if their random tokens cannot be drawn again."""
         record, window, tokenizer = self.records[i], self.windows[i], self.teacher.tokenizer
         spans = record.views[view].spans
         if not self.numbered and (spans[:, 2] == RANDOM).any():
@@ -347,15 +343,15 @@ class _Sample:
             self._key(record, view),
         )[0]
 
-    def _compare(self, view: int, known: BatchOutput, errors: Errors) -> None:
+    def _compare(self, view: int, output: BatchOutput, errors: Errors) -> None:
         first = 0
-        for place, (i, length) in enumerate(zip(known.sequences, known.lengths, strict=True)):
+        for place, (i, length) in enumerate(zip(output.sequences, output.lengths, strict=True)):
             record = self.records[i]
-            if known.vectors is not None and not view:
-                errors.embedding(record, known.vectors[place])
-            for name, states in known.hidden.items():
+            if output.vectors is not None and not view:
+                errors.embedding(record, output.vectors[place])
+            for name, states in output.hidden.items():
                 rows = states[first : first + length]
                 errors.hidden(record, view, name, rows, self.store.calibration[name])
-            for name, maps in known.attention.items():
+            for name, maps in output.attention.items():
                 errors.attention(record, view, name, maps[place])
             first += length

@@ -148,7 +148,7 @@ class Corpus:
         return _sum(source.texts for source in self.sources)
 
     def check_unchanged(self) -> None:
-        """Raise CorpusError where the documents that were read are not those of `identity`.
+        """Raise CorpusError if other documents were read than `identity` describes.
 
         A file may be edited while it is read. Its bytes are hashed on the way; where reading
         stopped early, the file is read once more.

@@ -259,7 +259,7 @@ def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
         return CliRunner().invoke(main, ["verify", str(store), *map(str, words)]).output
 
     said = run("--model", tiny_teacher("bert"), "--sample", 3, "--seed", 7)
-    assert "3 sequences" in said and "tolerance beside the codec's error: 0.0003" in said
+    assert "3 sequences" in said and "tolerance in addition to the codec's error: 0.0003" in said
     assert "every error is within" in said
     line = run("--model", tiny_teacher("roberta")).strip().splitlines()[-1]
     assert line.startswith("Error: ") and ("give the model" in line or "width" in line)
