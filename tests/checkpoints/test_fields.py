@@ -68,7 +68,7 @@ def test_fields_that_nothing_reads_are_named_once(
         out,
         "config.json: output_swirl, hidden_twist: not in the list",
         "tokenizer_config.json: fold_hats: not in the list",
-        "its class SwirlForMaskedLM is none of transformers, which reads it by BertConfig",
+        "its class SwirlForMaskedLM is not in transformers, which loads it as BertConfig",
     )
     assert out.count("unread") == 3
 
@@ -240,11 +240,11 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
     ),
     "new field": (
         lambda f: changed(f, "2_Normalize/config.json", order=1),
-        "2_Normalize/config.json has order, which no Normalize that is installed reads",
+        "2_Normalize/config.json has order, which the installed Normalize does not read",
     ),
     "of tokens": (
         lambda f: changed(f, "2_Normalize/config.json", module_input_name="token_embeddings"),
-        "module_input_name 'token_embeddings', expected 'sentence_embedding' behind",
+        "module_input_name 'token_embeddings', expected 'sentence_embedding' after",
     ),
 }
 

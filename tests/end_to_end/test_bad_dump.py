@@ -159,8 +159,12 @@ def test_one_line_of_200_megabytes(tmp_path: Path, tiny_teacher: Callable[[str],
 # what a dump is asked for
 
 DUMP_OPTIONS = {
-    "--logits none --hidden none --attention none": ("--logits, --hidden", "all none", "ask for"),
-    "--head none --hidden none --attention none": ("--head, --hidden", "all none", "ask for"),
+    "--logits none --hidden none --attention none": (
+        "--logits, --hidden",
+        "all none",
+        "request one",
+    ),
+    "--head none --hidden none --attention none": ("--head, --hidden", "all none", "request one"),
     "--logits topk:600": ("topk:600", "600 tokens", "fewer"),
     "--logits best": ("topk:K",),
     "--logits sample:0": ("sample:DRAWS",),

@@ -197,7 +197,10 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
     numbers = table.set_column(1, "label", pa.array([5, 0, 0, 0]))
     for meta, told in (
         (table.schema.metadata, "row 1: 5 is no label of its schema, which has 3 names"),
-        ({b"huggingface": forged}, "row 1: the schema describes its cells as 'ClassLabel'"),
+        (
+            {b"huggingface": forged},
+            "row 1: its cells do not have the type in the schema, 'ClassLabel'",
+        ),
         ({b"huggingface": b"{"}, "its schema describes features in another form"),
     ):
         pq.write_table(numbers.replace_schema_metadata(meta), tmp_path / "a.parquet")
@@ -288,7 +291,7 @@ def test_conll(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         told = refusal(tmp_path / name)
         assert "its first column counts the words" in told
-        subprocess.run(["sh", "-c", told.partition("out: ")[2]], cwd=tmp_path, check=True)
+        subprocess.run(["sh", "-c", told.partition("both: ")[2]], cwd=tmp_path, check=True)
         assert golds(tmp_path / f"a.words{Path(name).suffix}", label=None)[0][0] == (0, 2, "B-LOC")
     for content in ("Bo\tB-PER\t\nis\tO\t\n", "Bo\tB-PER\nis\tO\t\n", "Bo\tB-PER\t\nis\tO\n"):
         (tmp_path / "c.conll").write_text(content)  # a tab at the end begins no column
