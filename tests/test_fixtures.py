@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MAX_LENGTH, TEACHER_KINDS, TOKENIZER_KINDS
+from tests.making.models import MAX_LENGTH, TEACHER_KINDS, TOKENIZER_KINDS
 from tests.texts import SENTENCES
 
 

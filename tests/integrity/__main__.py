@@ -16,6 +16,7 @@ from tests.integrity import (
     plain_tokenizers,
     trials,
 )
+from tests.making.environment import set_environment
 
 RUNS = {
     "checks": (trials.HEAD, trials.checked),
@@ -27,6 +28,7 @@ RUNS = {
 }
 
 if __name__ == "__main__":
+    set_environment()
     head, run = RUNS[sys.argv[1]]
     rows, wrong = run(**json.loads(sys.argv[2]))  # type: ignore[operator]
     print(json.dumps([head, rows, wrong]))

@@ -42,10 +42,10 @@ from teachonce.feature_store.captures.formats import ImportOptions
 from teachonce.store import UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.feature_store.captures import making
 from tests.integrity import forgery
 from tests.integrity.forged_captures import forge
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 SECONDS, MEMORY = forgery.SECONDS, forgery.MEMORY
 HOW = ("refused", "imported")
@@ -75,8 +75,8 @@ def teacher(folder: Path) -> Path:
     """A causal teacher's tokenizer and configuration."""
     place = folder / "teacher"
     if not place.exists():
-        tokenizer = _tokenizer(TOKENIZER_OF["gpt2"])
-        _model("gpt2", tokenizer, "causal").config.save_pretrained(place)
+        tokenizer = trained_tokenizer(TOKENIZER_OF["gpt2"])
+        random_model("gpt2", tokenizer, "causal").config.save_pretrained(place)
         tokenizer.save_pretrained(place)
     return place
 
@@ -86,7 +86,7 @@ def sound(kind: str, folder: Path) -> Path:
     place = folder / f"sound-{kind}"
     if place.exists():
         return place
-    tokenizer = _tokenizer(TOKENIZER_OF["gpt2"])
+    tokenizer = trained_tokenizer(TOKENIZER_OF["gpt2"])
     chance = torch.Generator().manual_seed(1)
     samples = []
     for text in TEXTS:
@@ -184,7 +184,7 @@ def read_distillkit(source: Path) -> Iterator[Read]:
 
 def read_megatron(source: Path) -> Iterator[Read]:
     tokens = np.load(source / "tokens.npy")
-    end = _tokenizer(TOKENIZER_OF["gpt2"]).eos_token_id
+    end = trained_tokenizer(TOKENIZER_OF["gpt2"]).eos_token_id
     for path in _numbered(source, "cp*_dp*__*.tar"):
         with tarfile.open(path) as archive:
             for member in archive:

@@ -26,9 +26,9 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import parts as job
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.windows.window import Window
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.end_to_end.support import write_corpus
 from tests.integrity.damage import FORMATS
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 STATES = ("unfinished", "sealed", "merged", "converted")
 STARTS = ("verify", "repair", "the command that made it", "show")
@@ -98,8 +98,8 @@ def must(words: Words) -> None:
 
 def scenes(folder: Path, ext: str) -> Iterator[Scene]:
     """A store in each state, made by the commands themselves with a tiny teacher."""
-    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
-    for thing in (_model("bert", tokenizer), tokenizer):
+    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
+    for thing in (random_model("bert", tokenizer), tokenizer):
         thing.save_pretrained(folder / "teacher")
     dumps = []
     for number in (1, 2):

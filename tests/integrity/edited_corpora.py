@@ -20,7 +20,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 LINES = 600
 PART = 900  # tokens: some ten parts, which are written while the corpus is read
@@ -96,8 +96,8 @@ class Edited:
 def edited(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
     """`count` dumps in the middle of which the corpus is edited; yields what was done, and what
     came of it: `refused`, `sound`, or what is wrong."""
-    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
-    for part in (_model("bert", tokenizer), tokenizer):
+    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
+    for part in (random_model("bert", tokenizer), tokenizer):
         part.save_pretrained(folder / "teacher")
     chance = random.Random(seed)
     for number in range(count):

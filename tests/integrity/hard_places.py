@@ -21,9 +21,9 @@ import click
 from benchmarks.common.processes import command, finish, fork
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.end_to_end.disks import CANNOT, on_own_disk
 from tests.end_to_end.support import STUDENT, write_corpus
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
 TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"
@@ -110,8 +110,8 @@ def given_in(folder: Path) -> Path:
     """Make what the commands read: a teacher, texts, two stores, a list of documents."""
     given = folder / "given"
     given.mkdir()
-    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
-    for thing in (_model("bert", tokenizer), tokenizer):
+    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
+    for thing in (random_model("bert", tokenizer), tokenizer):
         thing.save_pretrained(given / "teacher")
     write_corpus(given / "corpus.txt", 60)
     (given / "list").write_text("3\n")

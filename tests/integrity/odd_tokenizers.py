@@ -15,7 +15,7 @@ from benchmarks.common.processes import finish, fork, in_small_parts
 from teachonce.store import StoreWriter, open_store
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 TEACHERS = ("bert", "roberta", "xlmr")
 TEXT = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! The story of a river was told, and nobody knew why."
@@ -190,8 +190,8 @@ def _teachers(folder: Path) -> list[Path]:
     text.write_text(f"{TEXT}\n" * 12)
     stores = []
     for kind in TEACHERS:
-        tokenizer = _tokenizer(TOKENIZER_OF[kind])
-        for part in (_model(kind, tokenizer), tokenizer):
+        tokenizer = trained_tokenizer(TOKENIZER_OF[kind])
+        for part in (random_model(kind, tokenizer), tokenizer):
             part.save_pretrained(folder / kind)
         stores.append(folder / f"{kind}.zarr")
         dump(

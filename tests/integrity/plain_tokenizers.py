@@ -16,8 +16,8 @@ from typing import Any
 from teachonce.store.errors import StoreError
 from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.stored_tokenizer import encoded, load_tokenizer
-from tests.conftest import TOKENIZER_KINDS, _tokenizer
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, Change, _anywhere, _step
+from tests.making.models import TOKENIZER_KINDS, trained_tokenizer
 
 MEMORY, SECONDS = 2 << 30, 20  # of a process that imports little
 HEAD = ("what was altered", "tokenizers", "out of proportion or failed")
@@ -72,7 +72,7 @@ KINDS: dict[str, Change] = {
 
 def _altered(chance: random.Random) -> tuple[str, bytes]:
     kind = chance.choice(TOKENIZER_KINDS)
-    settings = json.loads(_tokenizer(kind).backend_tokenizer.to_str())
+    settings = json.loads(trained_tokenizer(kind).backend_tokenizer.to_str())
     done = [kind]
     for _ in range(chance.choice([1, 2, 3])):
         what = chance.choice(list(KINDS))

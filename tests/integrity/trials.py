@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from tests.conftest import _tokenizer
 from tests.integrity import (
     damage,
     edited_corpora,
@@ -20,6 +19,7 @@ from tests.integrity import (
     odd_texts,
     odd_tokenizers,
 )
+from tests.making.models import trained_tokenizer
 
 MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
 BATCH = 2000  # texts that go through the house at once
@@ -91,7 +91,7 @@ def characters(folder: Path, _: str, count: int, seed: int) -> Found:
 
 
 def _broken(folder: Path, odd: Iterator[str]) -> list[str]:
-    tokenizers = {kind: _tokenizer(kind) for kind in odd_texts.KINDS}
+    tokenizers = {kind: trained_tokenizer(kind) for kind in odd_texts.KINDS}
     broken: list[str] = []
     for batch in _batches(odd):
         with tempfile.TemporaryDirectory(dir=folder) as inner:

@@ -27,7 +27,7 @@ from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from teachonce.downstream.settings import MlmSettings
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped
-from tests.conftest import TEACHER_KINDS
+from tests.making.models import TEACHER_KINDS
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES
 
 Teacher = Callable[[str], Path]

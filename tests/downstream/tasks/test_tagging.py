@@ -26,8 +26,8 @@ from teachonce.downstream.tasks.tagging import (
 from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, word_pieces, word_windows
 from teachonce.support.errors import UserError
-from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import write_tagged
+from tests.making.models import TOKENIZER_KINDS
 from tests.texts import SENTENCES
 
 

@@ -22,9 +22,9 @@ from teachonce.downstream.tasks.qa import QA, Answer, Question, best_answer, exa
 from teachonce.downstream.tasks.task_interface import IGNORED, Task
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
-from tests.conftest import TOKENIZER_KINDS
 from tests.downstream.learnable import asked, classified, compared, paired, table
 from tests.downstream.test_bilstm import saved
+from tests.making.models import TOKENIZER_KINDS
 from tests.texts import SENTENCES
 
 Teacher = Callable[[str], Path]

@@ -30,7 +30,7 @@ from teachonce.student_train.model.start import initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.support.errors import UserError
-from tests.conftest import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS
 
 WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
 LENGTHS = (7, 4, 1)

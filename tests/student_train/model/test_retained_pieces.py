@@ -23,8 +23,8 @@ from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from tests.conftest import _tokenizer
 from tests.end_to_end.support import dumped, write_corpus
+from tests.making.models import trained_tokenizer
 from tests.teacher_dump.windows.test_window import TEXTS
 from tests.texts import SENTENCES
 
@@ -40,7 +40,7 @@ def whole(kind: str) -> Tokenizer:
     """A tokenizer: of those of all tests; with `ignore_merges`, as Llama 3 has; of SentencePiece
     with raw bytes; with a mark at the end of a word, as CLIP has."""
     if kind in ("wordpiece", "bpe", "unigram"):
-        return Tokenizer.from_str(_tokenizer(kind).backend_tokenizer.to_str())
+        return Tokenizer.from_str(trained_tokenizer(kind).backend_tokenizer.to_str())
     if kind == "unigram-bytes":
         made = json.loads(whole("unigram").to_str())
         made["model"]["vocab"] += [[f"<0x{byte:02X}>", -12.5] for byte in range(256)]

@@ -23,8 +23,8 @@ from teachonce.teacher_dump.teacher.heads import sampled_logits, top_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
 from teachonce.teacher_dump.windows.window import length_batches, padded
-from tests.conftest import TEACHER_KINDS
 from tests.end_to_end.support import dump_options
+from tests.making.models import TEACHER_KINDS
 from tests.texts import SENTENCES
 
 

@@ -21,7 +21,7 @@ from teachonce.teacher_dump.windows.masked_views import (
     word_spans,
     words_of,
 )
-from tests.conftest import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS
 from tests.teacher_dump.windows.cutting import cut_windows
 from tests.texts import SENTENCES
 

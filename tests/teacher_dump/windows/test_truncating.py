@@ -17,7 +17,7 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import SEGMENT
 from teachonce.teacher_dump.windows.truncating import iter_truncated
 from teachonce.teacher_dump.windows.window import Window
-from tests.conftest import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS
 from tests.teacher_dump.windows.test_window import TEXTS, alone
 from tests.texts import SENTENCES
 

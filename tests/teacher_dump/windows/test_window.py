@@ -16,7 +16,7 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import SEGMENT, iter_windows
 from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import Window
-from tests.conftest import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS
 from tests.teacher_dump.windows.cutting import cut_windows
 from tests.texts import SENTENCES
 
