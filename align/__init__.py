@@ -1,16 +1,17 @@
-"""Two tokenizations of one text: which tokens of the teacher are which tokens of the student.
+"""Align two tokenizations of one text: the teacher's tokens with the student's.
 
-numpy only; knows no store and no model. Batches are flat: the tokens of all sequences one after the
-other, with the start of each sequence, and offsets in characters (Unicode code points) of its text.
+This package needs NumPy alone; it reads no store and runs no model. Batches are flat: tokens are
+concatenated without padding, with the start of each sequence. Offsets count characters (Unicode
+code points) of the sequence's own text.
 
     text.py         FlatText: the characters of a batch; Tokens: its tokens; AlignmentError
     strategies.py   Alignment: pairs of runs of tokens; align_match, align_span, align_bytes,
                     align_reduce
-                    Tokenizations: a batch of texts in both tokens, aligned by a strategy's name
+                    Tokenizations: a batch in both tokenizations, aligned by a strategy's name
     vocabulary.py   Vocabulary: the pieces of a tokenizer.json without their marks (##, Ġ, ▁, </w>)
     normalisers.py  the normalisers of a tokenizer.json
     byte_edges.py   where tokens end in the UTF-8 of a text, for align_bytes
-    mapping.py      VocabularyMap: teacher id -> the student's same piece, or its split
+    mapping.py      VocabularyMap: teacher id -> the student's equal piece, or its split
 
 The text `story.`, teacher pieces `story | .`, student pieces `sto | ##ry | .`:
 
@@ -30,17 +31,17 @@ The text `story.`, teacher pieces `story | .`, student pieces `sto | ##ry | .`:
 >>> teacher = Tokens.of([[1, 2]], [[(0, 5), (5, 6)]], [[0, 0]])
 >>> student = Tokens.of([[1, 2, 3]], [[(0, 3), (3, 5), (5, 6)]], [[0, 0, 0]])
 
-match keeps the one piece that both have, the full stop:
+`match` pairs the piece that both vocabularies have, the full stop:
 
 >>> align_match(text, teacher, student, vocabulary)
 Alignment(teacher=[[1, 2]], student=[[2, 3]])
 
-span pairs the smallest runs that cover the same characters:
+`span` pairs the smallest runs that cover the same characters:
 
 >>> align_span(text, teacher, student)
 Alignment(teacher=[[0, 1], [1, 2]], student=[[0, 2], [2, 3]])
 
-reduce makes the student's input from the teacher's tokens:
+`reduce` makes the student's input from the teacher's tokens:
 
 >>> reduced = align_reduce(teacher, vocabulary)
 >>> reduced.tokens.ids.tolist(), reduced.unknown.any().item()

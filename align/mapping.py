@@ -1,4 +1,4 @@
-"""From the pieces of one vocabulary to the pieces of another."""
+"""Map the teacher's vocabulary to the student's: equal pieces, and splits into smaller ones."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Table = dict[bytes, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VocabularyMap:
-    """Maps each of the teacher's V tokens to the student's.
+    """Maps each of the teacher's V tokens to student tokens.
 
-    match: int32 [V], the student's id of the same piece, or -1. A piece is its text after the
-    student's normaliser and whether it begins a word; special tokens are the same by role (cls,
-    sep, mask, pad, unk), or by name. Several teacher tokens may have one match (a student that
-    lower-cases).
-    split: teacher token t is the student's split_ids[split_start[t] : split_start[t + 1]], greedily
-    longest first from the left (int64 [V + 1], int32 flat). Empty where the student's normaliser
-    leaves nothing.
-    unknown: bool [V], tokens that cannot be split. They become the student's unk, or nothing if it
-    has none.
+    match: int32 [V], the student's id of an equal piece, or -1. Two pieces are equal if they have
+        the same text after the student's normaliser and both begin a word, or neither does. Special
+        tokens are matched by role (cls, sep, mask, pad, unk), then by name. Several teacher tokens
+        may share a match, for instance if the student lower-cases.
+    split_start, split_ids: int64 [V + 1] and flat int32. Teacher token t is split into
+        split_ids[split_start[t] : split_start[t + 1]], longest piece first from the left. The split
+        is empty if the student's normaliser deletes the whole text.
+    unknown: bool [V], tokens that the student's pieces cannot spell. Their split is the student's
+        unk, or empty if the student has none.
     teacher_bytes, student_bytes: the bytes of both vocabularies' pieces.
     """
 
@@ -41,10 +41,9 @@ class VocabularyMap:
 
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
-        """Make the map from a teacher's vocabulary to a student's. It is slow: make it once for a
-        pair."""
+        """Make the map of two vocabularies. This is slow, so do it once for a pair."""
         pieces = _StudentPieces(student, same_marks=teacher.marks == student.marks)
-        # pieces of an equally normalised vocabulary stand as its normaliser leaves them
+        # With equal normalisers, the teacher's pieces are normalised already.
         same = teacher.normaliser == student.normaliser
         normalise = str if same else normaliser_of(student.normaliser)
         match = np.full(len(teacher), -1, np.int32)
@@ -61,7 +60,7 @@ class VocabularyMap:
             if match[number] >= 0:
                 split = [int(match[number])]
             unknown[number] = split is None
-            splits.append(_unknown(student) if split is None else split)
+            splits.append(_unk_ids(student) if split is None else split)
         start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
         own, theirs = PieceBytes.of(teacher), PieceBytes.of(student)
@@ -72,12 +71,13 @@ class VocabularyMap:
         return self.split_ids[self.split_start[token] : self.split_start[token + 1]]
 
 
-def _unknown(student: Vocabulary) -> list[int]:
+def _unk_ids(student: Vocabulary) -> list[int]:
     return [student.roles["unk"]] if "unk" in student.roles else []
 
 
 def _normalised(piece: Piece, normalise: Normaliser) -> Piece:
-    """Normalise a piece as the student does; parts of characters stay as they are."""
+    """Normalise a piece as the student does. A byte-level piece that is not UTF-8 is returned
+    unchanged: it holds part of a character."""
     try:
         text = normalise(piece.text.decode()).encode()
     except UnicodeDecodeError:
@@ -99,8 +99,8 @@ class _StudentPieces:
         plain: Table = {}
         marked: Table = {}
         ordinary = [i for i, token in enumerate(student.tokens) if token and not student.special[i]]
-        # Where two tokens stand for one text, the tokenizer prefers the free piece (`.` over
-        # `##.`), then the marked suffix; `<0x41>` is a last resort.
+        # If two tokens have the same text, tokenizers prefer the free piece (`.` over `##.`), then
+        # the marked suffix; they use `<0x41>` only if nothing else fits.
         ordinary.sort(key=lambda i: self._rank(student.tokens[i], student.pieces[i]))
         for number in ordinary:
             token, piece = student.tokens[number], student.pieces[number]
@@ -139,8 +139,8 @@ class _StudentPieces:
         return self.specials.get(teacher.tokens[number], -1)
 
     def find(self, token: str, piece: Piece) -> int:
-        """Return the student's id of a piece, or -1. Where both vocabularies have equal marks, an
-        equal token is an equal piece."""
+        """Return the student's id of an equal piece, or -1."""
+        # With equal marks, the same token means the same piece.
         own = self.tokens.get(token, -1) if self.same_marks else -1
         if own >= 0 and self.student.pieces[own].text == piece.text:
             return own
@@ -150,7 +150,7 @@ class _StudentPieces:
         return number
 
     def split(self, piece: Piece) -> list[int] | None:
-        """Write the piece in the student's own pieces; None if they cannot write it."""
+        """Spell the piece in the student's pieces; None if they cannot spell it."""
         likely = self._split(piece.text, piece.begins)
         if likely is None and (piece.free or (piece.begins and self.style == "blank")):
             return self._split(piece.text, not piece.begins)
@@ -184,8 +184,7 @@ class _StudentPieces:
 
 
 def _words(text: bytes, begins: bool, isolates: bool) -> list[tuple[bytes, bool]]:
-    """Split a piece's text into words, each with whether it begins one; only the first may
-    continue."""
+    """Split a piece's text into (word, begins a word); only the first may continue a word."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:

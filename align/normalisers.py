@@ -1,9 +1,9 @@
 """The normalisers of a `tokenizer.json` as functions of one piece, with `unicodedata` only.
 
-They run on pieces, not on whole texts: steps that only set or clean the marks of word starts
+They run on pieces, not on whole texts. So steps that only write or remove the marks of word starts
 (Prepend, Strip, Replace of blanks) do nothing here. SentencePiece's compiled table (Precompiled) is
-taken as NFKC with control characters dropped and white space as blanks, which differs from it in a
-few rare characters.
+approximated: NFKC, without control characters, and with blanks for white space. The table differs
+from this in a few rare characters.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ WHOLE_TEXT_ONLY = ("Prepend", "Strip", "ByteLevel")
 
 
 def normaliser_of(settings: dict[str, Any] | None) -> Normaliser:
-    """Make the function for the `normalizer` entry of a tokenizer.json (None: the identity).
+    """Return the function of the `normalizer` entry of a tokenizer.json (None: the identity).
 
-    Raises AlignmentError for a type that is not known or an expression that Python's `re` cannot
-    read.
+    Raises AlignmentError for an unknown type, and for an expression that Python's `re` cannot
+    compile.
     """
     if settings is None:
         return str
@@ -47,28 +47,33 @@ def normaliser_of(settings: dict[str, Any] | None) -> Normaliser:
         return lambda text: unicodedata.normalize("NFKC", clean(text))
     if kind in WHOLE_TEXT_ONLY:
         return str
-    raise AlignmentError(f"tokenizer.json, normalizer: the type {kind!r} is not known")
+    raise AlignmentError(
+        f"tokenizer.json, normalizer: unknown type {kind!r}; choose another tokenizer"
+    )
 
 
 def lower(text: str) -> str:
-    """Lower case character by character, as `tokenizers` does (no final sigma)."""
+    """Lower-case each character by itself, as `tokenizers` does."""
+    # str.lower of a whole text writes a sigma at the end of a word differently.
     return "".join(map(str.lower, text))
 
 
 def clean(text: str) -> str:
-    """Clean as BERT's clean_text: drop control characters, NUL and U+FFFD, make white space a
-    blank."""
-    kept = []
+    """Clean a text as BERT's `clean_text` does.
+
+    Drops control characters, NUL and U+FFFD, and replaces white space by blanks.
+    """
+    cleaned = []
     for character in text:
         if character in "\t\n\r" or unicodedata.category(character)[0] == "Z":
-            kept.append(" ")
+            cleaned.append(" ")
         elif character != "\ufffd" and unicodedata.category(character)[0] != "C":
-            kept.append(character)
-    return "".join(kept)
+            cleaned.append(character)
+    return "".join(cleaned)
 
 
 def strip_marks(text: str) -> str:
-    """Drop combining marks (M*); composed letters stay unless decomposed before."""
+    """Drop combining marks (M*). Composed letters are unchanged unless decomposed before."""
     return "".join(c for c in text if unicodedata.category(c)[0] != "M")
 
 
@@ -106,8 +111,10 @@ def _replace(settings: dict[str, Any]) -> Normaliser:
         compiled = re.compile(expression)
     except re.error as error:
         raise AlignmentError(
-            f"tokenizer.json, normalizer: cannot read the expression {expression!r}: {error}"
+            f"tokenizer.json, normalizer: Python cannot compile the expression {expression!r}:"
+            f" {error}; choose another tokenizer"
         ) from None
+    # A replacement of blanks, or by the mark ▁, only writes word starts.
     if compiled.search(" ") or compiled.search("  ") or "\u2581" in content:
         return str
     return lambda text: compiled.sub(lambda _: content, text)

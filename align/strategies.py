@@ -1,5 +1,7 @@
-"""Alignments, and the strategies `match`, `span`, `bytes` and `reduce` over flat batches, without a
-loop per token."""
+"""Alignments, and the strategies `match`, `span`, `bytes` and `reduce` over flat batches.
+
+No function loops over tokens in Python.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ Index = NDArray[np.int64]
 class Alignment:
     """G pairs of half-open runs of flat token numbers, in the order of the text.
 
-    teacher, student: int32 [G, 2]; pair g says that teacher tokens teacher[g, 0] ... teacher[g, 1]
-    - 1 stand for the same characters as student tokens student[g, 0] ... student[g, 1] - 1. No run
-    is empty, runs of one side are disjoint and increasing, and no run crosses a sequence.
+    teacher, student: int32 [G, 2]. Teacher tokens teacher[g, 0] ... teacher[g, 1] - 1 cover the
+        same characters as student tokens student[g, 0] ... student[g, 1] - 1. No run is empty or
+        crosses a sequence; the runs of one side are disjoint and ascend.
+
+    Raises AlignmentError for other shapes and dtypes, and for different numbers of runs.
     """
 
     teacher: NDArray[np.int32]
@@ -50,19 +54,19 @@ class Alignment:
         return f"Alignment(teacher={self.teacher.tolist()}, student={self.student.tolist()})"
 
     def swap(self) -> Alignment:
-        """Return these pairs with the sides exchanged."""
+        """Return the same pairs with teacher and student exchanged."""
         return Alignment(self.student, self.teacher)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """Holds the student's input that is made of the teacher's tokens.
+    """Holds the student's input that `align_reduce` makes from the teacher's tokens.
 
-    tokens: student ids, S in all; each piece has the offsets, the special flag and the type of its
-    teacher token.
-    unknown: bool [S], pieces that stand for a teacher token which the student cannot spell.
-    alignment: one teacher token to the run of its pieces; special tokens, and tokens of which the
-    student's normaliser leaves nothing, take no part.
+    tokens: S student tokens; each piece has the offsets, special flag and type of its teacher
+        token.
+    unknown: bool [S], pieces of teacher tokens that the student cannot spell.
+    alignment: each teacher token with the run of its pieces. Special tokens are left out, and so
+        are tokens that the student's normaliser deletes.
     """
 
     tokens: Tokens
@@ -72,11 +76,12 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """Holds the tokens of one side that cover characters, in the order of the text.
+    """Holds the n tokens of one side that cover characters, in the order of the text.
 
-    token: their flat numbers [n]. begin, end: spans in characters of the joined text [n], never
-    empty. reach: the largest end up to each token [n]; it is larger than `end` where a token steps
-    back in the text.
+    token: flat token numbers [n].
+    begin, end: spans in characters of the joined text [n], never empty.
+    reach: the largest end up to each token [n]. It exceeds `end` if a later token begins earlier
+        in the text.
     """
 
     token: Index
@@ -93,7 +98,7 @@ class _Spans:
         shift = np.repeat(text.start[:-1], counts)[token]
         begin, end = begin[token] + shift, end[token] + shift
         _trim(text, begin, end)
-        # Runs must be contiguous: a token that steps back in the text reaches over those before it.
+        # Runs are contiguous, so a token that begins before an earlier token's end joins its run.
         return cls(token, begin, end, np.maximum.accumulate(end))
 
 
@@ -113,14 +118,14 @@ def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> Alignment
     begin, end = map(int, tokens.offsets[token])
     return AlignmentError(
         f"{side}, sequence {sequence}: token {token - int(tokens.start[sequence])} covers "
-        f"characters {begin} to {end} of a text of {length}; was another text tokenised?"
+        f"characters {begin} to {end} of a text of {length}; pass the text that was tokenised"
     )
 
 
 def _trim(text: FlatText, begin: Index, end: Index) -> None:
-    """Take blanks off both edges of each span, in place; a span of blanks only stays as it is."""
+    """Remove blanks from both edges of each span, in place. Spans of blanks alone are unchanged."""
     filled = np.flatnonzero(~text.space)
-    before = starts(~text.space)  # filled characters before each one
+    before = starts(~text.space)  # number of filled characters before each character
     low, high = before[begin], before[end]
     some = np.flatnonzero(high > low)
     begin[some] = filled[low[some]]
@@ -142,23 +147,24 @@ def _holds_special(tokens: Tokens, first: Index, end: Index) -> Booleans:
     return before[end] > before[first]
 
 
-def _pairs(first: Integers, end: Integers) -> NDArray[np.int32]:
+def _as_runs(first: Integers, end: Integers) -> NDArray[np.int32]:
     return np.stack((first.astype(np.int32), end.astype(np.int32)), axis=1)
 
 
 def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     """Pair the smallest runs of tokens that cover the same characters.
 
-    A token's span is what its offsets say, less the blanks at its edges (a token of blanks only
-    keeps them). Special tokens and tokens with an empty span take no part. A cut is a place between
-    two characters that lies strictly inside no token of either side. The tokens between two
-    neighbouring cuts are a pair of runs if both sides have some there, and if both cover exactly
-    the same solid characters. Blanks and ignorable characters (`align.text.character_class`), which
-    normalisers drop, may be covered by one side alone. So tokens that share a character fall into
-    one run; a character that one tokenizer drops costs at most the run around it; a student cut to
-    a smaller length is aligned up to the cut.
+    A token's span is its offsets without the blanks at the edges; a token of blanks alone keeps its
+    blanks. Special tokens and tokens with an empty span are left out. A cut is a place between two
+    characters that is inside no token of either side. The tokens between two neighbouring cuts form
+    a pair of runs if both sides have tokens there and cover the same solid characters. Blanks and
+    ignorable characters (`align.text.character_class`) may be covered by one side alone, as
+    normalisers drop them.
 
-    Raises AlignmentError when the numbers of sequences differ or offsets lie outside the text.
+    So tokens that share a character are in one run. A character that one tokenizer drops costs at
+    most the run around it. A student that is truncated is aligned up to its end.
+
+    Raises AlignmentError if the numbers of sequences differ or offsets lie outside the text.
     """
     sides = _Spans.of(text, teacher, "teacher"), _Spans.of(text, student, "student")
     size = len(text.codepoints) + 1
@@ -168,7 +174,7 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
         begins = np.bincount(spans.begin, minlength=size)
         depth = np.cumsum(begins - np.bincount(spans.reach, minlength=size))
         cut &= depth == begins  # every token over this character begins with it
-        # Between a step back and what it reaches over is a gap.
+        # `reach` also counts gaps before a token that begins earlier; those are not covered.
         if (spans.reach != spans.end).any():
             depth = np.cumsum(begins - np.bincount(spans.end, minlength=size))
         covered.append(depth > 0)
@@ -180,12 +186,12 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     run_of[s_group] = np.arange(len(s_group))
     run_of[bad] = -1
     partner = run_of[t_group]
-    kept = np.flatnonzero(partner >= 0)
-    t_first, t_end = t_first[kept], t_end[kept]
-    s_first, s_end = s_first[partner[kept]], s_end[partner[kept]]
+    paired = np.flatnonzero(partner >= 0)
+    t_first, t_end = t_first[paired], t_end[paired]
+    s_first, s_end = s_first[partner[paired]], s_end[partner[paired]]
     special = _holds_special(teacher, t_first, t_end) | _holds_special(student, s_first, s_end)
     pure = np.flatnonzero(~special)
-    return Alignment(_pairs(t_first[pure], t_end[pure]), _pairs(s_first[pure], s_end[pure]))
+    return Alignment(_as_runs(t_first[pure], t_end[pure]), _as_runs(s_first[pure], s_end[pure]))
 
 
 def align_bytes(
@@ -213,20 +219,20 @@ def align_bytes(
 def align_match(
     text: FlatText, teacher: Tokens, student: Tokens, vocabulary: VocabularyMap
 ) -> Alignment:
-    """Pair single tokens that cover the same characters and are the same piece.
+    """Pair single tokens that cover the same characters and are equal pieces.
 
-    These are the pairs of `align_span` with one token on each side for which `vocabulary.match` of
-    the teacher's id is the student's id (Kolesnikova et al. 2022, "match").
+    Takes the pairs of `align_span` that have one token on each side and whose student id is
+    `vocabulary.match` of the teacher id (Kolesnikova et al. 2022, "match").
 
     Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
     """
     _check_ids(teacher, vocabulary)
     pairs = align_span(text, teacher, student)
     t, s = pairs.teacher[:, 0], pairs.student[:, 0]
-    keep = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
-    keep &= vocabulary.match[teacher.ids[t]] == student.ids[s]
-    t, s = t[keep], s[keep]
-    return Alignment(_pairs(t, t + 1), _pairs(s, s + 1))
+    equal = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
+    equal &= vocabulary.match[teacher.ids[t]] == student.ids[s]
+    t, s = t[equal], s[equal]
+    return Alignment(_as_runs(t, t + 1), _as_runs(s, s + 1))
 
 
 def align_reduce(
@@ -234,9 +240,9 @@ def align_reduce(
 ) -> Reduced:
     """Split the teacher's tokens into student pieces, and pair each token with its own pieces.
 
-    Special tokens become the student's own. With `max_length`, a sequence of more pieces keeps the
-    longest beginning of whole teacher tokens that fits together with its final special token, and
-    that token (Kolesnikova et al. 2022, "reduce").
+    Special tokens become the student's own. If a sequence has more than `max_length` pieces, it is
+    truncated after a whole teacher token, and its final special token is appended (Kolesnikova et
+    al. 2022, "reduce").
 
     Raises AlignmentError for a teacher id outside the vocabulary and for max_length < 1.
     """
@@ -246,7 +252,7 @@ def align_reduce(
     first = vocabulary.split_start[teacher.ids]
     counts = vocabulary.split_start[teacher.ids.astype(np.int64) + 1] - first
     if max_length is not None:
-        counts = np.where(_fits(teacher, counts, max_length), counts, 0)
+        counts = np.where(_within_length(teacher, counts, max_length), counts, 0)
     bounds = starts(counts)
     token = np.repeat(np.arange(len(counts)), counts)
     position = ranges(first, counts)
@@ -258,12 +264,14 @@ def align_reduce(
         None if teacher.types is None else teacher.types[token],
     )
     source = np.flatnonzero((counts > 0) & ~teacher.special)
-    alignment = Alignment(_pairs(source, source + 1), _pairs(bounds[source], bounds[source + 1]))
+    alignment = Alignment(
+        _as_runs(source, source + 1), _as_runs(bounds[source], bounds[source + 1])
+    )
     return Reduced(pieces, vocabulary.unknown[teacher.ids][token], alignment)
 
 
-def _fits(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
-    """Find the tokens that stay when each sequence is cut to max_length pieces: bool [T]."""
+def _within_length(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
+    """Find the tokens that remain if each sequence is truncated to max_length pieces: bool [T]."""
     start = tokens.start.astype(np.int64)
     lengths = np.diff(start)
     bounds = starts(counts)
@@ -275,8 +283,8 @@ def _fits(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
     closing[np.searchsorted(start, np.flatnonzero(final), "right") - 1] = counts[final]
     limit = np.where(total > max_length, max_length - closing, max_length)
     used = bounds[1:] - np.repeat(bounds[start[:-1]], lengths)
-    kept: Booleans = (used <= np.repeat(limit, lengths)) | final
-    return kept
+    remaining: Booleans = (used <= np.repeat(limit, lengths)) | final
+    return remaining
 
 
 def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
@@ -286,16 +294,16 @@ def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
         token = int(wrong.argmax())
         raise AlignmentError(
             f"teacher, sequence {teacher.sequence_of(token)}: token id {int(teacher.ids[token])} "
-            f"is outside its vocabulary of {size}; was it tokenised by another tokenizer?"
+            f"is outside its vocabulary of {size}; tokenise with the teacher's own tokenizer"
         )
 
 
 @dataclass(frozen=True)
 class Tokenizations:
-    """Holds B texts in the teacher's tokens and in the student's own.
+    """Holds B texts in the teacher's tokenization and in the student's.
 
     vocabulary: maps the teacher's pieces to the student's.
-    max_length: the most tokens of a text that the student reads.
+    max_length: the maximum number of tokens that the student reads of a text.
     """
 
     texts: Sequence[str]
@@ -306,14 +314,14 @@ class Tokenizations:
 
     @cached_property
     def text(self) -> FlatText:
-        """Join the characters of the texts, once for all strategies of a batch."""
+        """Join the characters of the texts; cached, as all strategies of a batch use them."""
         return FlatText.of(self.texts)
 
     def align(self, strategy: str) -> tuple[Tokens, Alignment]:
-        """Return the student's input and its pairs of runs, by the name of a strategy.
+        """Return the student's input and its alignment, by the name of a strategy.
 
-        The input of `reduce` is made of the teacher's tokens; that of others is the student's own.
-        Raises AlignmentError as the strategies do, and for an unknown name.
+        `reduce` makes the input from the teacher's tokens; `span` and `match` use the student's own
+        tokenization. Raises AlignmentError as the strategies do, and for an unknown name.
         """
         match strategy:
             case "span":

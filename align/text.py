@@ -1,5 +1,7 @@
-"""Flat batches: the characters of many texts and the tokens of many sequences, without padding; the
-one error of this package."""
+"""Flat batches: the characters of B texts and the tokens of B sequences, without padding.
+
+Also defines AlignmentError, the error of this package.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ CODE_POINTS = 0x110000
 
 
 class AlignmentError(ValueError):
-    """Says in one line what is wrong with input that cannot be aligned, and where."""
+    """Raised for input that cannot be aligned; the message is one line."""
 
 
 def character_class(character: str) -> int:
-    """Tell how a character counts when spans are compared.
+    """Return the class of a character, by which spans are compared.
 
-    BLANK: white space. IGNORABLE: what the usual normalisers drop, so that a tokenizer may leave it
-    uncovered: control, format, private and unassigned characters (C*), marks (M*: accents,
-    variation selectors) and U+FFFD. SOLID: all the rest.
+    BLANK: white space.
+    IGNORABLE: characters that the usual normalisers drop, so that a tokenizer may leave them
+        uncovered: control, format, private and unassigned ones (C*), marks (M*: accents, variation
+        selectors) and U+FFFD.
+    SOLID: all others.
     """
     if character.isspace():
         return BLANK
@@ -47,9 +51,9 @@ def _classes() -> NDArray[np.uint8]:
 class FlatText:
     """Joins B texts into C characters (Unicode code points).
 
-    Text b is characters start[b] ... start[b + 1] - 1.
-
-    start: int64 [B + 1]. codepoints: uint32 [C]. space: bool [C], white space.
+    start: int64 [B + 1]; text b is characters start[b] ... start[b + 1] - 1.
+    codepoints: uint32 [C].
+    space: bool [C], white space.
     solid: bool [C], neither white space nor ignorable (see `character_class`).
     """
 
@@ -60,6 +64,7 @@ class FlatText:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> FlatText:
+        """Join the characters of texts."""
         start = starts([len(text) for text in texts])
         # surrogatepass: a lone surrogate is one character of a Python string like any other
         raw = "".join(texts).encode("utf-32-le", "surrogatepass")
@@ -73,14 +78,16 @@ class FlatText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Holds B tokenised sequences as N flat tokens. Sequence b has tokens start[b] ... start[b + 1]
-    - 1.
+    """Holds B tokenised sequences as N flat tokens.
 
-    ids: integers [N]. offsets: integers [N, 2], half-open spans of characters of the token's own
-    sequence.
-    special: bool [N], tokens that stand for no text (their offsets are not read). start: integers
-    [B + 1]. types: integers [N], which of two texts each token is of, or None where there is one.
-    Raises AlignmentError when the shapes, the types or `start` do not fit.
+    ids: integers [N].
+    offsets: integers [N, 2], half-open spans of characters of the token's own sequence.
+    special: bool [N], tokens that cover no text; their offsets are ignored.
+    start: integers [B + 1]; sequence b has tokens start[b] ... start[b + 1] - 1.
+    types: integers [N], 0 or 1: the text of a pair that the token belongs to. None for single
+        texts.
+
+    Raises AlignmentError if shapes, dtypes or `start` are wrong.
     """
 
     ids: Integers
@@ -106,7 +113,9 @@ class Tokens:
                 )
         start = self.start.astype(np.int64)
         if not len(start) or start[0] != 0 or start[-1] != count or (np.diff(start) < 0).any():
-            raise AlignmentError(f"tokens, start: expected to rise from 0 to the {count} tokens")
+            raise AlignmentError(
+                f"tokens, start: expected ascending numbers from 0 to {count}, the number of tokens"
+            )
 
     @classmethod
     def of(
@@ -115,7 +124,7 @@ class Tokens:
         offsets: Sequence[Iterable[tuple[int, int]]],
         special: Sequence[Iterable[int]],
     ) -> Tokens:
-        """Join one list for each sequence, as a tokenizer gives them (convenient, not fast)."""
+        """Join one list for each sequence, as a tokenizer returns them. Convenient, not fast."""
         spans = np.array(list(chain.from_iterable(offsets)), np.int32).reshape(-1, 2)
         return cls(
             np.array(list(chain.from_iterable(ids)), np.uint32),

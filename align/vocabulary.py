@@ -1,4 +1,4 @@
-"""A vocabulary read from a `tokenizer.json`: what each piece stands for, without its marks."""
+"""Read a vocabulary from a `tokenizer.json`: the text of each piece, without its marks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CJK = (
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """Return the byte-level alphabet of GPT-2: the byte that each character is written for."""
+    """Return GPT-2's byte-level alphabet: the byte that each character encodes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -43,8 +43,7 @@ def byte_of_character() -> dict[str, int]:
 
 @cache
 def isolated(character: str) -> bool:
-    """Tell whether BERT makes a word of this character alone: punctuation and Chinese
-    characters."""
+    """Return whether BERT's pre-tokenizer makes this character a word: punctuation and Chinese."""
     code = ord(character)
     if code < 128:
         return 32 < code < 127 and not character.isalnum()
@@ -54,15 +53,15 @@ def isolated(character: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Tells how a vocabulary writes where words begin or end.
+    """Describes how a vocabulary marks where words begin or end.
 
     style: "prefix", a mark on pieces that continue a word (WordPiece, `##ing`); "blank", a mark for
-    the blank before a word (byte-level `Ġ`, Metaspace `▁`); "suffix", a mark on pieces that end a
-    word (`</w>`); "none".
+        the blank before a word (byte-level `Ġ`, Metaspace `▁`); "suffix", a mark on pieces that end
+        a word (`</w>`); "none".
     mark: the mark itself.
     byte_level: pieces are bytes in the GPT-2 alphabet.
-    isolates: punctuation is cut off as words of its own.
-    raw_bytes: `<0xE2>` is that byte.
+    isolates: the pre-tokenizer makes each punctuation character a word.
+    raw_bytes: a token such as `<0xE2>` is a byte.
     """
 
     style: Style
@@ -74,12 +73,13 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tells what a token stands for.
+    """A token's text and its place in a word.
 
-    text: UTF-8 without marks (a byte-level piece may hold part of a character).
-    begins: it begins a word, that is, follows a blank or stands for a whole word.
-    marked: it is written with the vocabulary's mark.
-    free: the vocabulary cannot tell whether it begins a word; `begins` is only the likelier case.
+    text: UTF-8 without marks; a byte-level piece may hold part of a character.
+    begins: the piece begins a word.
+    marked: the token has the vocabulary's mark.
+    free: the vocabulary does not record whether the piece begins a word; `begins` is then the
+        likelier case.
     """
 
     text: bytes
@@ -89,7 +89,7 @@ class Piece:
 
 
 def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
-    """Read the piece of a token as the file writes it; an added token is literal text."""
+    """Return the piece of a token of the file. An added token is `literal`: it has no marks."""
     if literal:
         return Piece(token.removeprefix(" ").encode(), token[:1] == " ", False, True)
     raw = RAW_BYTE.fullmatch(token) if marks.raw_bytes else None
@@ -122,9 +122,12 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
 class Vocabulary:
     """Holds V tokens by id.
 
-    tokens: as the file writes them, "" for an id without one. pieces: what they stand for.
-    special: bool [V]. roles: ids of cls, sep, mask, pad and unk, where they exist.
-    marks: how word starts are written. normaliser: its settings in the file.
+    tokens: as the file writes them; "" for an id that has no token.
+    pieces: their texts without marks.
+    special: bool [V].
+    roles: ids of cls, sep, mask, pad and unk, if the vocabulary has them.
+    marks: how word starts are written.
+    normaliser: its settings in the file.
     """
 
     tokens: tuple[str, ...]
@@ -141,7 +144,7 @@ class Vocabulary:
     def from_tokenizer_json(cls, text: str) -> Vocabulary:
         """Read the content of a `tokenizer.json`: WordPiece, BPE, Unigram or WordLevel.
 
-        Raises AlignmentError when it is not one, or its normaliser is not known.
+        Raises AlignmentError if it is no such file, or its normaliser is unknown.
         """
         try:
             return cls._read(json.loads(text))
@@ -149,12 +152,13 @@ class Vocabulary:
             raise
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise AlignmentError(
-                f"tokenizer.json: not the file of a tokenizer ({type(error).__name__}: {error})"
+                f"tokenizer.json: not a tokenizer's file ({type(error).__name__}: {error}); pass"
+                " the tokenizer.json that tokenizers wrote"
             ) from None
 
     @classmethod
     def _read(cls, settings: dict[str, Any]) -> Vocabulary:
-        vocabulary = _numbered(settings["model"])
+        vocabulary = _tokens_by_id(settings["model"])
         added = {entry["id"]: entry for entry in settings.get("added_tokens") or ()}
         tokens = [""] * (max([*vocabulary, *added], default=-1) + 1)
         special = np.zeros(len(tokens), bool)
@@ -165,15 +169,15 @@ class Vocabulary:
         roles = _roles(settings, tokens, special)
         special[list(roles.values())] = True
         marks = _marks(settings)
-        literal = added.keys() - vocabulary.keys()  # the model's tokens have marks
+        literal = added.keys() - vocabulary.keys()  # tokens of the model have marks
         pieces = (read_piece(token, marks, n in literal) for n, token in enumerate(tokens))
         normaliser = settings.get("normalizer")
-        normaliser_of(normaliser)  # refuses an unknown one now, not at the first map
+        normaliser_of(normaliser)  # raises for an unknown one now, not at the first map
         return cls(tuple(tokens), tuple(pieces), special, roles, marks, normaliser)
 
 
 def _kind(model: dict[str, Any]) -> str:
-    """Return the model's type, which files of the first `tokenizers` versions do not name."""
+    """Return the model's type. Files of the first `tokenizers` releases do not name it."""
     if "type" in model:
         return str(model["type"])
     if "merges" in model:
@@ -183,17 +187,19 @@ def _kind(model: dict[str, Any]) -> str:
     return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
 
 
-def _numbered(model: dict[str, Any]) -> dict[int, str]:
+def _tokens_by_id(model: dict[str, Any]) -> dict[int, str]:
     kind = _kind(model)
     if kind not in ("WordPiece", "BPE", "Unigram", "WordLevel"):
-        raise AlignmentError(f"tokenizer.json, model: the type {kind!r} is not known")
+        raise AlignmentError(
+            f"tokenizer.json, model: unknown type {kind!r}; choose another tokenizer"
+        )
     if kind == "Unigram":
         return {number: token for number, (token, _) in enumerate(model["vocab"])}
     return {number: token for token, number in model["vocab"].items()}
 
 
 def _steps(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the normalisers, pre-tokenizers and decoders of a tokenizer, sequences taken apart."""
+    """Yield the normalisers, pre-tokenizers and decoders of a tokenizer, sequences flattened."""
     waiting = [settings.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
     while waiting:
         step = waiting.pop()
@@ -227,8 +233,10 @@ def _marks(settings: dict[str, Any]) -> Marks:
 
 
 def _roles(settings: dict[str, Any], tokens: list[str], special: Booleans) -> dict[str, int]:
-    """Find the special tokens with a task: named by post-processor, model, padding, or by
-    custom."""
+    """Find the ids of cls, sep, mask, pad and unk.
+
+    The post-processor, the model and the padding settings name them; if not, the usual names do.
+    """
     number = {token: i for i, token in enumerate(tokens) if special[i]}
     everything = {token: i for i, token in enumerate(tokens) if token} | number
     names = _named_roles(settings)

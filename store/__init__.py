@@ -1,4 +1,4 @@
-"""The feature store: what a teacher knew about every token, in chunks. See FORMAT.md.
+"""The feature store: a teacher's features of every token, in chunked arrays. See FORMAT.md.
 
 A name is imported when it is first used; `__init__.pyi` lists the names.
 """

@@ -1,5 +1,4 @@
-"""The student's vocabulary and word embeddings that come from mixed-vocabulary training
-(FORMAT.md, section 6)."""
+"""A student's tokenizer and embeddings from mixed-vocabulary training (FORMAT.md, section 6)."""
 
 from __future__ import annotations
 
@@ -24,15 +23,18 @@ EMBEDDINGS, TOKENIZER, SETTINGS = "embeddings", "tokenizer.json", "tokenizer_con
 
 @dataclass(frozen=True, eq=False)
 class MixedVocab:
-    """Embeddings float32 [Vs, d] of a student's Vs pieces, trained within the teacher (Zhao et al.
-    2021, stage I), and the files of the tokenizer whose ids are their rows."""
+    """A student's word embeddings, trained inside the teacher (Zhao et al. 2021, stage I).
+
+    embeddings: float32 [Vs, d], a row for each of the student's Vs pieces.
+    tokenizer, settings: tokenizer.json and tokenizer_config.json, whose ids are the rows.
+    """
 
     embeddings: Array
     tokenizer: bytes
     settings: bytes
 
     def arrays(self) -> dict[str, Array]:
-        """The stored arrays by their paths."""
+        """Return the arrays to store, by path."""
         return {
             f"{GROUP}/{EMBEDDINGS}": np.asarray(self.embeddings, np.float32),
             f"{GROUP}/{TOKENIZER}": np.frombuffer(self.tokenizer, np.uint8),
@@ -40,18 +42,18 @@ class MixedVocab:
         }
 
     def backend(self) -> Tokenizer:
-        """The student's tokenizer. StoreError if it cannot be read."""
+        """Load the student's tokenizer. Raises StoreError if it cannot be read."""
         return load_tokenizer(self.tokenizer, f"{GROUP}/{TOKENIZER}")
 
     def read_settings(self) -> dict[str, Any]:
-        """The settings of the student's tokenizer. StoreError if they are no JSON object."""
+        """Read the settings of the tokenizer. Raises StoreError if they are no JSON object."""
         return json_object(self.settings, f"{GROUP}/{SETTINGS}")
 
     @staticmethod
     def stored(store: FeatureStore) -> MixedVocab | None:
-        """Read and check what a store holds; None where it holds nothing of it.
+        """Read and check a store's mixed vocabulary; None if the store has none.
 
-        Raises StoreError if it is damaged, or its embeddings are not those of its tokenizer.
+        Raises StoreError if it is damaged, or if embeddings and tokenizer have different sizes.
         """
         if not any(name.startswith(f"{GROUP}/") for name in store.manifest.arrays):
             return None
@@ -68,14 +70,14 @@ class MixedVocab:
         if shape != ("float32", 2, pieces) or not np.isfinite(embeddings).all():
             raise StoreError(
                 f"{store.path}: {GROUP}/{EMBEDDINGS} is not a finite float32 [{pieces}, d], a row"
-                f" for each piece of the tokenizer beside it; {DAMAGED}"
+                f" for each piece of the tokenizer stored with it; {DAMAGED}"
             )
         return found
 
     @staticmethod
     def of(store: FeatureStore) -> MixedVocab:
-        """Read and check what a store holds. Raises StoreError where it holds nothing of it, and as
-        `stored` does."""
+        """Read and check a store's mixed vocabulary. Raises StoreError if the store has none, and
+        as `stored` does."""
         found = MixedVocab.stored(store)
         if found is None:
             raise StoreError(

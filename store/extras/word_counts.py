@@ -1,5 +1,7 @@
-"""Counts of the words of a corpus, by which rare words are masked more often (FORMAT.md, section
-6)."""
+"""Word counts of a corpus: `--mask-words rare` masks rare words more often by them.
+
+See FORMAT.md, section 6.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,21 @@ if TYPE_CHECKING:
 
 GROUP = "calibration/words"
 TEXT, COUNT = f"{GROUP}/text", f"{GROUP}/count"
-LEAST = 2  # of a count that is kept: half of all words occur once
+LEAST = 2  # smallest count that is stored: half of all words occur once
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """`counts` of words that occur at least twice; any other word counts as one that occurs
-    once."""
+    """Counts of the words that occur at least twice; any other word counts as 1."""
 
     counts: Mapping[str, int]
 
     def of(self, words: list[str]) -> Array:
-        """The counts int64 [n] of n words."""
+        """Return the counts of n words: int64 [n]."""
         return np.array([self.counts.get(word, 1) for word in words], np.int64)
 
     def arrays(self) -> dict[str, Array]:
-        """The stored arrays by their paths."""
+        """Return the arrays to store, by path."""
         words = sorted(word for word, count in self.counts.items() if count >= LEAST)
         text = "".join(f"{word}\n" for word in words).encode()
         return {
@@ -48,14 +49,16 @@ class WordCounts:
 
     @staticmethod
     def stored(store: FeatureStore) -> WordCounts | None:
-        """Read and check the counts of a store; None where it has none. StoreError if they are
-        damaged."""
+        """Read and check the counts of a store; None if it has none.
+
+        Raises StoreError if they are damaged.
+        """
         return _read(store.manifest.arrays, store.outside, store.path)
 
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
-        """Read and check the counts of an unfinished store, as `stored` does; None also where it
-        lacks them."""
+        """Read and check the counts of an unfinished store, as `stored` does; None also if they are
+        listed but missing."""
         with closing(staging_of(path).source()) as source:
             if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):
                 return None

@@ -1,4 +1,4 @@
-"""What a store holds: views, hidden states, attention maps, a tier of logits, a codec."""
+"""The features of a store: views, hidden states, attention maps, a tier of logits, a codec."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from teachonce.store.format.codecs.levels import KINDS, Level, form_of, forms_of
 from teachonce.support.arrays import Floats
 
 Calibration = dict[str, tuple[Floats, Floats]]
-"""Mean and deviation [D] of each hidden state, by its name."""
+"""Mean and standard deviation [D] of the channels of each hidden state, by its name."""
 
 TIERS = ("topk", "sample", "head")
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
-"""For each task where a part keeps the gold labels, and the name of the outputs of a view."""
+"""For each task, the array of a part with the gold labels, and the group of a view's logits."""
 
 SEVERAL_LABELS = "multi_label_classification"
 PROBLEM_TYPES = (SEVERAL_LABELS, "regression")
-"""Values of `problem_type` of transformers that change what the outputs of a classifier mean."""
+"""Values of transformers' `problem_type` that change the meaning of a classifier's outputs."""
 OutputKind = Literal["one label", "several labels", "numbers"]
 
 MAX_LABELS = 2**16
@@ -29,7 +29,7 @@ LIMIT = 2**31
 
 
 def check_name(name: object, what: str) -> str:
-    """Return `name` if it can be one path segment of a store; StoreError otherwise."""
+    """Return `name` if it can be a path segment of a store. Raises StoreError otherwise."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
         raise StoreError(
             f"{what} {name!r} cannot be a name in a store: use letters, digits, '_', '-', '.'"
@@ -46,7 +46,8 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
 def _object(
     value: object, what: str, keys: tuple[str, ...], more: tuple[str, ...]
 ) -> Mapping[str, Any]:
-    """Check a JSON object with `keys`, and perhaps `more`; any other may change its meaning."""
+    """Check a JSON object that has all `keys`, and no others but `more`."""
+    # An unknown key may change the meaning of the others (FORMAT.md, section 6).
     if not isinstance(value, Mapping) or not set(keys) <= set(value) <= {*keys, *more}:
         raise StoreError(f"features: {what} must have {' and '.join(keys)}, got {value!r:.80}")
     return value
@@ -54,9 +55,11 @@ def _object(
 
 @dataclass(frozen=True)
 class LogitsSpec:
-    """Tier `topk` (size = kept logits K), `sample` (number of draws) or `head` (size = D).
+    """The tier of the stored logits.
 
-    `next_token`: row t is what a causal teacher expects of token t + 1.
+    tier: `topk`, `sample` or `head`.
+    size: the number of best logits K, the number of random draws, or the width of the head's input.
+    next_token: row t is the teacher's distribution of token t + 1 (causal teachers).
     """
 
     tier: str
@@ -82,13 +85,16 @@ class LogitsSpec:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What the teacher was fine-tuned for: `classification` of texts or `tagging` of tokens.
+    """The task that the teacher was fine-tuned for.
 
-    `labels` are the names of its C classes or tags, by number. `later_label` is the one of the
-    pieces of a word after its first, where a tagger was taught these, too (Mukherjee & Awadallah
-    2020, "X" in their published code). `separator` is the character between the two texts of each
-    pair that the teacher classified; None where it classified single texts. `problem_type`, of
-    transformers, is None where the teacher chooses one label of a text, or gives one score.
+    kind: `classification` of texts or `tagging` of tokens.
+    labels: names of the C classes or tags, by number.
+    later_label: the label of a word's pieces after its first, if the tagger was trained on them
+        (Mukherjee & Awadallah 2020, "X" in their published code).
+    separator: the character between the two texts of a pair; None for single texts.
+    problem_type: as in transformers; None if each text has one label, or one score.
+
+    Raises StoreError for values that contradict each other.
     """
 
     kind: str
@@ -98,7 +104,7 @@ class TaskSpec:
     problem_type: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in tuple(TASKS):  # it may be unhashable
+        if self.kind not in tuple(TASKS):  # a dict would raise TypeError for an unhashable kind
             raise StoreError(f"features: task must be one of {', '.join(TASKS)}, got {self.kind!r}")
         object.__setattr__(self, "labels", tuple(self.labels))
         if not all(isinstance(label, str) for label in self.labels):
@@ -129,25 +135,28 @@ class TaskSpec:
 
     @property
     def is_score(self) -> bool:
-        """Whether the teacher gives one number, as a reranker does, and tells no classes apart."""
+        """Whether the teacher returns one score for a text, as a reranker does."""
         return self.kind == "classification" and len(self.labels) == 1
 
     @property
     def output_kind(self) -> OutputKind:
-        """What the outputs of a text, or of a token, are: logits of one label of all (softmax), of
-        several labels at once (a sigmoid for each), or numbers as they are."""
+        """The meaning of the C outputs of a text or token.
+
+        "one label": logits of a softmax. "several labels": a logit of a sigmoid for each.
+        "numbers": regression values.
+        """
         if self.problem_type == SEVERAL_LABELS:
             return "several labels"
         return "numbers" if self.problem_type or self.is_score else "one label"
 
     @property
     def gold(self) -> str:
-        """Array of a part with the gold labels: int32, -1 where there is none."""
+        """Path in a part of the gold labels: int32, -1 for none."""
         return TASKS[self.kind][0]
 
     @property
     def outputs(self) -> str:
-        """Group of a view with the teacher's logits."""
+        """Group of a view that has the teacher's logits of the task."""
         return TASKS[self.kind][1]
 
     @property
@@ -175,12 +184,15 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """One vector of `width` numbers for each sequence, of the plain text (view 0).
+    """One vector of each sequence, computed from the plain text (view 0).
 
-    `pooling` says how the teacher made it of its states, for people. `prompt` is the text that the
-    teacher read before each text: every text of the store begins with it. `normalised`: the vectors
-    have length 1. `parallel`: the teacher read another text than that of the sequence, as that in
-    another language, which is not stored.
+    width: number of elements W.
+    pooling: how the teacher pools its states, described for people.
+    prompt: the teacher's prompt; every text of the store begins with it.
+    normalised: the vectors have length 1.
+    parallel: the teacher encoded another text, such as a translation, which is not stored.
+
+    Raises StoreError for other types and sizes.
     """
 
     width: int
@@ -211,7 +223,10 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True)
 class Features:
-    """What every part of a store holds. `width` is D of hidden states, `vocabulary` is V."""
+    """The features that every part of a store holds.
+
+    width: hidden size D. vocabulary: vocabulary size V. form: index into `forms_of(codec)`.
+    """
 
     views: int = 1
     max_length: int = 512
@@ -223,7 +238,7 @@ class Features:
     logits: LogitsSpec | None = None
     task: TaskSpec | None = None
     embedding: EmbeddingSpec | None = None
-    form: int = 0  # of the codec, as `forms_of` has them; 0 is the one that is written
+    form: int = 0  # 0 is the form that is written; others are only read
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)
@@ -237,41 +252,41 @@ class Features:
             for name in names:
                 check_name(name, f"features: {field}")
             if len(set(names)) != len(names):
-                raise StoreError(f"features: {field} names a thing twice: {', '.join(names)}")
+                raise StoreError(f"features: {field} lists a name twice: {', '.join(names)}")
         if self.logits is not None and not isinstance(self.logits, LogitsSpec):
             raise StoreError(f"features: logits must be a LogitsSpec, got {self.logits!r}")
         if self.logits and self.logits.tier == "topk" and self.logits.size > self.vocabulary:
             raise StoreError(
                 f"features: topk:{self.logits.size} is more than the vocabulary of "
-                f"{self.vocabulary}; ask for fewer logits"
+                f"{self.vocabulary}; request fewer logits"
             )
 
     @property
     def separator(self) -> str | None:
-        """What stands between the two texts of each pair; None in a store of single texts."""
+        """The character between the two texts of a pair; None in a store of single texts."""
         return self.task.separator if self.task else None
 
     @property
     def has_token_features(self) -> bool:
-        """Whether the store holds states, maps or logits of tokens."""
+        """Whether the store has hidden states, attention maps or logits of tokens."""
         return bool(self.hidden or self.attention or self.logits)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What the store has a codec for."""
+        """Kinds of arrays that the store has a codec for."""
         return (*KINDS, *(["embedding"] if self.embedding else []))
 
     @property
     def level(self) -> Level:
-        """The codecs of the store."""
+        """The codecs of the store, by kind of array."""
         return forms_of(self.codec)[self.form]
 
     def in_codec(self, codec: str) -> Features:
-        """The same features in another codec, in the form that is written."""
+        """Return the same features with another codec, in the form that is written."""
         return self if codec == self.codec else replace(self, codec=codec, form=0)
 
     def to_json(self) -> dict[str, Any]:
-        """The `features` attribute of a store, with what undoes every lossy array."""
+        """Return the `features` attribute of a store, with the encodings of its arrays."""
         found: dict[str, Any] = {
             "views": self.views,
             "max_length": self.max_length,
@@ -288,7 +303,7 @@ class Features:
 
     @staticmethod
     def from_json(value: object) -> Features:
-        """Check and read a `features` attribute. Raises StoreError with the key at fault."""
+        """Check and read a `features` attribute. Raises StoreError, which names the wrong key."""
         if not isinstance(value, Mapping):
             raise StoreError(f"features must be a JSON object, got {type(value).__name__}")
         keys = {"views", "max_length", "width", "vocabulary", "codec", "hidden", "attention"}

@@ -1,5 +1,4 @@
-"""Read the identity of a store: the command that made it, its corpora, the documents that were
-forgotten."""
+"""Read the identity of a store: the command that made it, its corpora, its forgotten documents."""
 
 from __future__ import annotations
 
@@ -8,20 +7,23 @@ from typing import Any
 
 
 def making_command(identity: Mapping[str, Any]) -> str:
-    """The command that made a store, as far as its identity tells: a copy has that of its source,
-    and where it is lost it is empty."""
+    """Return the command that made a store, for error messages.
+
+    A copy has the identity of its source, so `feature-store convert` is always listed as well. An
+    empty identity is a lost one.
+    """
     if not identity:
         return "`teacher-dump`, `feature-store merge` or `feature-store convert`, as it was typed"
     corpus = identity.get("corpus")
-    told = corpus if isinstance(corpus, Mapping) else {}
-    if "forgotten" in told:
+    given = corpus if isinstance(corpus, Mapping) else {}
+    if "forgotten" in given:
         made = (
             "`feature-store forget` with the same documents where that was stopped; what was lost"
             " since no command makes again: restore the store from a copy"
         )
-    elif "grown_from" in told:
+    elif "grown_from" in given:
         made = "`teacher-dump --grow-from` with the same arguments"
-    elif "merged" in told:
+    elif "merged" in given:
         made = "`feature-store merge` with the same stores"
     elif "mixed_vocab" in identity:
         made = "`teacher-dump mixed-vocab` with the same arguments"
@@ -31,12 +33,15 @@ def making_command(identity: Mapping[str, Any]) -> str:
 
 
 def corpora(corpus: Any) -> Iterator[Any]:
-    """Yield each corpus that a store holds text of, by the `corpus` of its identity: those of the
-    store that it grew from, those that were merged, or its own."""
-    told = corpus if isinstance(corpus, Mapping) else {}
-    before, merged = told.get("grown_from"), told.get("merged")
-    kept = before.get("corpora") if isinstance(before, Mapping) else None
-    for inner in kept if isinstance(kept, list) else ():
+    """Yield each corpus whose text a store has, given the `corpus` of its identity.
+
+    A grown store has the corpora of the store that it grew from, then its own. A merged store has
+    the corpora of all its stores.
+    """
+    given = corpus if isinstance(corpus, Mapping) else {}
+    before, merged = given.get("grown_from"), given.get("merged")
+    earlier = before.get("corpora") if isinstance(before, Mapping) else None
+    for inner in earlier if isinstance(earlier, list) else ():
         yield from corpora(inner)
     if isinstance(merged, list):
         for inner in merged:
@@ -46,7 +51,7 @@ def corpora(corpus: Any) -> Iterator[Any]:
 
 
 def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
-    """List the sources of one of `corpora`; none where it tells them in another way."""
+    """List the sources of one of `corpora`; none if the identity has another form."""
     found = corpus.get("sources") if isinstance(corpus, Mapping) else None
     if not isinstance(found, list) or not all(isinstance(source, Mapping) for source in found):
         return []
@@ -54,11 +59,11 @@ def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
 
 
 Run = tuple[int, int]
-"""The first and the last number of consecutive ones."""
+"""First and last of consecutive numbers."""
 
 
 def format_runs(runs: Iterable[Run]) -> str:
-    """Write runs, which may overlap, in ascending order."""
+    """Format runs, which may overlap, in ascending order: `3,17-25`."""
     found: list[list[int]] = []
     for first, last in sorted(runs):
         if found and first <= found[-1][1] + 1:

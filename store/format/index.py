@@ -1,5 +1,7 @@
-"""The index of a store of many parts: what its manifest says of them, as arrays that are read page
-by page (FORMAT.md, section 8)."""
+"""The index of a store of many parts: arrays that list its parts and are read page by page.
+
+See FORMAT.md, section 8. A JSON list of a million parts would be 4 GB.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from teachonce.store.format.manifest import DAMAGED, Entry, Part, length_dtype
 from teachonce.support.arrays import Array, starts
 
 GROUP = "index"
-FEW_PARTS = 4096  # of so many, or fewer, the manifest itself tells
+FEW_PARTS = 4096  # up to this number, the manifest itself lists the parts
 PAGE = 512  # parts
-CACHED_PAGES = 8  # `Manifest.content` goes through parts of 1, 2, ..., 7 digits at once
+CACHED_PAGES = 8  # `Manifest.content` visits parts of 1, 2, ..., 7 digits in turns
 DIGEST = 32  # bytes of a SHA-256
 MAX_TOTAL = 2**62
 Write = Callable[[str, Array], None]
@@ -29,13 +31,13 @@ Read = Callable[[str, Entry], Array]
 
 
 def columns_of(features: Features) -> list[str]:
-    """Names of the arrays of any part, in the order of the index."""
+    """List the arrays of any part, in the order of the index."""
     empty = (0,) * features.views
     return sorted(part_arrays(features, Counts(1, 0, 0, 0, empty, empty)))
 
 
 def _digests(parts: Sequence[Part], columns: Sequence[str], key: str) -> Array:
-    """uint8 [parts, 32 * columns]: a checksum of every array; zeros where there is none."""
+    """Return uint8 [parts, 32 * columns]: a checksum of every array, or zeros for none."""
     none = bytes(DIGEST).hex()
     rows = "".join(getattr(part.arrays[name], key) or none for part in parts for name in columns)
     return np.frombuffer(bytes.fromhex(rows), np.uint8).reshape(len(parts), -1)
@@ -55,10 +57,10 @@ def _page(parts: Sequence[Part], lengths: Sequence[Array], columns: list[str]) -
 def write_index(
     parts: Iterable[tuple[Part, Array]], features: Features, write: Write
 ) -> dict[str, Any]:
-    """Write the index of parts, which ascend by number, with the lengths of their sequences, of
-    `length_dtype`; returns what the manifest says of it.
+    """Write the index of parts; return the entry of the index in the manifest.
 
-    A page of parts is held at a time.
+    parts: in ascending order of their numbers, each with its sequences' lengths, of `length_dtype`.
+    One page of parts is in memory at a time.
     """
     columns, entries = columns_of(features), dict[str, Entry]()
     sequences, totals = array("q"), np.zeros(4 + 2 * features.views, np.int64)
@@ -89,41 +91,45 @@ def write_index(
 
 
 class IndexedLengths:
-    """The tokens of every sequence; a page of the index is read on first use, and stays."""
+    """The lengths of all sequences; each page of the index is read on first use and cached."""
 
     def __init__(self, parts: IndexedParts) -> None:
         self._parts, self._pages = parts, dict[int, Array]()
         self._first = parts.first[:: parts.page]  # of each page
 
     def __getitem__(self, rows: slice) -> Array:
-        """Lengths of sequences begin..end, of `length_dtype`."""
+        """Return the lengths of sequences begin..end, of `length_dtype`."""
         begin, end, _ = rows.indices(len(self))
         if begin >= end:
             return np.empty(0, length_dtype(self._parts.features))
         low, high = (np.searchsorted(self._first, [begin, end - 1], "right") - 1).tolist()
         base = int(self._first[low])
-        pages = [self._of(page) for page in range(low, high + 1)]
-        joined = pages[0] if low == high else np.concatenate(pages)
-        return joined[begin - base : end - base]
+        pages = [self._page(page) for page in range(low, high + 1)]
+        lengths = pages[0] if low == high else np.concatenate(pages)
+        return lengths[begin - base : end - base]
 
     def __len__(self) -> int:
         return int(self._parts.first[-1])
 
-    def _of(self, page: int) -> Array:
+    def _page(self, page: int) -> Array:
         if page not in self._pages:
             self._pages[page] = self._parts.page_lengths(page)
         return self._pages[page]
 
 
 class IndexedParts(Sequence[Part]):
-    """The parts of a store by its index; the pages that were read last stay in memory.
+    """The parts of a store, read from its index; the last CACHED_PAGES pages are cached.
 
-    `first` int64 [parts + 1] are the first sequences of the parts, and `totals` the counts of all.
+    first: int64 [parts + 1], the first sequence of each part, then the number of all sequences.
+    totals: the sums of all counts.
     """
 
     def __init__(self, listed: object, features: Features, where: str, read: Read) -> None:
-        """Read `first` alone. `read` gives the values of an array that agree with an entry. Raises
-        StoreError."""
+        """Read `first` alone.
+
+        `read` returns the values of an array after it has checked them against an entry. Raises
+        StoreError if the index is damaged.
+        """
         self.features, self._where, self._read = features, where, read
         self._columns, self._shapes = columns_of(features), PartShapes(features)
         value = listed if isinstance(listed, Mapping) else {}
@@ -150,7 +156,7 @@ class IndexedParts(Sequence[Part]):
 
     def _size(self, number: object) -> int:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MAX_PART:
-            raise self._damage("number and page are no numbers of parts")
+            raise self._damage("number and page must be positive integers")
         return number
 
     def _check_names(self) -> None:
@@ -159,7 +165,7 @@ class IndexedParts(Sequence[Part]):
             here = {f"{page}/{key}" for key in ("counts", "lengths", "sha256")}
             names |= here | {f"{page}/zarr_json"} & self.entries.keys()
         if names != self.entries.keys():
-            raise self._damage("its arrays are not those of its pages")
+            raise self._damage("its arrays do not match its pages")
 
     @property
     def pages(self) -> int:
@@ -176,14 +182,16 @@ class IndexedParts(Sequence[Part]):
         return page * self.page, min((page + 1) * self.page, len(self))
 
     def page_lengths(self, page: int) -> Array:
-        """Tokens of the sequences of a page, of `length_dtype`. Raises StoreError."""
+        """Return the lengths of the sequences of a page, of `length_dtype`. Raises StoreError."""
         low, high = self._rows(page)
         count = int(self.first[high] - self.first[low])
         return self._values(f"{page}/lengths", length_dtype(self.features), (count,))
 
     def page_counts(self, page: int) -> Array:
-        """int64 [parts, 5 + 2 * views]: numbers and counts of the parts of a page. Raises
-        StoreError."""
+        """Return int64 [parts, 5 + 2 * views]: numbers and counts of a page's parts.
+
+        Raises StoreError if they are out of range or contradict `first`.
+        """
         low, high = self._rows(page)
         width = 1 + len(self.totals.flat())
         counts = self._values(f"{page}/counts", np.dtype(np.int64), (high - low, width))
@@ -196,8 +204,8 @@ class IndexedParts(Sequence[Part]):
             raise self._damage(f"counts of page {page} do not agree with first")
         return counts
 
-    def _held(self, page: int) -> tuple[Array, Array, Array | None]:
-        """Counts, checksums and fingerprints of a page."""
+    def _cached(self, page: int) -> tuple[Array, Array, Array | None]:
+        """Return the counts, checksums and fingerprints of a page."""
         with self._reading:
             found = self._pages.pop(page, None)
             if found is None:
@@ -225,36 +233,37 @@ class IndexedParts(Sequence[Part]):
         if not -len(self) <= place < len(self):
             raise IndexError(f"{self._where}: no part at place {place}; it has {len(self)}")
         page, row = divmod(place % len(self), self.page)
-        counts, sha256, prints = self._held(page)
+        counts, sha256, prints = self._cached(page)
         number, *sizes = counts[row].tolist()
         sizes_of_part = Counts.of_flat(sizes)
         shapes = self._shapes.of(sizes_of_part)
-        sums = dict(zip(self._columns, _hexed(sha256[row]), strict=True))
-        known = [] if prints is None else _hexed(prints[row])
+        sums = dict(zip(self._columns, _hex_digests(sha256[row]), strict=True))
+        known = [] if prints is None else _hex_digests(prints[row])
         found = {n: one for n, one in zip(self._columns, known, strict=False) if one.strip("0")}
         arrays = {n: Entry(*shape, sums[n], found.get(n)) for n, shape in shapes.items()}
         return Part(number, sizes_of_part, arrays)
 
     def numbers(self) -> Array:
-        """int64 [parts]: the numbers of all parts. Raises StoreError if they do not ascend."""
+        """Return int64 [parts], the numbers of all parts. Raises StoreError if they do not
+        ascend."""
         found = np.concatenate([self.page_counts(page)[:, 0] for page in range(self.pages)])
         if (np.diff(found) < 1).any():
             raise self._damage("part numbers do not ascend")
         return found
 
     def check(self) -> None:
-        """Raise StoreError unless all of the index is there, and agrees with itself."""
+        """Read the whole index. Raises StoreError if it is incomplete or contradicts itself."""
         total = np.zeros(len(self.totals.flat()), np.int64)
         self.numbers()
         for page in range(self.pages):
-            counts, _, _ = self._held(page)
+            counts, _, _ = self._cached(page)
             total += counts[:, 1:].sum(axis=0)
             self.page_lengths(page)
         if total.tolist() != self.totals.flat():
-            raise self._damage("counts of the parts do not sum to those of the store")
+            raise self._damage("counts of the parts do not sum to the counts of the store")
 
 
-def _hexed(row: Array) -> list[str]:
-    """Hexadecimal checksums of a row of them."""
+def _hex_digests(row: Array) -> list[str]:
+    """Return the hexadecimal checksums of a row."""
     text, size = row.tobytes().hex(), 2 * DIGEST
     return [text[place : place + size] for place in range(0, len(text), size)]

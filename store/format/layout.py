@@ -1,6 +1,6 @@
-"""The arrays of a part: names, dtypes, shapes, packing and names of dimensions.
+"""The arrays of a part: names, dtypes, shapes, compression and dimension names.
 
-All but the last follow from Features and Counts.
+Features and Counts determine all but the dimension names.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ from teachonce.support.arrays import Array
 
 FORMAT = "teachonce"
 VERSIONS = (1, 2)
-"""Of stores of few parts, whose manifest tells of each, and of stores of many, which have an
-index."""
+"""Version 1 lists the parts in the manifest. Version 2, for many parts, has an index."""
 MAX_COUNT = 2**40
 MAX_PART = 10**9
 EMBEDDING = "sequence/embedding"
-"""Group of a part with the vectors of its sequences."""
+"""Group of a part that has the vectors of its sequences."""
 
 
 def part_number(name: str) -> int | None:
-    """The number of the part that has this name in the group `parts`; None for a name that no part
-    has, such as "01"."""
+    """Return the number of the part with this name in the group `parts`; None for a name that no
+    part has, such as "01"."""
     number = int(name) if name.isdecimal() else -1
     return number if str(number) == name else None
 
 
 def part_of(path: str) -> int | None:
-    """The number of the part that a path lies in, or is; None outside the parts."""
+    """Return the number of the part that contains a path; None outside the parts."""
     top, _, rest = path.partition("/")
     return part_number(rest.partition("/")[0]) if top == "parts" else None
 
 
 def groups_above(path: str) -> list[str]:
-    """Paths of the groups above an array or group, the root left out, from the top."""
+    """List the groups that contain an array or group, from the top, without the root."""
     segments = path.split("/")
     return ["/".join(segments[:depth]) for depth in range(1, len(segments))]
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One stored array. `per_token` arrays are chunked by tokens, all others by bytes."""
+    """One stored array: dtype, shape and compression.
+
+    Arrays `per_token` have chunks of a number of tokens, all others of a number of bytes.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -57,11 +59,12 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array, unpacked."""
+        """Bytes of the array, uncompressed."""
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     def rows(self, token_rows: int, chunk_bytes: int) -> int:
-        """Rows of a chunk: `token_rows`, or the power of two that stays within `chunk_bytes`."""
+        """Return the rows of a chunk: `token_rows`, or the largest power of two of rows within
+        `chunk_bytes`."""
         length = max(1, self.shape[0])
         if self.per_token:
             return min(token_rows, length)
@@ -72,7 +75,10 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sizes of a part. squares = sum L^2; spans per view and draws per view give ragged sizes."""
+    """Sizes of a part.
+
+    squares: the sum of L^2 over its sequences. spans, draws: masked words and sampled ids, by view.
+    """
 
     sequences: int
     tokens: int
@@ -92,20 +98,20 @@ class Counts:
         }
 
     def flat(self) -> list[int]:
-        """All of them, [4 + 2 * views], in the order of the fields."""
+        """List all sizes, [4 + 2 * views], in the order of the fields."""
         sizes = [self.sequences, self.tokens, self.squares, self.text_bytes]
         return [*sizes, *self.spans, *self.draws]
 
     @staticmethod
     def of_flat(sizes: Sequence[int]) -> Counts:
-        """The counts that `flat` tells."""
+        """Make counts from the list of `flat`."""
         middle, (sequences, tokens, squares, text) = (4 + len(sizes)) // 2, sizes[:4]
         spans, draws = tuple(sizes[4:middle]), tuple(sizes[middle:])
         return Counts(sequences, tokens, squares, text, spans, draws)
 
     @staticmethod
     def from_json(value: object, features: Features, where: str, most: int = MAX_COUNT) -> Counts:
-        """Check and read the counts of a part. Raises StoreError naming `where`."""
+        """Check and read the counts of a part. Raises StoreError, which names `where`."""
         if not isinstance(value, Mapping):
             raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
 
@@ -134,7 +140,7 @@ class Counts:
 
 
 def count_dtype(draws: int) -> np.dtype[Any]:
-    """The dtype of the counts of `draws` random draws."""
+    """Return the dtype of the counts of `draws` random draws."""
     return np.dtype(np.uint8 if draws <= 255 else np.uint16)
 
 
@@ -151,13 +157,13 @@ def _coded(array: CodecArray, tokens: int) -> ArraySpec:
 
 
 def _hidden(features: Features, tokens: int) -> dict[str, ArraySpec]:
-    """The arrays of one hidden state."""
+    """List the arrays of one hidden state."""
     arrays = features.level.hidden.codec.arrays((features.width,))
     return {name: _coded(array, tokens) for name, array in arrays.items()}
 
 
 def _logits(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]:
-    """The arrays of the store's tier of logits."""
+    """List the arrays of the store's tier of logits."""
     if features.logits is None:
         return {}
     tier, size, level = features.logits.tier, features.logits.size, features.level
@@ -186,7 +192,7 @@ def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
 
 
 def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
-    """Every array of a part by its path inside the part, in the order of writing."""
+    """List the arrays of a part by path inside the part, in the order in which they are written."""
     sequences, tokens = counts.sequences, counts.tokens
     arrays = {
         "sequence/document": _flat(np.int64, sequences),
@@ -230,17 +236,15 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
 
 
 class PartShapes:
-    """What the manifest must say of the arrays of any part: names, shapes and names of dtypes.
-
-    Worked out once for a store: `part_arrays` for each of thousands of parts takes as long as the
-    manifest takes to be parsed.
-    """
+    """Computes the names, shapes and dtype names that the manifest must have for any part."""
 
     def __init__(self, features: Features) -> None:
+        # Computed once for a store: calling `part_arrays` for each of thousands of parts takes as
+        # long as parsing the manifest.
         self.features, views = features, features.views
         spans = tuple(range(6, 6 + views))
         draws = tuple(range(6 + views, 6 + 2 * views))
-        # Counts whose `_lengths` are 0, 1, 2, ...: an array's length is then its place there.
+        # With these counts `_lengths` is 0, 1, 2, ..., so each array's length is its index there.
         places = part_arrays(features, Counts(0, 2, 4, 5, spans, draws))
         self._arrays = [
             (name, spec.shape[0], spec.shape[1:], spec.dtype.name) for name, spec in places.items()
@@ -248,19 +252,19 @@ class PartShapes:
 
     @staticmethod
     def _lengths(counts: Counts) -> tuple[int, ...]:
-        """Every length that an array of a part may have."""
+        """Return every length that an array of a part may have."""
         sequences, tokens = counts.sequences, counts.tokens
         edges = (sequences, sequences + 1, tokens, tokens + 1)
         return (*edges, counts.squares, counts.text_bytes, *counts.spans, *counts.draws)
 
     def of(self, counts: Counts) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and name of the dtype of every array of a part, as `part_arrays` has them."""
+        """Return the shape and dtype name of every array of a part, as in `part_arrays`."""
         lengths = self._lengths(counts)
         return {name: ((lengths[place], *row), dtype) for name, place, row, dtype in self._arrays}
 
 
 def teacher_array(values: Array) -> ArraySpec:
-    """How an array outside the parts (teacher/, calibration/, manifest) is stored."""
+    """Return how an array outside the parts (teacher/, calibration/, manifest) is stored."""
     return ArraySpec(values.dtype, values.shape, FAST if values.dtype.itemsize > 1 else None)
 
 
@@ -300,14 +304,15 @@ _DIMENSIONS = {
 
 
 def dimension_names(path: str, dimensions: int) -> tuple[str, ...]:
-    """Names of the dimensions of the array at `path` in the store, or in its part (FORMAT.md,
-    section 6).
+    """Return the dimension names of the array at `path` in the store, or in its part.
 
-    Arrays of one group give one name to dimensions of one length only: xarray asks for that. Files
-    and weights share no length, so their dimensions are named after the array: `leaf:0`, `leaf:1`.
+    See FORMAT.md, section 6. Arrays that are not listed there get names of their own: `leaf:0`,
+    `leaf:1`.
     """
+    # xarray requires dimensions of one name in a group to have one length. Files and weights share
+    # no length.
     if path.endswith("/logits/ids") and dimensions == 1:
-        return ("draw",)  # of tier `sample`; that of `topk` is [N, K]
+        return ("draw",)  # tier `sample`; ids of `topk` are [N, K]
     for pattern, names in _DIMENSIONS.items():
         if len(names) >= dimensions and pattern.fullmatch(path):
             return names[:dimensions]

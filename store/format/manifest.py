@@ -1,4 +1,4 @@
-"""The manifest: parts with their counts, and a checksum of every array and of itself."""
+"""The manifest: the parts with their counts, and a checksum of every array."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ from teachonce.store.format.features import Features, check_name
 from teachonce.store.format.layout import FORMAT, MAX_PART, VERSIONS, Counts, PartShapes
 from teachonce.support.arrays import Array, starts
 
-MAX_BYTES = 2**29  # 10^5 parts of a view with one hidden state have some 2^28
+MAX_BYTES = 2**29  # 10^5 parts with one view and one hidden state take about 2^28
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTRIBUTES = ("format", "version", "identity", "features", "software")
 DAMAGED = f"the store is damaged: {REPAIR}"
 
 
 @contextmanager
-def opening() -> Iterator[None]:
-    """Give errors another remedy: `feature-store verify` cannot open such a store either."""
+def suggest_repair() -> Iterator[None]:
+    """Replace the remedy of StoreErrors in the block by `feature-store repair`."""
     try:
         yield
-    except StoreError as error:
+    except StoreError as error:  # `feature-store verify` cannot open such a store either
         if isinstance(error.__cause__, PermissionError):
             raise
         raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
 
 
 class Entry(NamedTuple):
-    """Shape, dtype and SHA-256 (of the decoded little-endian bytes in C order) of an array."""
+    """Shape, dtype and SHA-256 of an array; fingerprint is the SHA-256 of its zarr.json, if known.
+
+    The SHA-256 covers the decoded, little-endian bytes in C order.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -55,7 +58,7 @@ class Entry(NamedTuple):
 
     @staticmethod
     def from_json(value: object, where: str, name: str) -> Entry:
-        """Check and read the entry of an array `name`. Raises StoreError naming both."""
+        """Check and read the entry of the array `name`. Raises StoreError, which names it."""
         if isinstance(value, dict):
             get = value.get
             shape, dtype, sha256 = get("shape"), get("dtype"), get("sha256")
@@ -71,7 +74,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What the manifest says of a part: its number, its counts and its arrays by name."""
+    """A part as the manifest lists it: number, counts, and the entries of its arrays by name."""
 
     number: int
     counts: Counts
@@ -83,7 +86,7 @@ class Part:
 
     @staticmethod
     def from_json(value: object, shapes: PartShapes, where: str) -> Part:
-        """Check and read a part. Raises StoreError if its arrays are not those of the store."""
+        """Check and read a part. Raises StoreError if its arrays do not match the features."""
         number = value.get("part") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or type(number) is not int:
             raise StoreError(f"{where}: a part of the manifest is not valid; {DAMAGED}")
@@ -93,7 +96,7 @@ class Part:
         counts = Counts.from_json(value.get("counts"), shapes.features, here)
         expected, listed = shapes.of(counts), value.get("arrays")
         if not isinstance(listed, Mapping) or listed.keys() != expected.keys():
-            raise StoreError(f"{here}: its arrays are not those of the store's features; {DAMAGED}")
+            raise StoreError(f"{here}: its arrays do not match the store's features; {DAMAGED}")
         arrays = {}
         for name, (shape, dtype) in expected.items():
             entry = Entry.from_json(listed[name], here, name)
@@ -108,11 +111,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest of a store, whose `arrays` are those outside the parts.
+    """The manifest of a store.
 
-    `lengths` [n] are the tokens of every sequence of the store, of the dtype of `length_dtype`: an
-    array, or what gives slices of it as arrays (`IndexedLengths`).
-    They are None in unfinished stores, and in those from before lengths were stored.
+    arrays: entries of the arrays outside the parts.
+    parts: in order; a list, or `IndexedParts`.
+    lengths: tokens of each of the n sequences, of `length_dtype`: an array, or `IndexedLengths`,
+        which returns slices as arrays. None in unfinished stores, and in stores that were written
+        before lengths were stored.
     """
 
     attributes: dict[str, Any]
@@ -122,24 +127,26 @@ class Manifest:
 
     @cached_property
     def first(self) -> Array:
-        """int64 [parts + 1]: the first sequence of each part, and the number of all."""
+        """int64 [parts + 1]: the first sequence of each part, then the number of all sequences."""
         return starts(np.array([part.counts.sequences for part in self.parts], int))
 
     @cached_property
     def totals(self) -> Counts:
-        """Counts of the whole store."""
+        """The sums of all parts' counts."""
         views = max(1, self.attributes["features"]["views"])
         none = np.zeros(4 + 2 * views, np.int64)
         return Counts.of_flat(sum((np.array(p.counts.flat()) for p in self.parts), none).tolist())
 
     @cached_property
     def numbers(self) -> Array:
-        """int64 [parts]: their numbers."""
+        """int64 [parts]: the numbers of the parts."""
         return np.array([part.number for part in self.parts], np.int64)
 
     def content(self) -> str:
-        """SHA-256 over the checksums of all arrays. Stores of equal values have it in common, be
-        they Zarr or HDF5, of few parts or of many."""
+        """Return the SHA-256 over the checksums of all arrays.
+
+        It is the same for stores of equal values, whether Zarr or HDF5, of version 1 or 2.
+        """
         return self._content
 
     @cached_property
@@ -153,7 +160,7 @@ class Manifest:
 
     @cached_property
     def _content(self) -> str:
-        """The digest of a JSON object of them, sorted by path, which is never held as a whole."""
+        # The hashed JSON object is made piece by piece: for a million parts it has gigabytes.
         found, separator = hashlib.sha256(b"{"), ""
         for lines in self._checksums():
             found.update(f"{separator}{', '.join(lines)}".encode("ascii"))
@@ -162,7 +169,7 @@ class Manifest:
         return found.hexdigest()
 
     def _checksums(self) -> Iterator[list[str]]:
-        """JSON of path and checksum of all arrays, sorted by path, in lists that are not empty."""
+        """Yield lists, never empty, of JSON `path: checksum` of all arrays, sorted by path."""
         names = sorted(self.arrays)
         middle = bisect(names, "parts/")
         before, after = names[:middle], names[middle:]
@@ -176,7 +183,7 @@ class Manifest:
             yield [_line(name, self.arrays[name]) for name in after]
 
     def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:
-        """The stored form. `index` stands in place of the parts, where a store has one."""
+        """Return the stored bytes. `index`, if given, is written in place of the list of parts."""
         in_order = sorted(self.parts, key=lambda p: p.number)
         value: dict[str, Any] = {
             "attributes": {key: self.attributes[key] for key in ATTRIBUTES},
@@ -193,24 +200,27 @@ def _line(path: str, entry: Entry) -> str:
 
 
 def digest(values: Array) -> str:
-    """SHA-256 of an array's little-endian bytes in C order, as hex."""
+    """Return the hexadecimal SHA-256 of an array's little-endian bytes in C order."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     return hashlib.sha256(little.data if little.size else b"").hexdigest()
 
 
 def seal_checksum(manifest: bytes, created: str) -> str:
-    """The root attribute `checksum`: SHA-256 of the manifest, and of `created`, which is not in
-    the manifest."""
+    """Return the root attribute `checksum`: the SHA-256 of the manifest followed by `created`."""
+    # `created` is not in the manifest, so that equal dumps have equal manifests.
     return hashlib.sha256(manifest + created.encode()).hexdigest()
 
 
 def length_dtype(features: Features) -> np.dtype[Any]:
-    """The smallest of uint8, uint16 and uint32 that holds every length, little-endian."""
+    """Return the smallest of uint8, uint16 and uint32, little-endian, that holds `max_length`."""
     return np.min_scalar_type(features.max_length).newbyteorder("<")
 
 
 def check_root(attributes: Mapping[str, Any], where: str) -> Features:
-    """Check the root attributes of a store of any state. Raises StoreError."""
+    """Check the root attributes of a finished or unfinished store; return its features.
+
+    Raises StoreError.
+    """
     if attributes.get("format") != FORMAT:
         raise StoreError(
             f"{where}: not a feature store (no attribute format={FORMAT!r}); {NO_STORE}"
@@ -236,7 +246,10 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
 
 
 def read_entries(value: object, where: str) -> dict[str, Entry]:
-    """Check the entries of the arrays outside the parts; their names must be harmless paths."""
+    """Check and read the entries of the arrays outside the parts. Raises StoreError.
+
+    Each name must be a harmless path under `teacher` or `calibration`.
+    """
     if not isinstance(value, Mapping):
         raise StoreError(f"{where}: the list of arrays is not a JSON object; {DAMAGED}")
     for name in value:

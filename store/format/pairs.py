@@ -1,4 +1,4 @@
-"""Pairs of texts: two texts that a store keeps as one, with a separator between them."""
+"""Pairs of texts, which a store holds as one text with a separator between them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from teachonce.store.errors import StoreError
 from teachonce.support.arrays import Array
 
 SEPARATOR = "\x1f"
-"""What this software writes between the texts of a pair: ASCII's unit separator, which no
-tokenizer takes for a letter and which hardly any text holds."""
+"""The separator that this software writes: ASCII's unit separator. No tokenizer treats it as a
+letter, and hardly any text contains it."""
 
 
 def split_pair(text: str, separator: str | None, where: str) -> tuple[str, ...]:
-    """Return both texts of a pair; the text alone where there is no separator.
+    """Return both texts of a pair, or the text alone if `separator` is None.
 
-    Raises StoreError unless the separator stands in the text of a pair just once.
+    Raises StoreError unless the separator occurs exactly once.
     """
     if separator is None:
         return (text,)
     texts = tuple(text.split(separator))
     if len(texts) != 2:
         raise StoreError(
-            f"{where}: the separator of a pair of texts, {separator!r}, stands"
+            f"{where}: the separator of a pair of texts, {separator!r}, occurs"
             f" {len(texts) - 1} times in {text!r:.60}, expected once; dump again"
         )
     return texts
 
 
 def tokenizer_inputs(texts: list[str], separator: str | None, where: str) -> list[Any]:
-    """Return what `encode_batch` of a tokenizer takes for stored texts: texts, or pairs of them.
+    """Return the input of a tokenizer's `encode_batch` for stored texts: texts, or pairs.
 
     Raises StoreError as `split_pair` does.
     """
@@ -41,12 +41,9 @@ def tokenizer_inputs(texts: list[str], separator: str | None, where: str) -> lis
 
 
 def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
-    """Return the offsets of an encoding in the stored text: int32 [T,2], 0 of special tokens.
-
-    A tokenizer counts the characters of each text of a pair from 0.
-    """
+    """Return the offsets of an encoding in the stored text: int32 [T, 2], 0 for special tokens."""
     offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-    if separator is not None:
+    if separator is not None:  # tokenizers count the characters of the second text from 0 again
         second = np.array([number == 1 for number in encoding.sequence_ids], bool)
         offsets[second] += text.index(separator) + 1
     offsets[np.array(encoding.special_tokens_mask, bool)] = 0
@@ -54,6 +51,6 @@ def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def has_pair_form(tokenizer: Any) -> bool:
-    """Tell whether a `tokenizers.Tokenizer` puts a special token between two texts."""
+    """Return whether a `tokenizers.Tokenizer` adds a special token between the texts of a pair."""
     pair, single = (tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (True, False))
     return bool(pair > single)

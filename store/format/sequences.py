@@ -1,4 +1,4 @@
-"""Checks the arrays of texts, tokens and masks, and encodes them for a part."""
+"""Check the texts, tokens and masks of a part, and encode them as arrays."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def _encode_text(text: str, where: str) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """The sequences of a part, in their order.
+    """The n sequences of a part, in order, with N tokens in all.
 
-    Of n sequences: `texts`, the number of their `document`, the character where each begins in it,
-    and whether it begins inside a word (`hard_cut`). Of their N tokens: ids, `offsets` [N, 2] in
-    characters of the text, and whether each is `special`. `gold` belongs to a store with a task:
-    labels of the sequences [n] or tags of the tokens [N], -1 where there is none; None if there are
-    none at all.
+    texts: [n].
+    document: [n], number of the document in the corpus.
+    document_begin: [n], character of the document where the sequence begins.
+    hard_cut: bool [n], the sequence begins inside a word.
+    token_ids: [N].
+    offsets: [N, 2], half-open spans in characters of the text; 0, 0 for special tokens.
+    special: bool [N].
+    gold: labels [n] or tags [N] of a store with a task, -1 for none; None if there are none at all.
     """
 
     texts: Sequence[str]
@@ -49,9 +52,9 @@ class Sequences:
 def encode_sequences(
     given: Sequences, token_start: Array, features: Features, where: str
 ) -> dict[str, Array]:
-    """Make the arrays sequence/*, text/utf8 and token/* of a part, with the gold labels of a task.
+    """Return the arrays sequence/*, text/utf8 and token/* of a part, with any gold labels.
 
-    Raises StoreError, which names the sequence.
+    Raises StoreError, which names the sequence and token.
     """
     sequences, tokens = len(token_start) - 1, int(token_start[-1])
     arrays = {
@@ -113,9 +116,9 @@ def encode_sequences(
 def _encode_gold(
     task: TaskSpec, gold: ArrayLike | None, token_start: Array, special: Array, where: str
 ) -> Array:
-    """Make the int32 array of gold labels [n] or tags [N], -1 where there is none.
+    """Return the gold labels [n] or tags [N] as int32, -1 for none.
 
-    Raises StoreError, which names the place.
+    Raises StoreError, which names the sequence.
     """
     tagging = task.kind == "tagging"
     size = int(token_start[-1]) if tagging else len(token_start) - 1
@@ -134,13 +137,13 @@ def _encode_gold(
 
 
 def wrong_gold(task: TaskSpec, gold: Array, special: Array) -> Array:
-    """Find gold numbers that no label has, and tags of special tokens: bool, shaped as `gold`."""
+    """Mark gold numbers that are no label, and tags of special tokens: bool, shaped as `gold`."""
     bad = (gold < -1) | (gold >= len(task.labels))
     return bad | (special & (gold != -1)) if task.kind == "tagging" else bad
 
 
 def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -> dict[str, Array]:
-    """Make the arrays start, begin, end and action of the masked words.
+    """Return the arrays start, begin, end and action of the masked words.
 
     Raises StoreError, which names the sequence.
     """
@@ -158,10 +161,10 @@ def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -
                 f"its {len(text)} characters with an action 0..{ACTIONS - 1}"
             )
         rows.append(masked)
-    joined = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
+    words = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
     return {
         "start": starts([len(masked) for masked in rows]),
-        "begin": joined[:, 0].astype(np.int32),
-        "end": joined[:, 1].astype(np.int32),
-        "action": joined[:, 2].astype(np.uint8),
+        "begin": words[:, 0].astype(np.int32),
+        "end": words[:, 1].astype(np.int32),
+        "action": words[:, 2].astype(np.uint8),
     }

@@ -16,18 +16,19 @@ from teachonce.store.format.codecs.levels import bound
 from teachonce.store.format.features import Calibration, Features
 from teachonce.support.arrays import Array, Floats, starts
 
-LOG_SLACK = 1e-2  # of a log-probability over 0, by rounding
-MASS_SLACK = 0.05  # of a sum of probabilities: of bfloat16, or of a capture's fitted curve
-FAR_BELOW = 10.0  # nats: a best id is never less probable than the mean; vocabularies may be padded
-HALF_INFINITE = 0x7C00  # bits of the float16 from which on none is a number of at least 0
+LOG_SLACK = 1e-2  # a log-probability may exceed 0 by rounding
+MASS_SLACK = 0.05  # of a sum of probabilities: bfloat16, or the fitted curve of a capture
+FAR_BELOW = 10.0  # nats below 1/V: the best id is at least the mean, but vocabularies are padded
+HALF_INFINITE = 0x7C00  # as unsigned bits, every float16 below this is finite and at least 0
 MINUS_ZERO = 0x8000
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class Violation(NamedTuple):
-    """The first row of an array, by its first axis, that breaks a law, and what is wrong there.
+    """The first row (first axis) of an array that breaks a law.
 
-    `leaf` is the last segment of the array's path, where several were compared.
+    what: what is wrong, a phrase that follows the array's name.
+    leaf: the last segment of the array's path, if several arrays were compared.
     """
 
     row: int
@@ -35,47 +36,50 @@ class Violation(NamedTuple):
     leaf: str = ""
 
     def leaf_of(self, name: str) -> str:
-        """The path of the array, where `name` is one of those that were compared."""
+        """Return the path of the array, given the path `name` of one that was compared."""
         return f"{name.rpartition('/')[0]}/{self.leaf}" if self.leaf else name
 
 
 def find_violation(
     features: Features, calibration: Calibration, path: str, values: Array
 ) -> Violation | None:
-    """Check an array of a part, or some of its rows, by itself; `path` is its path in the part."""
+    """Return the first violation in an array of a part, or in some of its rows; None if there is
+    none. `path` is the array's path in the part."""
     *_, group, leaf = f"//{path}".split("/")
     if not values.size:
         return None
     if leaf in ("id", "ids"):
         within = f"is outside the vocabulary of {features.vocabulary}"
-        return _outside(values, 0, features.vocabulary - 1, within)
+        return _out_of_range(values, 0, features.vocabulary - 1, within)
     if leaf in ("begin", "end") and group == "token":
-        return _outside(values, 0, None, "is below 0")
+        return _out_of_range(values, 0, None, "is below 0")
     if leaf in ("label", "tag") and features.task:
         last = len(features.task.labels) - 1
-        return _outside(values, -1, last, f"holds what is no label (-1..{last})")
+        return _out_of_range(values, -1, last, f"holds a number that is no label (-1..{last})")
     if leaf == "counts":
-        return _outside(values, 1, None, "is 0")
+        return _out_of_range(values, 1, None, "is 0")
     if values.dtype.kind != "f":
         return None
     if leaf == "scale" and values.dtype == np.float16:
-        return _of_scale(features, calibration, path, values)
+        return _scale_violation(features, calibration, path, values)
     if leaf in ("logprobs", "rest"):
-        return _outside(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
+        return _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
     if path.split("/")[1:2] == ["attention"]:
-        return _outside(values, 0, 1 + LOG_SLACK, "is not a probability")
-    return _first(not_finite(values), "is NaN or infinite")
+        return _out_of_range(values, 0, 1 + LOG_SLACK, "is not a probability")
+    return _first_row(not_finite(values), "is NaN or infinite")
 
 
-def _first(bad: Array | None, what: str) -> Violation | None:
+def _first_row(bad: Array | None, what: str) -> Violation | None:
     if bad is None or not bad.any():
         return None
     return Violation(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), what)
 
 
-def _outside(values: Array, low: float | None, high: float | None, what: str) -> Violation | None:
-    """Find a value below `low` or above `high`, or a NaN."""
-    # Least and largest value are found in a tenth of the time of a comparison of each.
+def _out_of_range(
+    values: Array, low: float | None, high: float | None, what: str
+) -> Violation | None:
+    """Return the first row with a value below `low`, above `high`, or NaN."""
+    # Minimum and maximum take a tenth of the time of comparing each value.
     fits = (low is None or values.min() >= low) and (high is None or values.max() <= high)
     if fits:
         return None
@@ -84,17 +88,17 @@ def _outside(values: Array, low: float | None, high: float | None, what: str) ->
         inside &= values >= low
     if high is not None:
         inside &= values <= high
-    return _first(~inside, what)
+    return _first_row(~inside, what)
 
 
 def not_finite(values: Array) -> Array | None:
-    """Find NaN and infinite values: bool, shaped as `values`; None where there is none."""
+    """Mark NaN and infinite values: bool, shaped as `values`; None if all are finite."""
     if values.dtype == np.float16:
         bits = np.bitwise_and(values.view(np.uint16), np.uint16(MINUS_ZERO - 1))
         fine = not bits.size or int(bits.max()) < HALF_INFINITE
     else:
         flat = values.reshape(-1)
-        with np.errstate(all="ignore"):  # a sum that is finite has finite terms
+        with np.errstate(all="ignore"):  # a finite sum of squares has only finite terms
             fine = bool(np.isfinite(flat @ flat))
     if fine:
         return None
@@ -102,13 +106,13 @@ def not_finite(values: Array) -> Array | None:
     return bad if bad.any() else None
 
 
-def _of_scale(
+def _scale_violation(
     features: Features, calibration: Calibration, path: str, values: Array
 ) -> Violation | None:
-    """A scale is finite, at least 0, and decodes to finite states."""
+    """Check that scales are finite, at least 0, and decode to finite states."""
     largest = int(values.view(np.uint16).max())
     if largest >= HALF_INFINITE and (
-        found := _first(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
+        found := _first_row(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
     ):
         return found
     place = path.split("/")
@@ -119,27 +123,31 @@ def _of_scale(
         factor, far = 128 * float(deviation.max()), float(np.abs(mean).max())
         if float(np.uint16(largest).view(np.float16)) * factor + far < LARGEST:
             return None
-        return _first(values.astype(np.float64) * factor + far >= LARGEST, "decodes to infinity")
+        return _first_row(
+            values.astype(np.float64) * factor + far >= LARGEST, "decodes to infinity"
+        )
 
 
 def topk_violation(
     features: Features, ids: Array, logprobs: Array, rest: Array
 ) -> Violation | None:
-    """Compare the stored best ids and log-probabilities [N,K] of tokens, and what is left [N]."""
+    """Check the laws of tier `topk`: ids and log-probabilities [N, K], and `rest` [N], stored."""
     level = features.level
     with np.errstate(all="ignore"):
         values = level.logprobs.from_codes(logprobs)
         left = level.rest.from_codes(rest)
-        if found := _outside(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+        if found := _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
             return found
-        if found := _outside(left, None, LOG_SLACK, "leaves over what is no log-probability"):
+        if found := _out_of_range(
+            left, None, LOG_SLACK, "has a rest that is not a log-probability (<= 0)"
+        ):
             return found
-        if found := _first(values[:, 1:] > values[:, :-1], "is not ordered, best first"):
+        if found := _first_row(values[:, 1:] > values[:, :-1], "is not ordered, best first"):
             return found
         if found := repeated_id(ids, values):
             return found
         least = -np.log(features.vocabulary) - FAR_BELOW
-        if found := _first(values[:, 0] < least, "has a best id that is far too improbable"):
+        if found := _first_row(values[:, 0] < least, "has a best id that is far too improbable"):
             return found
         errors = bound(level, "logprobs", values), bound(level, "rest", left)
         return mass_violation(values, left, errors)
@@ -148,8 +156,10 @@ def topk_violation(
 def mass_violation(
     logprobs: Floats, rest: Floats, errors: tuple[ArrayLike, ArrayLike] = (0, 0)
 ) -> Violation | None:
-    """Check that probabilities [N,K] and what is left over [N], given as logs, may sum to 1 within
-    MASS_SLACK, as each was before it was encoded with at most these `errors`."""
+    """Check that probabilities [N, K] and `rest` [N], both as logs, sum to 1 within MASS_SLACK.
+
+    `errors` are the largest encoding errors of both; within them a sum may deviate further.
+    """
 
     def total(sign: int) -> Array:
         best, left = (
@@ -160,32 +170,32 @@ def mass_violation(
         return found
 
     least, words = total(-1), "and rest have probabilities that sum to"
-    if found := _first(least > 1 + MASS_SLACK, f"{words} more than 1"):
+    if found := _first_row(least > 1 + MASS_SLACK, f"{words} more than 1"):
         return found
-    if (least >= 1 - MASS_SLACK).all():  # the other total would take time
+    if (least >= 1 - MASS_SLACK).all():  # saves the time of the second total
         return None
-    return _first(total(1) < 1 - MASS_SLACK, f"{words} less than 1")
+    return _first_row(total(1) < 1 - MASS_SLACK, f"{words} less than 1")
 
 
 def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
-    """Find a row [K] with an id twice, empty places (of log-probability -inf) left out."""
+    """Return the first row [K] that has an id twice. Places of log-probability -inf are empty."""
     size = ids.shape[1]
     behind = np.arange(size, dtype=np.int64) + 2**32
     ordered = np.sort(np.where(np.isneginf(logprobs), behind, ids), axis=1)
-    found = _first(ordered[:, 1:] == ordered[:, :-1], "has an id twice")
+    found = _first_row(ordered[:, 1:] == ordered[:, :-1], "has an id twice")
     return found and found._replace(leaf="ids")
 
 
 def draws_violation(
     features: Features, start: Array, ids: Array, counts: Array
 ) -> Violation | None:
-    """Compare sampled ids and their counts [M] of N tokens; `start` [N + 1] begins with 0."""
+    """Check the laws of tier `sample`: ids and counts [M] of N tokens; `start` is [N + 1]."""
     size = features.logits.size if features.logits else 0
-    if found := _first(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
+    if found := _first_row(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
         return found._replace(leaf="counts")
     follows = np.diff(ids.astype(np.int64), prepend=-1) > 0
     follows[start[:-1][start[:-1] < len(ids)]] = True
-    place = _first(~follows, "")
+    place = _first_row(~follows, "")
     if place is None:
         return None
     token = int(np.searchsorted(start, place.row, "right")) - 1
@@ -193,18 +203,18 @@ def draws_violation(
 
 
 def attention_violation(features: Features, codes: Array, lengths: Array) -> Violation | None:
-    """Check maps of L^2 entries, one after another, of sequences of `lengths`; rows are tokens."""
+    """Check concatenated maps of L^2 codes for sequences of `lengths`; the row is a token."""
     values: Floats = features.level.attention.from_codes(codes)
     rows = starts(np.repeat(lengths, lengths))[:-1]
     with np.errstate(all="ignore"):
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
-        if found := _first(np.logical_or.reduceat(bad, rows), "is not a probability"):
+        if found := _first_row(np.logical_or.reduceat(bad, rows), "is not a probability"):
             return found
         sums = np.add.reduceat(values, rows, dtype=np.float64)
         off = np.abs(sums - 1) - MASS_SLACK
         if (off > 0).any():
             off -= np.add.reduceat(bound(features.level, "attention", values), rows)
-    return _first(off > 0, "has probabilities that do not sum to 1")
+    return _first_row(off > 0, "has probabilities that do not sum to 1")
 
 
 def joint_violations(
@@ -214,10 +224,10 @@ def joint_violations(
     lengths: Array,
     draws: tuple[Array, Array, Array] | None,
 ) -> Iterator[tuple[str, Violation]]:
-    """Yield laws between arrays of sequences of `lengths` that are broken, and an array of each.
+    """Yield the violations of laws between arrays, each with the path of an array.
 
-    `stored` are rows of the arrays of a `view` by their paths; `draws` are the starts [N + 1], ids
-    and counts of its samples.
+    stored: rows of the arrays of a `view` by path, for sequences of `lengths`.
+    draws: start [N + 1], ids [M] and counts [M] of tier `sample`.
     """
     keys = [f"{view}/logits/{key}" for key in ("ids", "logprobs", "rest")]
     if all(key in stored for key in keys) and (

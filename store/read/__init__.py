@@ -1,1 +1,1 @@
-"""Open and read a store: records, and streams of batches."""
+"""Open a store, and read records and streams of batches."""

@@ -1,6 +1,6 @@
-"""A store as a table of Arrow: a row for each sequence, a column for each thing known of it.
+"""Read a store as an Arrow table: a row for each sequence, a column for each feature.
 
-Parquet files and a `datasets.Dataset` are made of its batches.
+Parquet files and `datasets.Dataset` are written from its batches.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from teachonce.support.arrays import Array, starts
 from teachonce.support.errors import suggest
 
 FLOATS = ("float32", "float16")
-BATCH_BYTES = 2**24  # of the rows that are made at once
+BATCH_BYTES = 2**24  # of the rows of one batch
 POOL_BLOCKS = 16  # of 4,096 tokens, which a stream reads at once
 LEAST_TOKENS, MOST_TOKENS = 256, 2**16  # of a batch
-LABELS = 20  # told of a task
-METADATA = b"teachonce"  # key of what a table tells of its store
+LABELS = 20  # that the description of a column lists
+METADATA = b"teachonce"  # key of the schema's metadata about the store
 
 Per = Literal["sequence", "token", "masked word", "draw", "pair of tokens"]
 Values = Callable[[Batch], Any]
@@ -38,16 +38,17 @@ Values = Callable[[Batch], Any]
 class Column:
     """One column of the table.
 
-    values: makes an array of a batch, with a number, or `width` numbers, `per` what it counts; a
-        list of texts where `dtype` is str. Of a masked array some cells are null.
-    view, feature: which batch it is made of, and what a stream must read for it.
-    told: what the cells are, for people.
+    per: what each value belongs to.
+    description: the meaning of a cell, for people.
+    values: returns the values of a batch: an array with one number, or `width` numbers, for each
+        `per`; a list if `dtype` is str. Masked elements become null cells.
+    view, feature: the view to stream, and the feature that the stream must read.
     """
 
     name: str
     per: Per
     dtype: Any
-    told: str
+    description: str
     values: Values
     width: int | None = None
     view: int = 0
@@ -63,7 +64,7 @@ class Column:
         return pa.list_(pa.list_(one) if self.per in ("draw", "pair of tokens") else one)
 
     def cells(self, batch: Batch) -> Any:
-        """Make the Arrow array of a batch's B cells."""
+        """Return the Arrow array of a batch's B cells."""
         flat = self._flat(self.values(batch))
         if self.per == "masked word":
             return _lists(batch.spans_start, flat)
@@ -81,10 +82,10 @@ class Column:
         if isinstance(values, np.ma.MaskedArray):
             return pa.array(values.astype(self.dtype).data, mask=values.mask)
         with np.errstate(over="ignore"):
-            own = np.array(values, self.dtype)  # a copy: the next batch has the same memory
+            own = np.array(values, self.dtype)  # a copy: the next batch reuses the memory
         if own.dtype == np.float16 and not np.array_equal(np.isinf(own), np.isinf(values)):
             raise StoreError(
-                f"column {self.name}: holds numbers beyond those of float16; take float32"
+                f"column {self.name}: has numbers that float16 cannot hold; use float32"
             )
         numbers = pa.array(own.reshape(-1))
         if self.width is None:
@@ -92,7 +93,7 @@ class Column:
         return pa.FixedSizeListArray.from_arrays(numbers, self.width)
 
     def bytes(self, tokens: int) -> int:
-        """Estimate the bytes of a cell of a sequence of so many tokens."""
+        """Estimate the bytes of a cell for a sequence of `tokens` tokens."""
         size = 8 if self.dtype is str else np.dtype(self.dtype).itemsize
         counts = {"sequence": 1, "pair of tokens": tokens**2}
         return size * (self.width or 1) * counts.get(self.per, tokens)
@@ -105,10 +106,12 @@ def _lists(start: Array, values: Any) -> Any:
 class Table:
     """The rows of a store, in its order, in batches that fit into memory.
 
-    `columns` are names in the wanted order; None: all. `floats`, float32 or float16, is the type of
-    states, maps, vectors and inputs of the head. `schema` is the Arrow schema; its metadata tell
-    what each column holds, and `about` the store. Raises StoreError for a column that the store
-    does not have, and for another type.
+    about: JSON for the schema's metadata under `teachonce`.
+    columns: names of the columns, in order; None for all.
+    floats: float32 or float16, the type of states, maps, vectors and inputs of the head.
+
+    `schema` is the Arrow schema; its metadata describe each column. Raises StoreError for an
+    unknown column or type.
     """
 
     def __init__(
@@ -136,21 +139,21 @@ class Table:
             )
         self._columns = [known[name] for name in self.columns]
         fields = [
-            pa.field(column.name, column.type, metadata={b"description": column.told})
+            pa.field(column.name, column.type, metadata={b"description": column.description})
             for column in self._columns
         ]
-        told = json.dumps({**about, "floats": floats}, sort_keys=True).encode()
-        self.schema = pa.schema(fields, {METADATA: told})
+        metadata = json.dumps({**about, "floats": floats}, sort_keys=True).encode()
+        self.schema = pa.schema(fields, {METADATA: metadata})
 
     def blocks(self) -> Array:
-        """int64 [n, 2]: runs of rows, none of which crosses a part of the store."""
+        """Return int64 [n, 2]: runs begin..end of rows. No run crosses a part of the store."""
         return self._index.blocks(4096)
 
     def batches(self, blocks: Array | None = None) -> Iterator[Any]:
-        """Yield `pyarrow.RecordBatch`es of all rows, or of those of `blocks`, in their order.
+        """Yield `pyarrow.RecordBatch`es of all rows, or of the rows of `blocks`, in order.
 
-        The arrays of a store on a disk are compared with the manifest: StoreError where they
-        differ.
+        For a store on a disk, arrays are compared with their checksums; a difference raises
+        StoreError.
         """
         features = dict[int, set[str]]()
         for column in self._columns:
@@ -158,7 +161,7 @@ class Table:
             read |= {column.feature} if column.feature else set()
         rows = self.blocks() if blocks is None else self._index.check_blocks(blocks)
         streams = [self._stream(view, read, rows) for view, read in features.items()]
-        for each in zip(*streams, strict=True):  # which hold the same sequences
+        for each in zip(*streams, strict=True):  # all streams yield the same sequences
             of_view = dict(zip(features, each, strict=True))
             cells = [column.cells(of_view[column.view]) for column in self._columns]
             yield pa.RecordBatch.from_arrays(cells, schema=self.schema)
@@ -179,8 +182,8 @@ class Table:
 
 
 def _columns(index: PartIndex, floats: str) -> Iterator[Column]:
-    yield from _of_text(index)
-    yield from _of_gold(index)
+    yield from _text_columns(index)
+    yield from _gold_columns(index)
     if vector := index.features.embedding:
         yield Column(
             "embedding",
@@ -192,10 +195,10 @@ def _columns(index: PartIndex, floats: str) -> Iterator[Column]:
             feature="embedding",
         )
     for view in range(index.features.views):
-        yield from _of_view(index, floats, view)
+        yield from _view_columns(index, floats, view)
 
 
-def _of_text(index: PartIndex) -> Iterator[Column]:
+def _text_columns(index: PartIndex) -> Iterator[Column]:
     of_sequence: list[tuple[str, Any, str, Values]] = [
         ("index", "int64", "number of the sequence", lambda batch: batch.index),
         ("document", "int64", "number of its document", lambda batch: batch.document),
@@ -217,14 +220,14 @@ def _of_text(index: PartIndex) -> Iterator[Column]:
          lambda batch: batch.offsets[:, 1]),
         ("special", "bool", "whether each token is a special one", lambda batch: batch.special),
     ]  # fmt: skip
-    for name, dtype, told, values in of_sequence:
-        yield Column(name, "sequence", dtype, told, values)
-    for name, dtype, told, values in of_token:
-        yield Column(name, "token", dtype, told, values)
+    for name, dtype, description, values in of_sequence:
+        yield Column(name, "sequence", dtype, description, values)
+    for name, dtype, description, values in of_token:
+        yield Column(name, "token", dtype, description, values)
 
 
 def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
-    """Read what a part keeps of consecutive sequences, and a batch does not have."""
+    """Read an array of consecutive sequences that batches do not have."""
     found, first, after = [], int(batch.index[0]), int(batch.index[-1]) + 1
     while first < after:
         part, position = index.locate(first)
@@ -239,54 +242,58 @@ def _one_of_pair(index: PartIndex, number: int, batch: Batch) -> list[str]:
     return [split_pair(text, separator, index.path)[number] for text in batch.texts]
 
 
-def _of_gold(index: PartIndex) -> Iterator[Column]:
+def _gold_columns(index: PartIndex) -> Iterator[Column]:
     if (task := index.features.task) is None:
         return
-    told = f"; labels are {', '.join(task.labels[:LABELS])}"
+    names = f"; labels are {', '.join(task.labels[:LABELS])}"
     if task.kind == "tagging":
-        told = f"gold tag of each token, -1 where there is none{told}"
-        yield Column("tags", "token", "int32", told, lambda batch: batch.tags)
+        description = f"gold tag of each token, -1 where there is none{names}"
+        yield Column("tags", "token", "int32", description, lambda batch: batch.tags)
         return
 
     def labels(batch: Batch) -> Any:
         gold = np.array(batch.labels)
         return np.ma.masked_array(gold, gold < 0)
 
-    yield Column("label", "sequence", "int32", f"gold label, or null{told}", labels)
+    yield Column("label", "sequence", "int32", f"gold label, or null{names}", labels)
 
 
-def _of_view(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
-    """List the columns of one pass of the teacher; the names of a masked view tell its number."""
+def _view_columns(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
+    """List the columns of a view; names of a masked view begin with its number."""
     features, prefix = index.features, f"view{view}_" if view else ""
 
-    def column(name: str, per: Per, dtype: Any, told: str, values: Values, **more: Any) -> Column:
-        return Column(prefix + name, per, dtype, told, values, view=view, **more)
+    def column(
+        name: str, per: Per, dtype: Any, description: str, values: Values, **more: Any
+    ) -> Column:
+        return Column(prefix + name, per, dtype, description, values, view=view, **more)
 
     for place, name in enumerate(("begin", "end", "action") if view else ()):
-        told = "characters of masked words, and 0 masked, 1 replaced at random, 2 kept"
-        yield column(f"masked_{name}", "masked word", "int32", told, partial(_spans, place))
+        text = "characters of masked words, and 0 masked, 1 replaced at random, 2 unchanged"
+        yield column(f"masked_{name}", "masked word", "int32", text, partial(_spans, place))
     more: dict[str, Any] = {"width": features.width, "feature": "hidden"}
     for name in features.hidden:
-        told = f"hidden state {name} of each token"
-        yield column(f"hidden_{name}", "token", floats, told, partial(_states, name), **more)
-    for name, per, dtype, told, width in _of_logits(index, floats):
+        text = f"hidden state {name} of each token"
+        yield column(f"hidden_{name}", "token", floats, text, partial(_states, name), **more)
+    for name, per, dtype, text, width in _logits_columns(index, floats):
         more = {"width": width, "feature": "logits"}
-        yield column(f"logits_{name}", per, dtype, told, attrgetter(f"logits.{name}"), **more)
+        yield column(f"logits_{name}", per, dtype, text, attrgetter(f"logits.{name}"), **more)
     more = {"feature": "attention"}
     for name in features.attention:
-        told = f"attention map {name}: for each token its look at each"
+        text = f"attention map {name}: the attention of each token (row) to each token"
         values = partial(_map, name)
-        yield column(f"attention_{name}", "pair of tokens", floats, told, values, **more)
+        yield column(f"attention_{name}", "pair of tokens", floats, text, values, **more)
     if task := features.task:
         tagging = task.kind == "tagging"
         name, per = ("tag", "token") if tagging else ("class", "sequence")
-        told, more = f"the teacher's logits of each {name}", {"feature": "task"}
+        text, more = f"the teacher's logits of each {name}", {"feature": "task"}
         more["width"] = len(task.labels)
-        yield column(f"{name}_logits", per, "float32", told, attrgetter(f"{name}_logits"), **more)
+        yield column(f"{name}_logits", per, "float32", text, attrgetter(f"{name}_logits"), **more)
 
 
-def _of_logits(index: PartIndex, floats: str) -> Iterator[tuple[str, Per, str, str, int | None]]:
-    """List the columns of the store's tier of logits: name, per, dtype, what it is, width."""
+def _logits_columns(
+    index: PartIndex, floats: str
+) -> Iterator[tuple[str, Per, str, str, int | None]]:
+    """Yield name, per, dtype, description and width of the columns of the tier of logits."""
     if (spec := index.features.logits) is None:
         return
     following = " of the token after" if spec.next_token else ""

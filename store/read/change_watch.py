@@ -1,5 +1,7 @@
-"""Notice that a store was written again after it was opened: a reader must not go on with texts
-that were forgotten."""
+"""Detect that a store was rewritten after it was opened.
+
+A reader must not continue with texts that `feature-store forget` removed.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,19 @@ from teachonce.store.containers.interface import StoreSource
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import MISSING, StoreError, Unreachable
 
-SECONDS, SECONDS_REMOTE = 1.0, 60.0  # between two looks; a look is a stat, or a request
+SECONDS, SECONDS_REMOTE = 1.0, 60.0  # between two checks; a check is a stat, or a request
 ROOT = "zarr.json"
 AGAIN = (
     "documents were forgotten, or another store has its name: when that is done, start again with"
-    " the store that is there then; a student needs a new --out"
+    " the new store; a student needs a new --out"
 )
 Stamp = tuple[int, int, int]
 
 
 class ChangeWatch:
-    """Compares a store with the one that was opened, by the checksum at its root.
+    """Compares a store with the store that was opened, by the checksum at its root.
 
-    On a disk, the root is only read if the stat of its file differs: a look takes 0.4 us, with a
-    stat 40 us, on two busy cores. An unfinished store, which grows, is not watched.
+    An unfinished store is not watched, as it grows.
     """
 
     def __init__(self, source: StoreSource, attributes: Mapping[str, Any]) -> None:
@@ -39,41 +40,43 @@ class ChangeWatch:
         self._stamp: Stamp | None = None
         self._next = monotonic() + self._seconds
 
-    def look(self) -> None:
-        """Do what `check` does, unless that was done less than SECONDS ago."""
+    def check_if_due(self) -> None:
+        """Call `check` unless it ran less than SECONDS ago."""
+        # A call takes 0.4 us, with a stat 40 us, on two busy cores: batches may call it.
         if monotonic() >= self._next:
             self.check()
 
     def check(self) -> None:
-        """Raise StoreError if the store is no longer the one that was opened. If a network or disk
-        does not answer, nothing is known and nothing is raised."""
+        """Raise StoreError if the store was rewritten or removed since it was opened.
+
+        If a network or disk does not answer, nothing is raised.
+        """
         if self.opened is None:
             return
         self._next = monotonic() + self._seconds
         try:
-            stamp = None if self._source.remote else self._stamped()
+            stamp = None if self._source.remote else self._current_stamp()
             if stamp is None or stamp != self._stamp:
                 self._compare()
             self._stamp = stamp
         except StoreError:
-            self._next = 0.0  # whoever goes on reading gets the same error at once
+            self._next = 0.0  # the next read raises the same error at once
             raise
         except (Unreachable, OSError):
             pass
 
     @contextmanager
     def reporting_changes(self) -> Iterator[None]:
-        """If the block raises StoreError, raise that of `check` instead, if it has one: an array
-        that was replaced looks like damage. Also look after the block."""
+        """Check for changes after the block, and if it raises StoreError."""
         try:
             yield
         except StoreError:
-            self.check()
+            self.check()  # an array that was replaced looks like damage
             raise
-        self.look()
+        self.check_if_due()
 
-    def _stamped(self) -> Stamp:
-        """Inode, time and size of the file that each rewriting of the store replaces."""
+    def _current_stamp(self) -> Stamp:
+        """Return inode, time and size of the file that every rewrite of the store replaces."""
         try:
             found = os.stat(self._place)
             if stat.S_ISDIR(found.st_mode):
@@ -86,7 +89,7 @@ class ChangeWatch:
 
     def _compare(self) -> None:
         path, remote = self._source.path, self._source.remote
-        # An HDF5 source has the old file open.
+        # An HDF5 source still has the old file open, so the path is opened again.
         source = self._source if remote else open_source(self._place, None)
         try:
             now = source.attributes()
@@ -94,10 +97,10 @@ class ChangeWatch:
             if not remote:
                 source.close()
         if now.get("state") != "sealed":
-            raise StoreError(f"{path}: is being written again while it is read; {AGAIN}")
+            raise StoreError(f"{path}: is being rewritten while it is read; {AGAIN}")
         self.compare(now.get("checksum"))
 
     def compare(self, checksum: object) -> None:
-        """Raise StoreError if this is not the checksum of the store that was opened."""
+        """Raise StoreError if `checksum` differs from the checksum of the opened store."""
         if checksum != self.opened:
-            raise StoreError(f"{self._source.path}: was written again while it was read; {AGAIN}")
+            raise StoreError(f"{self._source.path}: was rewritten while it was read; {AGAIN}")

@@ -1,9 +1,9 @@
-"""The list of what our commands have made from a store: copies of its text that `feature-store
-forget` removes or names.
+"""List the copies of a store's text that our commands make, so that `feature-store forget` removes
+or names them.
 
-Each line is a JSON object. The list of a store on a disk is `.NAME.derived` next to it. A second
-list is in the user's cache folder, named by the hash of the store's text: it is found if the store
-was renamed or moved, or if nothing can be written next to it.
+Each line of a list is a JSON object. For a store on a disk, the list is `.NAME.derived` next to it.
+A second list is in the user's cache folder, named by the hash of the store's text. It is used if
+the store was renamed or moved, or if nothing can be written next to it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from teachonce.support.cache_folder import cache_folder
 from teachonce.support.redaction import redacted
 
 MAX_BYTES = 2**23  # of a list, which is untrusted input
-_said = set[str]()  # paths of stores whose lists could not be written, which was logged
+_said = set[str]()  # paths of stores for which a failed write was logged
 
 
 class DerivedCopy(NamedTuple):
-    """One line: what was made of the text with this key (see `Manifest.text_key`), where, when, and
-    for a disk cache the checksum by which it names the store."""
+    """One line of a list.
+
+    kind, path: what was made, and where. text: key of the text (`Manifest.text_key`).
+    time: ISO 8601, UTC. checksum: for a disk cache, the checksum by which it names the store.
+    """
 
     kind: str
     path: str
@@ -39,12 +42,12 @@ class DerivedCopy(NamedTuple):
 
 
 def list_of(path: str | Path) -> Path:
-    """The list next to a store on a disk."""
+    """Return the path of the list next to a store on a disk."""
     whole = Path(path).resolve()
     return whole.parent / f".{whole.name}.derived"
 
 
-def _own_list(text: str) -> Path:
+def _user_list(text: str) -> Path:
     return cache_folder() / "derived" / f"{text}.jsonl"
 
 
@@ -60,36 +63,36 @@ def record_copy(
         kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum
     )
     if "://" in path:
-        _add_own(entry, path)
+        _add_to_user_list(entry, path)
         return
     try:
         _add(list_of(path), entry)
         with suppress(OSError):
-            _add(_own_list(text), entry)
+            _add(_user_list(text), entry)
     except OSError as error:
-        _add_own(entry, path)
+        _add_to_user_list(entry, path)
         if path not in _said:
             _said.add(path)
             logging.getLogger(__name__).warning(
-                "%s: what is made of it cannot be noted next to it (%s); if another user forgets"
+                "%s: cannot record next to it what is made from it (%s); if another user forgets"
                 " documents there, %s is not named", path, files.cause(error), place,
             )  # fmt: skip
 
 
-def _add_own(entry: DerivedCopy, path: str) -> None:
+def _add_to_user_list(entry: DerivedCopy, path: str) -> None:
     try:
-        _add(_own_list(entry.text), entry)
+        _add(_user_list(entry.text), entry)
     except OSError as error:
         if path not in _said:
             _said.add(path)
             logging.getLogger(__name__).warning(
-                "%s: what is made of it cannot be noted (%s): `feature-store forget` does not name"
+                "%s: cannot record what is made from it (%s): `feature-store forget` does not name"
                 " it", redacted(path), files.cause(error),
             )  # fmt: skip
 
 
 def _add(file: Path, entry: DerivedCopy) -> None:
-    """Append a line in one write, so that processes do not mix theirs. Raises OSError."""
+    """Append a line unless the list has it. Raises OSError."""
     if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
         return
     if not file.parent.is_dir():
@@ -98,13 +101,14 @@ def _add(file: Path, entry: DerivedCopy) -> None:
     try:
         if os.fstat(opened).st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
+        # one write for a line, so that lines of several processes do not mix
         os.write(opened, (json.dumps(entry._asdict()) + "\n").encode())
     finally:
         os.close(opened)
 
 
 def _lines(file: Path) -> Iterator[DerivedCopy]:
-    """Yield the lines of a list; skip other lines, as a kill may have cut one."""
+    """Yield the lines of a list; skip invalid lines, as a kill may have truncated one."""
     for line in _read(file).decode("utf-8", "replace").splitlines():
         entry = _entry(line)
         if entry is not None:
@@ -112,7 +116,7 @@ def _lines(file: Path) -> Iterator[DerivedCopy]:
 
 
 def _read(file: Path) -> bytes:
-    """Read an ordinary file, not through a link; b"" for anything else."""
+    """Read an ordinary file without following links; return b"" for anything else."""
     try:
         opened = files.open_ordinary(file)
     except OSError:
@@ -131,11 +135,11 @@ def _entry(line: str) -> DerivedCopy | None:
 
 
 def recorded_copies(path: str | Path, text: str) -> list[DerivedCopy]:
-    """Everything on the lists of a local store, of which `text` is the text key: each once."""
+    """Return the entries of both lists of a local store with the text key `text`, each once."""
     found = dict[tuple[str, str, str], DerivedCopy]()
     lists = [list_of(path)]
     with suppress(FileNotFoundError):  # a user without a home
-        lists.append(_own_list(text))
+        lists.append(_user_list(text))
     for each in lists:
         for entry in _lines(each):
             found[entry.kind, entry.path, entry.text] = entry
@@ -143,11 +147,13 @@ def recorded_copies(path: str | Path, text: str) -> list[DerivedCopy]:
 
 
 def carry_over(path: str | Path, text: str, entries: Collection[DerivedCopy]) -> None:
-    """Write entries to both lists of a store whose text key is now `text`: a later `forget` finds
-    them, too. Lists that cannot be written stay as they are."""
+    """Add entries to both lists of a store whose text key has changed to `text`.
+
+    So a later `forget` finds them, too. A list that cannot be written is left unchanged.
+    """
     with suppress(OSError):
         for entry in entries:
             _add(list_of(path), entry)
     with suppress(OSError):
         for entry in entries:
-            _add(_own_list(text), entry)
+            _add(_user_list(text), entry)

@@ -1,5 +1,5 @@
-"""Read what a store holds: the manifest of a sealed store, the parts of an unfinished one, and the
-arrays outside the parts."""
+"""Read the manifest of a sealed store, the published parts of an unfinished store, and the arrays
+outside the parts."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from teachonce.store.format.manifest import (
     check_root,
     digest,
     length_dtype,
-    opening,
     read_entries,
     seal_checksum,
+    suggest_repair,
 )
 from teachonce.store.format.value_laws import not_finite
 from teachonce.support.arrays import Array, Floats
@@ -42,10 +42,9 @@ from teachonce.support.console import counted, takes_option
 
 @contextmanager
 def garbage_collection_off() -> Iterator[None]:
-    """Stop the garbage collector meanwhile.
-
-    Thousands of parts are a million objects, none of them garbage. To look through them again and
-    again takes the collector longer than it takes to make them."""
+    """Turn the garbage collector off in the block."""
+    # Thousands of parts are a million objects, none of them garbage. The collector would take
+    # longer to visit them again and again than it takes to create them.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -56,7 +55,7 @@ def garbage_collection_off() -> Iterator[None]:
 
 
 class IndexedManifest(Manifest):
-    """A manifest whose parts an index tells."""
+    """A manifest of format version 2, whose parts are listed in an index."""
 
     parts: IndexedParts
 
@@ -92,8 +91,10 @@ def _read_lengths(value: object, features: Features, sequences: int, where: str)
 def sealed_manifest(
     source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, bytes]:
-    """Read the manifest of a sealed store, and its stored bytes. Raises StoreError if it does not
-    match the checksum at the root."""
+    """Read the manifest of a sealed store; return it with its stored bytes.
+
+    Raises StoreError if it does not match the root attribute `checksum`.
+    """
     where, stored = source.path, source.array("manifest")
     if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
         raise StoreError(f"{where}: manifest is not a byte array; {DAMAGED}")
@@ -120,7 +121,7 @@ def _parsed(data: bytes, attributes: Mapping[str, Any], where: str) -> dict[str,
         raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
     if not isinstance(value, dict):
         raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
-    known = attributes.get("arrays", value.get("arrays"))  # not in every store
+    known = attributes.get("arrays", value.get("arrays"))  # optional in a sealed store
     if {key: attributes[key] for key in ATTRIBUTES} != value.get(
         "attributes"
     ) or known != value.get("arrays"):
@@ -140,7 +141,7 @@ def _listed_parts(value: object, features: Features, where: str) -> list[Part]:
 
 
 def checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
-    """Read a whole array outside the parts. Raises StoreError if it is not what its entry says."""
+    """Read a whole array outside the parts. Raises StoreError if it does not match its entry."""
 
     def read() -> Array:
         try:
@@ -153,13 +154,16 @@ def checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
 
 
 def _checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
-    with opening():
+    with suggest_repair():
         array = source.array(name)
     if array.shape != entry.shape or array.dtype.name != entry.dtype:
-        raise StoreError(f"{source.path}: {name} is not what the manifest says; {DAMAGED}")
+        raise StoreError(
+            f"{source.path}: {name} is {array.dtype}{list(array.shape)}, the manifest says"
+            f" {entry.dtype}{list(entry.shape)}; {DAMAGED}"
+        )
     if entry.fingerprint and source.fingerprint(name) != entry.fingerprint:
         raise StoreError(f"{source.path}: {name} has an altered zarr.json; {DAMAGED}")
-    with opening():
+    with suggest_repair():
         values = array.read(0, array.shape[0])
     if digest(values) != entry.sha256:
         raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
@@ -177,10 +181,10 @@ def unsealed_manifest(
 
 
 def unreadable_part(source: StoreSource, number: int, error: StoreError) -> StoreError:
-    """The error for a part that keeps an unfinished store from going on."""
+    """Return the error for an unreadable part of an unfinished store."""
     return StoreError(
-        f"{without_remedy(error)}; run `feature-store repair`, which moves part"
-        f" {number} aside, and type the command again: it makes this part anew and goes on"
+        f"{without_remedy(error)}; run `feature-store repair`, which moves part {number} to a"
+        " backup folder, and type the command again: it makes this part again and continues"
     )
 
 
@@ -188,15 +192,17 @@ def _own_entry(source: StoreSource, number: int, shapes: PartShapes) -> Part:
     value = source.attributes(f"parts/{number}").get("part")
     part = Part.from_json(value, shapes, source.path)
     if part.number != number:
-        raise StoreError(f"{source.path}: part {number} says it is part {part.number}")
+        raise StoreError(f"{source.path}: part {number} has the attributes of part {part.number}")
     return part
 
 
 def published_parts(
     source: StoreSource, features: Features, numbers: Iterable[int] | None = None
 ) -> Iterator[Part]:
-    """The entries of parts of an unfinished store, of all, ascending, without `numbers`. Raises
-    StoreError if one cannot be read."""
+    """Yield the parts of an unfinished store: those of `numbers`, or all in ascending order.
+
+    Raises StoreError if the entry of a part cannot be read.
+    """
     shapes = PartShapes(features)
     for number in part_numbers(source) if numbers is None else numbers:
         try:
@@ -207,21 +213,18 @@ def published_parts(
 
 
 def part_numbers(source: StoreSource) -> list[int]:
-    """Numbers of the parts of an unfinished store, ascending."""
+    """List the numbers of the parts of an unfinished store, ascending."""
     numbers = (part_number(name) for name in source.members("parts"))
     return sorted(number for number in numbers if number is not None)
 
 
-def unfinished(source: StoreSource) -> StoreError:
-    """The error that refuses an unfinished store.
-
-    One process writes the parts in order, so one that is missing before another was there and is
-    gone.
-    """
+def unfinished_error(source: StoreSource) -> StoreError:
+    """Return the error for an unfinished store: how many parts it has, and how to go on."""
     there = part_numbers(source)
+    # A single process writes the parts in order, so a gap in the numbers is a part that was lost.
     in_order = source.remote or not queue_of(source.path).exists()
-    gone = there[-1] + 1 - len(there) if there and in_order else 0
-    parts = counted(len(there), "part") + (f" there, {gone:,} dropped or lost" if gone else "")
+    lost = there[-1] + 1 - len(there) if there and in_order else 0
+    parts = counted(len(there), "part") + (f" there, {lost:,} dropped or lost" if lost else "")
     try:
         made = making_command(source.attributes().get("identity") or {})
     except StoreError:
@@ -231,15 +234,17 @@ def unfinished(source: StoreSource) -> StoreError:
     return StoreError(
         f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
         f" again ({made}), which makes the rest"
-        + (f"; or take the parts that are there with {way}" if way else "")
+        + (f"; or read the finished parts with {way}" if way else "")
     )
 
 
 def readable_manifest(
     source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, dict[int, StoreError]]:
-    """Make a manifest from the entries that parts hold themselves; parts whose entries cannot be
-    read are returned with their errors."""
+    """Make a manifest from the entries in the parts' own attributes.
+
+    Also returns the errors of parts whose entries cannot be read, by number.
+    """
     parts, unreadable, shapes = [], {}, PartShapes(features)
     for number in part_numbers(source):
         try:
@@ -247,13 +252,15 @@ def readable_manifest(
         except StoreError as error:
             unreadable[number] = error
     arrays = read_entries(attributes.get("arrays"), source.path)
-    kept = {key: attributes[key] for key in ATTRIBUTES}
-    return Manifest(kept, arrays, parts), unreadable
+    stored = {key: attributes[key] for key in ATTRIBUTES}
+    return Manifest(stored, arrays, parts), unreadable
 
 
 def missing_outside(source: StoreSource) -> set[str]:
-    """Names of the arrays outside the parts that a store lists and lacks: repair has moved them
-    aside, or they were lost."""
+    """Return the names of arrays outside the parts that a store lists but does not have.
+
+    `feature-store repair` moved them to a backup folder, or they were lost.
+    """
     listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
     for group in {name.rpartition("/")[0] for name in listed}:
         there[group] = set(source.members(group))
@@ -263,12 +270,12 @@ def missing_outside(source: StoreSource) -> set[str]:
 
 
 def calibration_paths(name: str) -> tuple[str, str]:
-    """Paths of mean and deviation of a hidden state."""
+    """Return the paths of mean and deviation of a hidden state."""
     return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
 
 
 def read_calibration(source: StoreSource) -> Calibration | None:
-    """Read (mean, deviation) of every hidden state of an unfinished store; None if it lacks one.
+    """Read (mean, deviation) of every hidden state of an unfinished store; None if one is missing.
 
     Raises StoreError if a checksum differs.
     """
@@ -281,12 +288,14 @@ def read_calibration(source: StoreSource) -> Calibration | None:
 
 
 def read_outside(source: StoreSource) -> Callable[[str], Array]:
-    """Return a reader of the arrays outside the parts of an unfinished store; it raises StoreError
-    if a checksum differs."""
+    """Return a function that reads arrays outside the parts of an unfinished store by path.
+
+    It raises StoreError if a checksum differs.
+    """
     entries = read_entries(source.attributes().get("arrays"), source.path)
 
     def read(name: str) -> Array:
-        with opening():
+        with suggest_repair():
             array = source.array(name)
             values = array.read(0, array.shape[0])
         if name not in entries or digest(values) != entries[name].sha256:
@@ -296,8 +305,8 @@ def read_outside(source: StoreSource) -> Callable[[str], Array]:
     return lambda name: with_refetches(source.remote, lambda: read(name))
 
 
-def finite(values: Array, what: str) -> Array:
-    """Return an array that was read outside the parts. Raises StoreError for NaN and infinity."""
+def check_finite(values: Array, what: str) -> Array:
+    """Return `values`, an array outside the parts. Raises StoreError for NaN and infinity."""
     if values.dtype.kind == "f" and not_finite(values) is not None:
         raise StoreError(f"{what} has NaN or infinite values; {NO_NUMBERS}")
     return values
@@ -306,11 +315,17 @@ def finite(values: Array, what: str) -> Array:
 def check_calibration(
     pair: tuple[Array, ...], features: Features, what: str
 ) -> tuple[Floats, Floats]:
-    """Return mean and deviation of a hidden state. Raises StoreError for what is none."""
+    """Return mean and deviation of a hidden state.
+
+    Raises StoreError unless both are finite float32 [D] and deviations are over 0.
+    """
     mean, deviation = pair
     for array in pair:
         if array.shape != (features.width,) or array.dtype != np.float32:
-            raise StoreError(f"{what} is not [D]; {DAMAGED}")
+            raise StoreError(
+                f"{what} is {array.dtype}{list(array.shape)}, expected"
+                f" float32[{features.width}]; {DAMAGED}"
+            )
     if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
         raise StoreError(f"{what} is not finite with deviations over 0; {NO_NUMBERS}")
     return mean, deviation

@@ -1,4 +1,4 @@
-"""One part of a store: its arrays, opened one by one, read by slices."""
+"""Read one part of a store: arrays are opened one by one and read by slices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from teachonce.store.read.cached_arrays import BLOCK, CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
 
-SLICE_BYTES = 2**24  # decoded at once for a checksum
+SLICE_BYTES = 2**24  # decoded bytes in memory while a checksum is computed
 DAMAGED = f"the store is damaged: {VERIFY}"
 
 
 def checksum(array: Slices) -> str:
-    """SHA-256 of an array as the manifest has it, read by slices of rows."""
+    """Return the hexadecimal SHA-256 of an array, as in the manifest; reads slices of rows."""
     found = hashlib.sha256()
     row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
@@ -35,7 +35,7 @@ def checksum(array: Slices) -> str:
 
 
 class PartReader:
-    """Slices of a part's arrays; each array's shape and dtype are checked when it is opened."""
+    """Reads slices of a part's arrays; checks an array's shape and dtype when it opens it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PartReader:
         self._open: dict[str, Slices] = {}
 
     def array(self, name: str) -> Slices:
-        """Open an array of the part. Raises StoreError if it is not what the manifest says."""
+        """Open an array of the part. Raises StoreError if it does not match the manifest."""
         if name not in self._open:
             array = with_refetches(self._source.remote, lambda: self._opened(name))
             if self._cache_policy is not None:
@@ -86,12 +86,12 @@ class PartReader:
         return array
 
     def read(self, name: str, begin: int, end: int) -> Array:
-        """Rows begin..end of an array, as stored."""
+        """Read rows begin..end of an array, not decoded."""
         with self._explaining():
             return self.array(name).read(begin, end)
 
     def all(self, name: str) -> Array:
-        """A whole array, as stored. Raises StoreError if it does not match its checksum."""
+        """Read a whole array, not decoded. Raises StoreError if its checksum differs."""
 
         def read() -> Array:
             values = self.read(name, 0, self._specs[name].shape[0])
@@ -101,8 +101,9 @@ class PartReader:
         return with_refetches(self._source.remote, read)
 
     def check(self, name: str) -> None:
-        """Raise StoreError unless an array matches its checksum; some rows are read at a time."""
-        with_refetches(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
+        """Compare an array with its checksum, some rows at a time. Raises StoreError if it
+        differs."""
+        surely(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:
@@ -111,7 +112,7 @@ class PartReader:
             raise StoreError(f"{self.where}: {name} does not match its checksum; {DAMAGED}")
 
     def names(self) -> list[str]:
-        """Paths of the part's arrays."""
+        """List the paths of the part's arrays."""
         return list(self._specs)
 
     def _start(self, name: str, total: int, longest: int) -> Array:
@@ -127,17 +128,17 @@ class PartReader:
         counts = self.part.counts
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
         if int((np.diff(start) ** 2).sum()) != counts.squares:
-            raise StoreError(f"{self.where}: token counts do not give the squares; {DAMAGED}")
+            raise StoreError(f"{self.where}: the lengths do not match counts.squares; {DAMAGED}")
         if self._lengths is not None and not np.array_equal(np.diff(start), self._lengths):
             raise StoreError(
-                f"{self.where}: sequence/token_start gives other lengths than the manifest;"
+                f"{self.where}: sequence/token_start and the manifest give different lengths;"
                 f" {DAMAGED}"
             )
         return start
 
     @cached_property
     def sequence_start(self) -> Array:
-        """int64 [n + 1]: rows of arrays with one row for each sequence."""
+        """int64 [n + 1]: 0..n, where the row of each sequence begins in arrays of sequences."""
         return np.arange(self.part.counts.sequences + 1)
 
     @cached_property
@@ -157,15 +158,15 @@ class PartReader:
         return self.all("sequence/document")
 
     def mask_start(self, view: int, begin: int, end: int) -> Array:
-        """Where the masked spans of sequences begin..end begin: int64 [end - begin + 1]."""
+        """Return int64 [end - begin + 1]: where the masked words of sequences begin..end start."""
         return self._ragged(f"view{view}/mask/start", begin, end, self.part.counts.spans[view])
 
     def draw_start(self, view: int, begin: int, end: int) -> Array:
-        """Where the sampled ids of tokens begin..end begin: int64 [end - begin + 1]."""
+        """Return int64 [end - begin + 1]: where the sampled ids of tokens begin..end start."""
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
 
     def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:
-        """Sampled ids of tokens begin..end: how many each token has, the ids, and their counts."""
+        """Read the samples of tokens begin..end: the number of ids of each, ids [M], counts [M]."""
         start = self.draw_start(view, begin, end)
         flat = int(start[0]), int(start[-1])
         ids, counts = (self.read(f"view{view}/logits/{key}", *flat) for key in ("ids", "counts"))
@@ -178,7 +179,7 @@ class PartReader:
         return start
 
     def texts(self, begin: int, end: int, chosen: Array | None = None) -> list[str]:
-        """Texts of sequences begin..end; "" for those that are not `chosen`, bool [n]."""
+        """Read the texts of sequences begin..end; "" for a sequence not in `chosen`, bool [n]."""
         start = self.text_start[begin : end + 1]
         data = self.read("text/utf8", int(start[0]), int(start[-1])).tobytes()
         left, right = start[:-1] - start[0], start[1:] - start[0]
@@ -191,14 +192,14 @@ class PartReader:
             raise StoreError(f"{self.where}: text is not UTF-8 ({error}); {DAMAGED}") from error
 
     def vectors(self, begin: int, end: int) -> Floats:
-        """float32 [n, W]: vectors of sequences begin..end of a store with an embedding."""
+        """Read float32 [n, W], the vectors of sequences begin..end."""
         spec, codec = self.features.embedding, self.features.level.embedding
         stored = {key: self.read(f"{EMBEDDING}/{key}", begin, end) for key in codec.names}
         values: Floats = codec.decode(stored, (spec.width if spec else 0,))
         return values
 
     def spans(self, view: int, begin: int, end: int) -> tuple[Array, Array]:
-        """Masked spans of sequences begin..end: start [n + 1] from 0, int32 [M, 3]."""
+        """Read the masked words of sequences begin..end: start [n + 1] from 0, int32 [M, 3]."""
         if view == 0:
             return np.zeros(end - begin + 1, np.int64), np.empty((0, 3), np.int32)
         start = self.mask_start(view, begin, end)

@@ -1,4 +1,4 @@
-"""Where the sequences of a store lie: in which part, how long they are, which blocks they form."""
+"""Locate the sequences of a store: their parts, lengths and blocks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, begins
 
 OPEN_PARTS = 16
-PARTS_AT_ONCE = 1024
+PARTS_AT_ONCE = 1024  # whose lengths are in memory while blocks are computed
 
 
 class PartIndex:
-    """The parts of a store in order; sequences are numbered through all of them.
+    """The parts of a store in order; sequences are numbered across all parts.
 
-    `first` int64 [parts + 1] are the first sequences of the parts and, at the end, the number of
-    all. The parts that were read last stay open.
+    first: int64 [parts + 1], the first sequence of each part, then the number of all sequences.
+    The last OPEN_PARTS parts that were read remain open.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class PartIndex:
         self.first = manifest.first
         self._known, self._lengths = manifest.lengths, dict[int, Array]()
         self._parts: OrderedDict[int, PartReader] = OrderedDict()
-        self._opening = Lock()  # training reads ahead in a thread while it validates in another
+        self._opening = Lock()  # a thread reads ahead for training while another one validates
         self.set_cache(None)
 
     def __len__(self) -> int:
         return int(self.first[-1])
 
     def part(self, place: int) -> PartReader:
-        """The part at a place (not its number), opened; a few are kept open."""
+        """Open the part at a place, which is not its number."""
         with self._opening:
             part = self._parts.pop(place, None)
             if part is None:
@@ -62,33 +62,32 @@ class PartIndex:
             return part
 
     def set_cache(self, cache_policy: CachePolicy | None) -> None:
-        """Choose what stays in memory from its first use on; None: nothing, as when the store is
-        opened."""
+        """Choose the arrays to cache from their first use on; None, the initial state: no array."""
         with self._opening:
             self._cache_policy = cache_policy
             self._open_parts = len(self._entries) if cache_policy else OPEN_PARTS
             self._parts.clear()
 
     def close(self) -> None:
-        """Let go of the open parts; reading opens them again."""
+        """Close the open parts; a read opens them again."""
         self._parts.clear()
 
     def specs(self) -> dict[str, ArraySpec]:
-        """Specs of the arrays of the first part; all parts share their names, dtypes and row
-        shapes."""
+        """Return the specs of the first part's arrays. All parts have the same names, dtypes and
+        row shapes."""
         return part_arrays(self.features, self._entries[0].counts)
 
     def part_of(self, index: ArrayLike) -> Array:
-        """Places of the parts of sequences."""
+        """Return the places of the parts that contain these sequences."""
         return np.asarray(np.searchsorted(self.first, index, "right") - 1)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
-        """The part of a sequence, and its position there."""
+        """Return the part of a sequence, and its position there."""
         place = int(self.part_of(index))
         return self.part(place), index - int(self.first[place])
 
     def lengths(self, begin: int, end: int) -> Array:
-        """int64 [end - begin]: tokens of sequences begin..end of one part."""
+        """Return int64 [end - begin]: tokens of sequences begin..end of one part."""
         if self._known is not None:
             return np.asarray(self._known[begin:end], np.int64)
         place = int(self.part_of(begin))
@@ -98,11 +97,11 @@ class PartIndex:
         return self._lengths[place][begin - first : end - first].astype(np.int64)
 
     def all_lengths(self) -> Array:
-        """int64 [n]: tokens of all sequences."""
+        """Return int64 [n]: tokens of all sequences."""
         return self._lengths_of_parts(0, len(self._entries))
 
     def _lengths_of_parts(self, low: int, high: int) -> Array:
-        """int64: tokens of the sequences of parts low..high."""
+        """Return int64: tokens of the sequences of parts low..high."""
         edges = self.first[low : high + 1].tolist()
         if self._known is not None:
             return np.asarray(self._known[edges[0] : edges[-1]], np.int64)
@@ -110,12 +109,14 @@ class PartIndex:
         return np.concatenate([np.empty(0, np.int64), *of_parts])
 
     def blocks(self, block_tokens: int) -> Array:
-        """int64 [n, 2]: runs begin..end of consecutive sequences of about `block_tokens` tokens; a
-        block never crosses a part. Raises StoreError for a number below 1."""
+        """Return int64 [n, 2]: runs begin..end of sequences of about `block_tokens` tokens each.
+
+        No block crosses a part. Raises StoreError for a number below 1.
+        """
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
         found = [np.empty(0, np.int64)]
-        for low in range(0, len(self._entries), PARTS_AT_ONCE):  # lengths of all would be large
+        for low in range(0, len(self._entries), PARTS_AT_ONCE):  # all lengths would be large
             high = min(low + PARTS_AT_ONCE, len(self._entries))
             lengths, base = self._lengths_of_parts(low, high), self.first[low]
             found.append(base + block_starts(lengths, self.first[low:high] - base, block_tokens))
@@ -123,7 +124,8 @@ class PartIndex:
         return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
-        """Check blocks [n, 2] of a caller. Raises StoreError if one is empty or crosses a part."""
+        """Return a caller's blocks as int64 [n, 2]. Raises StoreError if a block is empty or
+        crosses a part."""
         rows = np.asarray(blocks, np.int64)
         if rows.ndim != 2 or rows.shape[1] != 2:
             raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")
@@ -135,8 +137,10 @@ class PartIndex:
 
 
 def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
-    """int64 [n]: where runs of consecutive sequences of about `block_tokens` tokens each begin;
-    parts [p] are the first sequences of parts, which no run crosses."""
+    """Return int64 [n]: the first sequences of runs of about `block_tokens` tokens each.
+
+    parts: [p], the first sequences of the parts; no run crosses a part.
+    """
     before = begins(lengths)
     sizes = np.diff(parts, append=len(lengths))
     numbers = (before - np.repeat(before[parts], sizes)) // block_tokens

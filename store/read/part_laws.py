@@ -1,4 +1,4 @@
-"""Check what the arrays of a part mean: the rules of FORMAT.md."""
+"""Check the values of a part's arrays by the rules of FORMAT.md, section 6."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from teachonce.store.format.value_laws import (
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array
 
-NARROW = 0.02  # of length 1: a teacher in bfloat16 normalises so exactly
-ROWS = 4096  # tokens of sequences that are looked at at once
+LENGTH_SLACK = 0.02  # of a vector's length 1, for teachers in bfloat16
+ROWS = 4096  # tokens of the sequences that are compared at once
 SLICE_BYTES = 2**24
 BY_TEXT = ("token/id", "token/begin", "token/end")  # checked by `_broken_tokens`
 
 
 def check_part(part: PartReader, calibration: Calibration) -> list[str]:
-    """A line for each rule that a part breaks. Raises StoreError if it cannot be read."""
+    """List a line for each rule that a part breaks. Raises StoreError if it cannot be read."""
     texts = part.texts(0, part.part.counts.sequences)
     lengths = np.array([len(text) for text in texts], np.int64)
     problems = [*_broken_tokens(part, lengths)]
@@ -40,14 +40,14 @@ def check_part(part: PartReader, calibration: Calibration) -> list[str]:
     single = _broken_arrays(part, calibration)
     problems += [single[name] for name in single]
     whole = [name for name in part.names() if name not in single]
-    problems += _compared(part, whole) if len(problems) == len(single) else []
+    problems += _broken_together(part, whole) if len(problems) == len(single) else []
     return [f"{part.where}: {problem}" for problem in problems]
 
 
 def check_values(part: PartReader, calibration: Calibration) -> None:
     """Raise StoreError for the first value of a part that breaks a law."""
     single = _broken_arrays(part, calibration)
-    for line in single.values() or _compared(part, part.names()):
+    for line in single.values() or _broken_together(part, part.names()):
         raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
 
 
@@ -60,10 +60,12 @@ def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
         "offsets outside the text": (begin < 0) | (begin > end) | (end > limit),
         "special tokens with offsets": special & ((begin != 0) | (end != 0)),
     }
-    return [_first(what, bad, part.token_start) for what, bad in laws.items() if bad.any()]
+    return [
+        _first_token_line(what, bad, part.token_start) for what, bad in laws.items() if bad.any()
+    ]
 
 
-def _first(what: str, bad: Array, start: Array) -> str:
+def _first_token_line(what: str, bad: Array, start: Array) -> str:
     row = int(bad.argmax())
     sequence = int(np.searchsorted(start, row, "right")) - 1
     return f"{what} (sequence {sequence} of the part, token {row - int(start[sequence])})"
@@ -86,7 +88,7 @@ def _broken_masks(part: PartReader, view: int, lengths: Array) -> list[str]:
 
 
 def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:
-    """A line for each array that breaks a law by itself, by its name; it is read by slices."""
+    """Return a line for each array that breaks a law by itself, by its name. Reads slices."""
     found = {}
     for name in part.names():
         if name in BY_TEXT:
@@ -103,7 +105,7 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
 
 
 def line_of(part: PartReader, name: str, law: Violation) -> str:
-    """Say where in a part a law is broken; `law.row` is a row of the array `name`."""
+    """Describe a violation with its place in the part; `law.row` is a row of the array `name`."""
     row, start = law.row, part.token_start
     if name in ("sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
         part.features.task and name.endswith("/classes/values")
@@ -122,22 +124,22 @@ def line_of(part: PartReader, name: str, law: Violation) -> str:
 
 
 def line_of_token(part: PartReader, name: str, row: int, what: str) -> str:
-    """Say at which token of a part a law is broken."""
+    """Describe a violation at a token of a part; `row` is the token's number in the part."""
     sequence = int(np.searchsorted(part.token_start, row, "right")) - 1
     token = row - int(part.token_start[sequence])
     return f"{name} {what} (sequence {sequence} of the part, token {token})"
 
 
 def check_offsets(part: PartReader) -> None:
-    """Raise StoreError unless ids and offsets of a part fit its vocabulary and texts."""
+    """Raise StoreError unless a part's ids lie in the vocabulary and its offsets in the texts."""
     texts = part.texts(0, part.part.counts.sequences)
     lengths = np.array([len(text) for text in texts], np.int64)
     for line in _broken_tokens(part, lengths):
         raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
 
 
-def _compared(part: PartReader, names: Container[str]) -> Iterator[str]:
-    """A line for the first token of each group of arrays that break a law together."""
+def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
+    """Yield a line for the first token of each group of arrays that break a law together."""
     spec, features = part.features.logits, part.features
     edges = _edges(part)
     for view in range(features.views):
@@ -154,7 +156,7 @@ def _compared(part: PartReader, names: Container[str]) -> Iterator[str]:
 
 
 def _edges(part: PartReader) -> list[int]:
-    """Edges of runs of sequences, of about ROWS tokens each."""
+    """List the edges of runs of sequences of about ROWS tokens each."""
     tokens = range(0, part.part.counts.tokens, ROWS)
     firsts = np.unique(np.searchsorted(part.token_start[:-1], tokens, "right") - 1)
     return [*firsts.tolist(), part.part.counts.sequences]
@@ -188,7 +190,7 @@ def _draws(part: PartReader, view: int, first: int, last: int) -> Violation | No
     if (not first and start[0]) or (
         last == whole.sequences and int(start[-1]) != whole.draws[view]
     ):
-        return Violation(0, "does not have as many ids as were drawn")
+        return Violation(0, "does not end at the number of drawn ids")
     _, ids, counts = part.draws(view, *tokens)
     return draws_violation(part.features, start - start[0], ids, counts)
 
@@ -199,8 +201,8 @@ def _maps(part: PartReader, path: str, first: int, last: int) -> Violation | Non
 
 
 def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
-    """Problems of a store of pairs: each has one separator, which no token and no masked word
-    covers."""
+    """List a part's problems with pairs: each text has one separator, which no token or masked
+    word covers."""
     separator = part.features.separator
     if separator is None:
         return []
@@ -223,13 +225,15 @@ def _broken_task(part: PartReader) -> list[str]:
         return []
     problems = []
     if wrong_gold(task, part.all(task.gold), part.all("token/special")).any():
-        problems.append(f"{task.gold} holds what is no label of the {task.kind}")
+        problems.append(f"{task.gold} holds a number that is no label of the {task.kind}")
     return problems
 
 
 def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
-    """Problems of a store with an embedding: a vector has length 1 if the store says so, and every
-    text begins with the prompt."""
+    """List a part's problems with its embedding.
+
+    If the features say `normalised`, vectors have length 1. Every text begins with the prompt.
+    """
     if (spec := part.features.embedding) is None:
         return []
     problems, codec = [], part.features.level.embedding
@@ -238,7 +242,9 @@ def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
         vectors = codec.decode(stored, (spec.width,))
     if spec.normalised and np.isfinite(vectors).all():
         lengths = np.linalg.norm(vectors, axis=1)
-        slack = NARROW + np.linalg.norm(bound(part.features.level, "embedding", vectors), axis=1)
+        slack = LENGTH_SLACK + np.linalg.norm(
+            bound(part.features.level, "embedding", vectors), axis=1
+        )
         if (bad := np.abs(lengths - 1) > slack).any():
             problems.append(
                 f"{EMBEDDING}/values of sequence {int(bad.argmax())} of the part have not length 1"

@@ -1,8 +1,7 @@
-"""Decides by its text alone whether the work and memory of a tokenizer.json are in proportion to
-what it reads.
+"""Decide from a tokenizer.json alone whether its time and memory are proportional to its input.
 
-Everything that is not on the lists is not plain: such a tokenizer works in a process with bounds
-(`stored_tokenizer.within_bounds`), so a kind that is missing here costs time, not safety.
+A tokenizer with a step that is not on these lists is not plain, and runs in a process with bounds
+(`stored_tokenizer.within_bounds`). So a kind that is missing here costs time, not safety.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-LONGEST_WORD = 200  # characters of a WordPiece's word, whose work is the square of it; BERT: 100
-LONGEST_PIECE = 256  # characters; a Unigram looks so far ahead from each character
+LONGEST_WORD = 200  # characters: WordPiece takes the square of it in time; BERT has 100
+LONGEST_PIECE = 256  # characters: Unigram looks this far ahead from each character
 PIECES_CHARACTERS = 1 << 24  # of all pieces: a Unigram's trie takes some 100 bytes for each
 LONGEST_MARK = 16  # characters that a model puts before or after each character or piece
 LONGEST_ADDED = 1000  # characters of an added token
 ADDED_CHARACTERS = 1 << 20  # of all added tokens: their automaton takes some 100 bytes for each
 AROUND = 64  # tokens around a text, at most
 MOST_STEPS = 8  # of a sequence
-SPARE_IDS = 10_000  # numbers that no piece has: memory for each is set aside
+SPARE_IDS = 10_000  # ids without a piece, for each of which memory is allocated
 DELETING = frozenset({"BertNormalizer", "Strip", "StripAccents"})  # may leave nothing of a text
 Settings = dict[str, Any]
 
@@ -38,12 +37,12 @@ PRE_TOKENIZERS = frozenset(
 PROCESSORS = frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"})
 
 
-class _Odd(ValueError):
-    """A key that occurs twice: JSON's readers differ in which of them counts."""
+class _NotPlain(ValueError):
+    """A repeated key, of which JSON readers take different ones, or an unlisted step."""
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether the work and the output of a tokenizer.json are in proportion to a text."""
+    """Return whether a tokenizer's time, memory and output are proportional to its text."""
     try:
         settings = json.loads(data, object_pairs_hook=_unique)
         steps = [
@@ -68,25 +67,25 @@ def is_plain(data: bytes) -> bool:
 def _unique(pairs: list[tuple[str, Any]]) -> Settings:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _Odd
+        raise _NotPlain
     return found
 
 
 def _steps(part: Any, inner: str, known: frozenset[str]) -> list[Settings]:
-    """List the steps of a part of a tokenizer, sequences taken apart. Raises _Odd for a step that
-    is not known, and for too many."""
+    """List the steps of a part of a tokenizer, sequences flattened. Raises _NotPlain for unlisted
+    or too many steps."""
     if part is None:
         return []
     steps = [part]
     if part["type"] == "Sequence":
         steps = [step for each in part[inner] for step in _steps(each, inner, known)]
     if len(steps) > MOST_STEPS or not {step["type"] for step in steps} <= known | {"Sequence"}:
-        raise _Odd
+        raise _NotPlain
     return steps
 
 
 def _few_around(step: Settings) -> bool:
-    """Whether a post-processor gives each text once, and few tokens around."""
+    """Return whether a post-processor yields each text once, with few tokens around it."""
     if step["type"] != "TemplateProcessing":
         return True
     ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
@@ -115,8 +114,8 @@ def _plain_model(model: Settings) -> bool:
 
 
 def _plain_added(added: list[Settings], normalizers: set[str]) -> bool:
-    """Whether added tokens are texts that stay texts: one that a normalizer makes empty is found at
-    every place, without end."""
+    """Return whether no added token can be normalised to an empty text."""
+    # `tokenizers` finds an empty token at every place and never ends.
     deleting = bool(normalizers & DELETING)
     contents = [token["content"] for token in added]
     solid: Callable[[str], bool] = _has_ink if deleting else bool
@@ -128,7 +127,7 @@ def _plain_added(added: list[Settings], normalizers: set[str]) -> bool:
 
 
 def _has_ink(text: str) -> bool:
-    """Whether a text has a character that no normalizer of the list deletes."""
+    """Return whether a text has a character that no listed normalizer deletes."""
     return any("!" <= character <= "~" for character in text)
 
 
@@ -137,7 +136,7 @@ def _fit(texts: Any, characters: int) -> bool:
 
 
 def _dense(vocabulary: Any, added: list[Settings]) -> bool:
-    """Whether nearly every number below the highest one has a piece."""
+    """Return whether nearly every id up to the highest has a piece."""
     numbers = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
     every = [*numbers, *(token["id"] for token in added)]
     limit = 2 * (len(vocabulary) + len(added)) + SPARE_IDS

@@ -1,4 +1,4 @@
-"""A pool: the blocks that a stream mixes at once, read into buffers that are used again."""
+"""A pool: the blocks that a stream shuffles together, read into reusable buffers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.support.arrays import Array, begins, ranges, starts
 
 FEW_TOKENS = 65_536
-AT_ONCE = 64  # reads that wait for a network
-DECODERS = 2  # threads that decode what has come: it is no use if many wait for one another
-RAGGED_BYTES = 64  # a token's masked spans and draws, at most about
+AT_ONCE = 64  # concurrent reads over a network
+DECODERS = 2  # threads that decode: more would only wait for one another
+RAGGED_BYTES = 64  # of a token's masked words and draws, estimated upwards
 
 
 class Buffers:
-    """Named arrays that grow and are used again: fresh memory costs more than the copy."""
+    """Named arrays that grow and are reused: fresh memory costs more time than the copy."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array of this shape; it still holds what was there before."""
+        """Return an array of this shape with arbitrary content."""
         held = self._arrays.get(name)
         if held is None or held.dtype != dtype or len(held) < shape[0]:
             held = np.empty((shape[0] + shape[0] // 8, *shape[1:]), dtype)
@@ -45,10 +45,10 @@ class Buffers:
 
 
 def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
-    """Sort blocks as the store has them, and join neighbours within a part.
+    """Sort blocks in the order of the store, and merge neighbours within a part.
 
-    Returns the joined runs begin..end, the numbers of their sequences, and the places of each given
-    block's sequences among them, block after block.
+    Returns the merged runs begin..end, the numbers of their sequences, and the places of the given
+    blocks' sequences among them, block after block.
     """
     sizes = blocks[:, 1] - blocks[:, 0]
     order = np.argsort(blocks[:, 0], kind="stable")
@@ -64,11 +64,12 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The sequences of a pool that are read of some of its arrays, one after another.
+    """The sequences of a pool that are read from some of its arrays, one after another.
 
-    `runs` [m, 2] are places begin..end among the pool's sequences; `number` [n] is the place of
-    each of these in the excerpt. `token_start` and `square_start` tell where what an excerpt holds
-    of a sequence begins, for arrays with a row a token, and for maps.
+    runs: [m, 2], places begin..end among the pool's n sequences.
+    number: [n], the place of each of the pool's sequences in the excerpt.
+    token_start, square_start: where each sequence of the excerpt begins in arrays of tokens, and in
+        attention maps.
     """
 
     runs: Array
@@ -78,12 +79,12 @@ class Excerpt:
 
     @property
     def sequence_start(self) -> Array:
-        """Where each sequence begins in an array with a row a sequence."""
+        """Where each sequence begins in an array with one row for each sequence."""
         return np.arange(len(self.token_start))
 
     @classmethod
     def of(cls, runs: Array, lengths: Array) -> Excerpt:
-        """Take runs out of sequences of `lengths` [n]."""
+        """Make the excerpt that has `runs` of sequences of `lengths` [n]."""
         taken = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
         number = np.zeros(len(lengths), np.int64)
         number[taken] = np.arange(len(taken))
@@ -92,7 +93,10 @@ class Excerpt:
 
 
 class _Ragged(NamedTuple):
-    """Of the sequences of a run: documents, masked spans, and how many and which ids were drawn."""
+    """Documents, masked words and drawn ids of the sequences of a run.
+
+    draws: numbers of ids of the tokens, ids, and counts.
+    """
 
     document: Array
     span_sizes: Array
@@ -101,10 +105,10 @@ class _Ragged(NamedTuple):
 
 
 class Pool:
-    """The wanted arrays of some blocks, flat, as stored (not decoded).
+    """The requested arrays of some blocks, flat, not decoded.
 
-    Sequences lie in the order of the store, so that neighbouring blocks are read at once; `place`
-    [n] maps the order of the given blocks to them. Of each array an `excerpt` is read.
+    Sequences are in the order of the store, so that neighbouring blocks are read at once; `place`
+    [n] maps the order of the given blocks to it. An `excerpt` of each array is read.
     """
 
     def __init__(
@@ -115,17 +119,22 @@ class Pool:
         kinds: tuple[str, ...],
         batches: list[Array] | None = None,
     ) -> None:
-        """Read nothing yet. `batches` are the places, in the order of the blocks, of the sequences
-        that will be asked for; None: all of them."""
+        """Read nothing yet.
+
+        batches: places, in the order of the blocks, of the sequences that will be requested; None
+            for all.
+        """
         features = parts.features
         self._index, self.features, self.view = parts, features, view
         self._runs, self.index, self.place = _in_order(parts, blocks)
         self.lengths = np.concatenate([parts.lengths(begin, end) for begin, end in self._runs])
         self._edges = starts([end - begin for begin, end in self._runs])
         self._start = {False: starts(self.lengths), True: starts(self.lengths**2)}  # True: of maps
-        self._asked = None if batches is None else np.unique(self.place[np.concatenate(batches)])
-        if self._asked is not None and len(self._asked) == len(self.lengths):
-            self._asked = None
+        self._requested = (
+            None if batches is None else np.unique(self.place[np.concatenate(batches)])
+        )
+        if self._requested is not None and len(self._requested) == len(self.lengths):
+            self._requested = None
         self._excerpts = dict[tuple[bool, int], Excerpt]()
         self.hidden = features.hidden if "hidden" in kinds else ()
         self.attention = features.attention if "attention" in kinds else ()
@@ -154,8 +163,10 @@ class Pool:
         self.sequence: dict[str, Array] = {}
 
     def excerpt(self, name: str) -> Excerpt:
-        """What is read of an array: the sequences that are asked for, and what lies between them
-        and would be decoded with them."""
+        """Return the excerpt of an array that is read.
+
+        It has the requested sequences, and those between them that would be decoded anyway.
+        """
         if name in self._sequence_names:
             return self._excerpt(False, self._index.grain)
         gap = max(1, self._index.grain // self._row_bytes(name))
@@ -163,18 +174,18 @@ class Pool:
 
     @cached_property
     def ragged(self) -> Excerpt:
-        """What is read of the documents, masked spans and draws."""
+        """The excerpt of documents, masked words and draws."""
         return self._excerpt(False, self._index.grain // RAGGED_BYTES)
 
     def _excerpt(self, squares: bool, gap: int) -> Excerpt:
-        """Leave out gaps of so many tokens, or squares, within a part."""
-        if self._asked is None:
+        """Return the excerpt without gaps of at least `gap` tokens, or `squares`, within a part."""
+        if self._requested is None:
             squares, gap = False, 0
         key = squares, gap
         if key not in self._excerpts:
             runs = np.stack([self._edges[:-1], self._edges[1:]], axis=1)
-            if self._asked is not None:
-                asked, start = self._asked, self._start[squares]
+            if self._requested is not None:
+                asked, start = self._requested, self._start[squares]
                 run = np.searchsorted(self._edges, asked, "right")
                 left_out = start[asked[1:]] - start[asked[:-1] + 1] >= gap
                 new = np.append(True, left_out | (np.diff(run) > 0))
@@ -184,11 +195,11 @@ class Pool:
 
     @cached_property
     def _parts(self) -> list[tuple[PartReader, int]]:
-        """For each run its part, held open, and where it begins there."""
+        """For each run its part, which remains open, and where the run begins there."""
         return [self._index.locate(begin) for begin, _ in self._runs]
 
     def _located(self, excerpt: Excerpt) -> Iterator[tuple[PartReader, int, int]]:
-        """List the runs of an excerpt: part, and begin..end there."""
+        """Yield the runs of an excerpt: part, and begin..end there."""
         places = np.searchsorted(self._edges, excerpt.runs[:, 0], "right") - 1
         shifts = self._edges[places]
         for place, (begin, end) in zip(
@@ -198,7 +209,7 @@ class Pool:
             yield part, first + begin, first + end
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
-        """List what to read: part, array, its rows there, and the rows of the pool."""
+        """Yield what to read: part, array, its rows in the part, and its rows in the pool."""
         names = [*self._token_names, *self._map_names, *self._sequence_names]
         alike = dict[int, tuple[Excerpt, list[str]]]()
         for name in names:
@@ -215,25 +226,25 @@ class Pool:
                 done = after
 
     def _starts(self, part: PartReader, name: str) -> Array:
-        """Where the rows of each sequence of a part begin in an array."""
+        """Return where the rows of each sequence of a part begin in an array."""
         if name in self._map_names:
             return part.square_start
         return part.sequence_start if name in self._sequence_names else part.token_start
 
     def _edges_of(self, excerpt: Excerpt, name: str) -> Array:
-        """Where the rows of each sequence of an excerpt begin in an array of the pool."""
+        """Return where the rows of each sequence of an excerpt begin in an array of the pool."""
         if name in self._map_names:
             return excerpt.square_start
         return excerpt.sequence_start if name in self._sequence_names else excerpt.token_start
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of what `read` reads, unpacked."""
+        """Uncompressed bytes that `read` reads."""
         names = [*self._token_names, *self._map_names]
         return sum(self._rows(name) * self._row_bytes(name) for name in names)
 
     def _rows(self, name: str) -> int:
-        """Rows of what is read of an array."""
+        """Return the number of rows that are read from an array."""
         return int(self._edges_of(self.excerpt(name), name)[-1])
 
     def _row_bytes(self, name: str) -> int:
@@ -241,17 +252,17 @@ class Pool:
         return spec.dtype.itemsize * prod(spec.shape[1:])
 
     def prefetch(self) -> None:
-        """Let the disk or the network begin: `read` follows soon. Raises Unreachable."""
+        """Request what `read` will read from the disk or network. Raises Unreachable."""
         if self._index.remote:
             self._open()
         elif self._start[False][-1] < FEW_TOKENS:
-            return  # to ask would take longer than to wait
-        with suppress(StoreError):  # reading says what is wrong, when it is its turn
+            return  # prefetching would take longer than reading
+        with suppress(StoreError):  # `read` will raise it
             for part, name, rows, _ in self._pieces():
                 part.array(name).prefetch(rows.start, rows.stop)
 
     def _open(self) -> None:
-        """Open all arrays that are read, many at once; those that tell where things lie first."""
+        """Open all arrays that are read, many at once, arrays of positions first."""
         names = [
             "sequence/document", *self._ragged_names, *self._token_names, *self._map_names,
             *self._sequence_names,
@@ -267,14 +278,14 @@ class Pool:
                 list(readers.map(opened, product(some, parts)))
 
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
-        """Check each array that was read by itself. Raises StoreError, which names the token.
+        """Check the laws of each single array. Raises StoreError, which names the token.
 
-        `lawful` records, by the names of arrays, which sequences of the store, bool [n], were
-        checked before. So later epochs are not checked again.
+        lawful: by names of arrays, the sequences of the store that passed before, bool [n]. So
+            later epochs are not checked again.
         """
         arrays = self.token | self.maps | self.sequence
         seen = lawful.setdefault(tuple(arrays), np.zeros(len(self._index), bool))
-        asked = self.index if self._asked is None else self.index[self._asked]
+        asked = self.index if self._requested is None else self.index[self._requested]
         if seen[asked].all():
             return
         arrays |= {f"view{self.view}/logits/{key}": values for key, values in self.draws.items()}
@@ -285,7 +296,7 @@ class Pool:
         seen[asked] = True
 
     def _place(self, name: str, law: Violation) -> tuple[PartReader, str]:
-        """Find the part of a row of the pool that breaks a law, and say where it is there."""
+        """Return the part that a violation is in, and a line with its place there."""
         draws = self.draw_start if name.endswith(("/logits/ids", "/logits/counts")) else None
         row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged
         if draws is not None:
@@ -302,23 +313,22 @@ class Pool:
         raise AssertionError(name)
 
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
-        """Begin to check the arrays of this pool, whole, in those of its parts that belong to a
-        share of all."""
+        """Start to check the pool's arrays, whole, in the parts of share `share` of `shares`."""
         here = f"view{self.view}"
         groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
         names = {*self._token_names, *self._map_names, *self._sequence_names}
         names |= {name for name in self._specs if name.startswith(groups)}
         for part, _ in self._parts:
             if (part.part.number - share) % shares == 0:
-                check.begin(part, sorted(names))
+                check.submit(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:
-        """Read all arrays into the buffers, over a network some at once."""
+        """Read all arrays into the buffers; over a network, several at once."""
         if not self._index.remote:
             self._read(buffers, map)
             return
         with ThreadPoolExecutor(AT_ONCE, "read-at-once") as readers:
-            # What tells where things lie in a part comes first, of all parts at once.
+            # Positions in the parts come first, for all parts at once: all other reads need them.
             list(readers.map(lambda run: run[0].token_start, self._parts))
         with ThreadPoolExecutor(DECODERS, "read-at-once") as readers:
             self._read(buffers, readers.map)
@@ -332,7 +342,7 @@ class Pool:
                 made[name] = buffers.get(name, shape, spec.dtype)
             return made
 
-        pieces = list(self._pieces())  # what parts hold is as long as was said: before room is made
+        pieces = list(self._pieces())  # checks the parts' sizes before memory is allocated
         self.token = take(self._token_names)
         self.maps = take(self._map_names)
         self.sequence = take(self._sequence_names)
@@ -347,7 +357,7 @@ class Pool:
         self._gather_ragged(list(each(self._ragged, self._located(self.ragged))))
 
     def _ragged(self, run: tuple[PartReader, int, int]) -> _Ragged:
-        """Read what is not flat of a run."""
+        """Read documents, masked words and draws of a run."""
         part, first, last = run
         edges, masked = part.spans(self.view, first, last)
         draws = None
@@ -369,13 +379,15 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the `ragged` excerpt, read when first asked for: not every training needs them;
-        "" for those that nobody asks for."""
+        """Texts of the `ragged` excerpt, read on first use: not every training needs them.
+
+        "" for sequences that are not requested.
+        """
         found: list[str] = []
         asked = np.ones(len(self.ragged.token_start) - 1, bool)
-        if self._asked is not None:
+        if self._requested is not None:
             asked[:] = False
-            asked[self.ragged.number[self._asked]] = True
+            asked[self.ragged.number[self._requested]] = True
         for part, first, last in self._located(self.ragged):
             chosen = asked[len(found) : len(found) + last - first]
             found += part.texts(first, last, chosen)

@@ -1,4 +1,4 @@
-"""Check what a stream reads, in a thread."""
+"""Check the arrays that a stream reads, in a thread."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from teachonce.store.read.part_laws import check_offsets
 
 
 class ReadingCheck:
-    """Checks the arrays of parts in one thread while a stream reads them: their checksums, then
-    whether offsets lie in the texts.
+    """Checks arrays of parts in a thread while a stream reads them.
 
-    `sound` are the arrays, by part and path, that were found sound before; those found now are
-    added.
+    It compares checksums, then checks that offsets lie in the texts. `sound` is the set of arrays
+    (part number, path) that passed before; arrays that pass are added.
     """
 
     def __init__(self, sound: set[tuple[int, str]]) -> None:
-        self._sound, self._asked = sound, set(sound)
+        self._sound, self._submitted = sound, set(sound)
         self._thread = ThreadPoolExecutor(1, "checksums")
         self._running: list[Future[None]] = []
 
-    def begin(self, part: PartReader, names: Iterable[str]) -> None:
-        """Check arrays of a part that were not checked before; return at once."""
-        asked: list[str] = []
+    def submit(self, part: PartReader, names: Iterable[str]) -> None:
+        """Start to check arrays of a part that were not checked before; return at once."""
+        new: list[str] = []
         for name in names:
             key = part.part.number, name
-            if key not in self._asked:
-                self._asked.add(key)
+            if key not in self._submitted:
+                self._submitted.add(key)
                 self._running.append(self._thread.submit(self._check, part, name))
-                asked.append(name)
-        if "token/begin" in asked:
+                new.append(name)
+        if "token/begin" in new:
             self._running.append(self._thread.submit(check_offsets, part))
 
     def _check(self, part: PartReader, name: str) -> None:
         part.check(name)
         self._sound.add((part.part.number, name))
 
-    def tell(self, wait: bool = False) -> None:
-        """Raise the StoreError of an array that was found damaged; `wait` for all to be checked."""
+    def raise_errors(self, wait: bool = False) -> None:
+        """Raise the StoreError of a finished check; with `wait`, wait for all checks first."""
         while self._running and (wait or self._running[0].done()):
             self._running.pop(0).result()
 
     def close(self) -> None:
-        """Check no further."""
+        """Cancel the checks that have not started."""
         self._thread.shutdown(wait=False, cancel_futures=True)

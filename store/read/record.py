@@ -1,4 +1,4 @@
-"""Random access to one sequence, decoded field by field when asked for."""
+"""Random access to one sequence; each field is read and decoded on first use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from teachonce.support.arrays import Array, Floats, covering_spans
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits of T tokens; which fields are there depends on the tier.
+    """Logits of T tokens; the tier determines which fields are set.
 
-    topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability left over).
+    topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability of all other ids).
     sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.
     head: values float32 [T, D], the input of the frozen LM head.
     All: log_partition float32 [T] (logsumexp of the raw logits).
@@ -38,7 +38,7 @@ class Logits:
 
 
 class LazyMap(Mapping[str, Any]):
-    """A read-only mapping whose values are made when asked for."""
+    """A read-only mapping whose values are loaded at each access."""
 
     def __init__(self, names: tuple[str, ...], load: Callable[[str], Any], what: str) -> None:
         self._names, self._load, self._what = names, load, what
@@ -50,7 +50,7 @@ class LazyMap(Mapping[str, Any]):
         return self._load(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names  # Mapping's own would make the value
+        return name in self._names  # Mapping's own would load the value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -72,7 +72,7 @@ def as_ids(stored: Array) -> Array:
 
 
 def decode_logits(features: Features, read: Callable[[str], Array], start: Array | None) -> Logits:
-    """Decode stored rows; `read` gives an array of the store's tier by its key."""
+    """Decode stored rows; `read` returns an array of the store's tier by its key."""
     assert features.logits is not None
     tier, size, level = features.logits.tier, features.logits.size, features.level
     partition = read("log_partition")
@@ -103,7 +103,7 @@ class View:
 
     @cached_property
     def spans(self) -> Array:
-        """int32 [M, 3]: characters begin, end and action (0 mask, 1 random, 2 kept)."""
+        """int32 [M, 3]: characters begin, end, and action (0 mask, 1 random, 2 unchanged)."""
         position = self._record.position
         return self._record.part.spans(self.number, position, position + 1)[1]
 
@@ -169,7 +169,7 @@ class View:
 
 
 class Record:
-    """One sequence of T tokens; each field is read when first asked for."""
+    """One sequence of T tokens; each field is read on first use."""
 
     def __init__(
         self, index: int, part: PartReader, position: int, calibration: Calibration
@@ -189,7 +189,7 @@ class Record:
 
     @cached_property
     def document_begin(self) -> int:
-        """Character of the document at which the sequence begins."""
+        """Character of the document where the sequence begins."""
         return int(self._one("document_begin"))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Open a store for reading: `open_store` and the FeatureStore that it returns."""
+"""Open a store for reading: `open_store` and `FeatureStore`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from numpy.typing import ArrayLike
 from teachonce.store.containers.cache_option import parse_disk_cache
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.interface import StoreSource
-from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, TaskSpec
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.manifest import Manifest, check_root, opening
+from teachonce.store.format.manifest import Manifest, check_root, suggest_repair
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.cached_arrays import CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
@@ -27,10 +26,10 @@ from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.manifests import (
     calibration_paths,
     check_calibration,
+    check_finite,
     checked_array,
-    finite,
     sealed_manifest,
-    unfinished,
+    unfinished_error,
     unsealed_manifest,
 )
 from teachonce.store.read.part import PartReader
@@ -58,33 +57,37 @@ def open_store(
 ) -> FeatureStore:
     """Open a store: a .zarr folder, an .h5 file, or an fsspec URL of a Zarr store.
 
-    Reads the root attributes, the manifest and the calibration only. `allow_partial` gives the
-    published parts of an unfinished store. `cache`, such as `disk:/scratch/cache,100GB`, stores
-    what is read of a finished store behind a URL in a folder of a local disk, of which it takes at
-    most so many bytes; processes may share it. Raises StoreError if the store is missing,
-    unfinished, of another version, or damaged; Unreachable if a network gives no answer; UserError
-    for a cache that is no such word or cannot be written.
+    Reads only the root attributes, the manifest and the calibration.
+
+    allow_partial: read the published parts of an unfinished store.
+    storage_options: passed to fsspec.
+    cache: such as `disk:/scratch/cache,100GB`. Stores what is read from a finished store behind a
+        URL in this folder, up to this size; processes may share it.
+
+    Raises StoreError if the store is missing, unfinished, of another version, or damaged;
+    Unreachable if a network does not answer; UserError for a cache of another form or that cannot
+    be written.
     """
-    kept = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
+    disk_cache = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
     source = open_source(path, storage_options)
     try:
-        return with_refetches(source.remote, lambda: _open(source, allow_partial, kept))
+        return surely(source.remote, lambda: _open(source, allow_partial, disk_cache))
     except BaseException:
         source.close()
         raise
 
 
 def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> FeatureStore:
-    with opening():
+    with suggest_repair():
         attributes = source.attributes()
     features = check_root(attributes, source.path)
     if attributes["state"] != "sealed":
         if not allow_partial:
-            raise unfinished(source)
+            raise unfinished_error(source)
         manifest = unsealed_manifest(source, attributes, features)
-        with opening():
+        with suggest_repair():
             return FeatureStore(source, attributes, features, manifest)
-    with opening():
+    with suggest_repair():
         hidden = () if cache is not None else features.hidden  # a cache may have the calibration
         source.announce(["manifest", *(p for name in hidden for p in calibration_paths(name))])
         manifest, _ = sealed_manifest(source, attributes, features)
@@ -95,7 +98,10 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
 
 
 class FeatureStore(Sequence[Record]):
-    """A store that is open for reading: a sequence of records. `len` is their number."""
+    """A store that is open for reading: a sequence of records, one for each sequence of the corpus.
+
+    Raises StoreError soon after another process rewrote the store.
+    """
 
     def __init__(
         self,
@@ -106,8 +112,11 @@ class FeatureStore(Sequence[Record]):
         *,
         calibrated: bool = True,
     ) -> None:
-        """Read the calibration if `calibrated`; a store with a damaged one can be read without, but
-        no hidden state can be decoded."""
+        """Read the calibration if `calibrated`.
+
+        Without it, a store with a damaged calibration can be opened; hidden states cannot be
+        decoded.
+        """
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
         self.identity: dict[str, Any] = dict(attributes["identity"])
@@ -125,7 +134,7 @@ class FeatureStore(Sequence[Record]):
         self._streamer = Streamer(self._index, self.calibration, self.watch)
 
     def __reduce__(self) -> tuple[Any, tuple[str], str | None]:
-        """Pickle the path and the options only; a spawned worker opens the store again."""
+        """Pickle only the path and options; a spawned worker opens the store again."""
         unfinished, options = self.meta["state"] != "sealed", self.source.options
         cache = self.source.cache.word if self.source.cache else None
         again = partial(open_store, allow_partial=unfinished, storage_options=options, cache=cache)
@@ -135,14 +144,16 @@ class FeatureStore(Sequence[Record]):
         self.watch.compare(checksum)
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
-        """Mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
+        """Read mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
         pair = tuple(map(self._outside, calibration_paths(name)))
         return check_calibration(pair, self.features, f"{self.path}: calibration of {name}")
 
     def outside(self, name: str) -> Array:
-        """Read a whole array outside the parts (teacher/..., calibration/...). Raises StoreError if
-        there is none, if it is damaged, or if it holds NaN or infinity."""
-        return finite(self._outside(name), f"{self.path}: {name}")
+        """Read a whole array outside the parts (teacher/..., calibration/...).
+
+        Raises StoreError if it is missing or damaged, or has NaN or infinite values.
+        """
+        return check_finite(self._outside(name), f"{self.path}: {name}")
 
     def _outside(self, name: str) -> Array:
         entry = self.manifest.arrays.get(name)
@@ -152,7 +163,7 @@ class FeatureStore(Sequence[Record]):
 
     @cached_property
     def task(self) -> TaskSpec | None:
-        """What the teacher was fine-tuned for; see `stored_task`."""
+        """The task that the teacher was fine-tuned for; see `stored_task`."""
         return stored_task(self.features.task, self.teacher_files(), self.path)
 
     def _names(self, group: str) -> tuple[str, ...]:
@@ -160,32 +171,37 @@ class FeatureStore(Sequence[Record]):
         return tuple(n.removeprefix(begin) for n in self.manifest.arrays if n.startswith(begin))
 
     def part(self, place: int) -> PartReader:
-        """The part at a place (not its number), opened; a few are kept open."""
+        """Open the part at a place, which is not its number."""
         return self._index.part(place)
 
     def cache_arrays(self, chosen: Callable[[str], bool] | None) -> None:
-        """Choose the arrays of parts, by path, that stay in memory after their first use; None: no
-        array, as when the store is opened."""
+        """Choose the arrays of parts, by path, to cache in memory after their first use.
+
+        None, the initial state, caches no array.
+        """
         self._index.set_cache(CachePolicy(chosen) if chosen else None)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
-        """The part of a sequence, and its position there."""
+        """Return the part of a sequence, and its position there."""
         return self._index.locate(index)
 
     def lengths(self, begin: int, end: int) -> Array:
-        """int64 [end - begin]: tokens of sequences begin..end of one part."""
+        """Return int64 [end - begin]: tokens of sequences begin..end of one part."""
         return self._index.lengths(begin, end)
 
     def all_lengths(self) -> Array:
-        """int64 [n]: tokens of all sequences."""
+        """Return int64 [n]: tokens of all sequences."""
         return self._index.all_lengths()
 
     def __len__(self) -> int:
         return len(self._index)
 
     def __getitem__(self, index: Any) -> Any:
-        """Record of sequence `index` (negative counts from the end), or a list of records for a
-        slice. Raises IndexError past the end, TypeError for any other index."""
+        """Return the record of sequence `index`, or a list of records for a slice.
+
+        A negative index counts from the end. Raises IndexError past the end, TypeError for any
+        other index.
+        """
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = operator.index(index)
@@ -195,8 +211,10 @@ class FeatureStore(Sequence[Record]):
         return Record(number, *self.locate(number), self.calibration)
 
     def texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
-        """Texts of all sequences in order, read part by part; or of `blocks`, rows of
-        `blocks()`."""
+        """Yield the texts of all sequences in order, or of `blocks`, which are rows of `blocks()`.
+
+        Reads part by part.
+        """
         edges = self.manifest.first
         parts = np.stack([edges[:-1], edges[1:]], axis=1)
         rows = parts if blocks is None else self._index.check_blocks(blocks)
@@ -205,7 +223,8 @@ class FeatureStore(Sequence[Record]):
             yield from part.texts(position, position + end - begin)
 
     def embeddings(self) -> Floats:
-        """float32 [n, W]: the teacher's vectors. StoreError if there are none, or damaged ones."""
+        """Return float32 [n, W], the teacher's vectors. Raises StoreError if they are missing or
+        damaged."""
         if self.features.embedding is None:
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
@@ -214,15 +233,18 @@ class FeatureStore(Sequence[Record]):
                 for name in self.features.level.embedding.names:
                     reader.check(f"{EMBEDDING}/{name}")
             found.append(reader.vectors(0, reader.part.counts.sequences))
-        return finite(np.concatenate(found), f"{self.path}: {EMBEDDING}")
+        return check_finite(np.concatenate(found), f"{self.path}: {EMBEDDING}")
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
-        """Texts as of `texts`, of pairs the first, then the second. StoreError for no pair."""
+        """Yield texts as `texts` does; for a store of pairs, the first and the second of each.
+
+        Raises StoreError for a text that is no pair.
+        """
         for text in self.texts(blocks):
             yield from split_pair(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
-        """int64 [n, 2]: runs begin..end of sequences of a part, of about `block_tokens` tokens."""
+        """Return int64 [n, 2]: runs begin..end of sequences of about `block_tokens` tokens each."""
         return self._index.blocks(block_tokens)
 
     def _blocks(self, blocks: ArrayLike | None) -> Array:
@@ -239,19 +261,21 @@ class FeatureStore(Sequence[Record]):
         check: bool = False,
         **more: Unpack[StreamArguments],
     ) -> Iterator[Batch]:
-        """Yield every sequence of the blocks once, in batches with B * longest <= batch_tokens, or
-        of `batch_texts` sequences.
+        """Yield every sequence of the blocks once, in batches.
 
-        The order is a pure function of (blocks, seed, epoch). `blocks` are rows of `blocks()`;
-        `features` a subset of hidden, logits, attention, task, embedding. `more` are `view`, 0;
-        `shuffle`, true; `pool_blocks`, 64, the blocks that are mixed at once; `batch_texts`; `skip`
-        and `every`: skip the first `skip` batches without reading them, then yield every
-        `every`-th; rows between are read only if they share a compressed chunk. A sequence longer
-        than batch_tokens is a batch alone. Arrays of a batch are valid until the next one. `check`
-        checks that the values of a batch are those of a teacher (FORMAT.md, Laws of values), and
-        compares each array with the manifest in a thread, whole, when its part is first read: what
-        is damaged raises StoreError, at the end of the epoch at the latest. Of one of `every`, one
-        of `every` parts is compared; of a store behind a URL none, as it would be fetched twice.
+        The order is a pure function of (blocks, seed, epoch). Arrays are valid until the next one.
+
+        batch_tokens: a batch has B * longest <= batch_tokens. A longer sequence is a batch alone.
+        blocks: rows of `blocks()`; None for all.
+        features: a subset of hidden, logits, attention, task, embedding; None for all.
+        check: check the laws of values (FORMAT.md, section 6), and compare each array with its
+            checksum in a thread when its part is first read. Damage raises StoreError, at the end
+            of the epoch at the latest. With `every`, one of `every` parts is compared; behind a
+            URL none, as its arrays would be fetched twice.
+        more: `view` (0); `shuffle` (true); `pool_blocks` (64), the blocks that are shuffled
+            together; `batch_texts`, the sequences of a batch, in place of `batch_tokens`; `skip`
+            (0) and `every` (1): skip the first `skip` batches without reading them, then yield
+            every `every`-th. Rows between are read only if they share a compressed chunk.
         """
         kinds, views = KINDS if features is None else tuple(features), self.features.views
         rows = self._blocks(blocks)
@@ -267,11 +291,11 @@ class FeatureStore(Sequence[Record]):
         view: int = 0,
         features: Sequence[str] | None = None,
     ) -> Iterator[Batch]:
-        """Batches of the sequences whose numbers are given, int64 [B] each, in that order.
+        """Yield a batch for each int64 [B] of sequence numbers, in this order.
 
-        `features`, and how long arrays are valid, as for `stream`. Each sequence is read by itself:
-        keep the arrays in memory (`keep`) where all of a store is read so. Raises StoreError for a
-        number that the store does not have.
+        `features` as for `stream`; arrays are valid until the next batch. Each sequence is read by
+        itself: call `cache_arrays` first to read much of a store this way. Raises StoreError for a
+        number out of range.
         """
         kinds = KINDS if features is None else tuple(features)
         return self._streamer.gather(batches, view, kinds)
@@ -286,7 +310,8 @@ class FeatureStore(Sequence[Record]):
         pool_blocks: int = 64,
         batch_texts: int | None = None,
     ) -> int:
-        """How many batches `stream` gives for these arguments; reads lengths only."""
+        """Return the number of batches that `stream` yields for these arguments. Reads only
+        lengths."""
         rows = self._blocks(blocks)
         order = StreamOrder(
             seed, epoch, batch_tokens, rows, pool_blocks=pool_blocks, batch_texts=batch_texts
@@ -294,9 +319,10 @@ class FeatureStore(Sequence[Record]):
         return order.batch_count(self._index)
 
     def table(self, columns: Sequence[str] | None = None, floats: str = "float32") -> Table:
-        """The store as a table of Arrow: a row for each sequence, made when it is asked for.
+        """Return the store as an Arrow table with a row for each sequence.
 
-        `columns` and `floats` as for `to_parquet`. It has a `schema`, and `batches` of some 16 MB.
+        `columns` and `floats` as for `to_parquet`. The table has a `schema`, and `batches()` of
+        some 16 MB, which are read on iteration.
         """
         from teachonce.store.read.arrow import Table
 
@@ -311,23 +337,26 @@ class FeatureStore(Sequence[Record]):
         columns: Sequence[str] | None = None,
         floats: str = "float32",
         file_bytes: int = 2**29,
-        told: Callable[[int], object] = lambda rows: None,
+        on_rows: Callable[[int], object] = lambda rows: None,
     ) -> list[Path]:
-        """Write the store as Parquet: a row for each sequence, in their order; return the files.
+        """Write the store as Parquet, a row for each sequence, in order; return the files.
 
-        `path` is one file if it ends with `.parquet`, else a new folder of files of about
-        `file_bytes` each. `columns` are the names of the wanted columns, in order; None: all.
-        States, maps, vectors and inputs of the head are decoded to `floats`, float32 or float16.
-        Row groups have some 64 MB, of which one at a time is in memory; `told` receives the number
-        of rows of each. The metadata of the schema have the store's features and identity under
-        `teachonce`. Raises StoreError for an unknown column, a number that float16 cannot hold, a
-        path that exists, and damaged arrays; nothing is then left.
+        path: a file if it ends with `.parquet`, else a new folder of several files.
+        columns: names of the columns, in order; None for all.
+        floats: float32 or float16, the type of states, maps, vectors and inputs of the head.
+        file_bytes: approximate size of each file of a folder.
+        on_rows: called with the number of rows of each row group, which has some 64 MB. One row
+            group at a time is in memory.
+
+        The schema's metadata have the store's features and identity under `teachonce`. Raises
+        StoreError for an unknown column, a number that float16 cannot hold, a path that exists, and
+        damaged arrays; nothing is left at `path` then.
         """
         from teachonce.store.read.table_files import write_parquet
 
         table = self.table(columns, floats)
         record_copy(self.path, self.manifest, "table", path)
-        return write_parquet(table, Path(path), file_bytes, told)
+        return write_parquet(table, Path(path), file_bytes, on_rows)
 
     def to_datasets(
         self,
@@ -340,42 +369,45 @@ class FeatureStore(Sequence[Record]):
         """Open the store as a `datasets.Dataset`: row i is sequence i.
 
         `columns` and `floats` as for `to_parquet`. The rows are written once to an Arrow file in
-        `cache_dir`, by default a folder of the cache of `datasets`, and mapped into memory. With
-        `streaming` an `IterableDataset` reads the store itself. StoreError as of `to_parquet`.
+        `cache_dir`, by default a folder in the cache of `datasets`, and memory-mapped. With
+        `streaming`, an `IterableDataset` reads the store itself. Raises StoreError as
+        `to_parquet` does.
         """
         from teachonce.store.read.table_files import dataset_of, streamed_dataset_of
 
         if streaming:
             return streamed_dataset_of(partial(self.table, columns, floats))
-        noted = partial(record_copy, self.path, self.manifest, "datasets")
-        return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, noted)
+        on_path = partial(record_copy, self.path, self.manifest, "datasets")
+        return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, on_path)
 
     def teacher_files(self) -> Mapping[str, bytes]:
-        """The teacher's stored files by name, read when asked for."""
+        """Return the teacher's stored files by name; each is read on access."""
         names = self._names("teacher/files")
         return LazyMap(names, lambda n: self.outside(f"teacher/files/{n}").tobytes(), "file")
 
     def teacher_file(self, name: str) -> bytes:
-        """A stored file of the teacher, such as tokenizer.json. StoreError if there is none."""
+        """Read a stored file of the teacher, such as tokenizer.json. Raises StoreError if there is
+        none."""
         return self.teacher_files()[name]
 
     def tokenizer(self) -> Tokenizer:
-        """The teacher's tokenizer, from the store, without padding and truncation."""
+        """Load the teacher's tokenizer from the store, without padding and truncation."""
         data, written_with = self.teacher_file("tokenizer.json"), self.meta["software"]
         where = f"{self.path}: tokenizer.json in it"
         return load_tokenizer(data, where, written_with.get("tokenizers"))
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
-        """A stored JSON object of the teacher, as config.json. StoreError if it is none."""
+        """Read a stored JSON object of the teacher, such as config.json. Raises StoreError if it
+        is none."""
         return json_object(self.teacher_file(name), f"{self.path}: {name} in it")
 
     def teacher_weights(self) -> Mapping[str, Array]:
-        """float16 arrays of the teacher by parameter name, read when asked for."""
+        """Return the teacher's float16 weights by parameter name; each is read on access."""
         names = self._names("teacher/weights")
         return LazyMap(names, lambda name: self.outside(f"teacher/weights/{name}"), "weights")
 
     def head(self) -> tuple[Floats, Floats]:
-        """(weight [V, D], bias [V]) of the frozen LM head: logits = values @ weight.T + bias."""
+        """Read weight [V, D] and bias [V] of the LM head: logits = values @ weight.T + bias."""
         return self.outside("teacher/head/weight"), self.outside("teacher/head/bias")
 
     def __enter__(self) -> Self:
@@ -385,7 +417,7 @@ class FeatureStore(Sequence[Record]):
         self.close()
 
     def __repr__(self) -> str:
-        """Tell the path, what is held, and of which features."""
+        """Return the path, the sizes and the features of the store."""
         counts, held = ("sequences", "tokens", "parts"), self.features
         size = ", ".join(counted(self.meta[each], each[:-1]) for each in counts)
         logits, task = held.logits and held.logits.tier, held.task and held.task.kind
@@ -394,7 +426,7 @@ class FeatureStore(Sequence[Record]):
         return f"<FeatureStore {self.path}: {size}; {features}; {counted(held.views, 'view')}>"
 
     def close(self) -> None:
-        """Close open files and let go of memory; reading opens them again."""
+        """Close open files and free memory; a read opens them again."""
         self.source.close()
         self._streamer.close()
         self._index.close()

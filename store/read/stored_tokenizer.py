@@ -1,5 +1,7 @@
-"""The tokenizer that a store carries: loaded without what a stranger may have put into it, or used
-in a process of its own where its work has no bound."""
+"""Load and run the tokenizer in a store, which is untrusted input.
+
+A tokenizer that is not plain (`plain_tokenizer`) runs in a process with bounds on time and memory.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,22 @@ from teachonce.support.errors import UserError, first_line
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LONGEST = 8  # tokens a byte of text, at most
-SECONDS, BYTES_A_SECOND = 60.0, 20_000  # of a processor: some fifty times what tokenizers take
+LONGEST = 8  # maximum of tokens for a byte of text
+SECONDS, BYTES_A_SECOND = 60.0, 20_000  # of a processor: some fifty times what tokenizers need
 
 
 def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Tokenizer:
-    """Load the content of a tokenizer.json. Padding and truncation that it may ask for are off.
+    """Load the content of a tokenizer.json, with padding and truncation turned off.
 
-    One that is not plain is loaded in a process with bounds first. Raises StoreError where it
-    cannot be loaded, there or here.
+    A tokenizer that is not plain is first loaded in a process with bounds. Raises StoreError if it
+    cannot be loaded there or here.
     """
     if not bounded.inside and not is_plain(data):
         try:
             _try_loading(data)
         except Exceeded as error:
             raise StoreError(
-                f"{where}: loading it {error}; do not use this store, or ask for one with another"
+                f"{where}: loading it {error}; do not use this store, or dump one with another"
                 " tokenizer"
             ) from None
         except UserError as error:
@@ -92,11 +94,11 @@ def within_bounds(
     function: Callable[..., Any],
     *arguments: Any,
 ) -> Any:
-    """The result of using the tokenizer `data` on so many bytes of text.
+    """Run the tokenizer `data` on `text_bytes` bytes of text; return the result.
 
-    `here()` gives it in this process, and `function(*arguments)`, with arguments and a result of
-    JSON, in another one with bounds, which is used unless the tokenizer is plain. Raises StoreError
-    for what goes beyond the bounds.
+    If the tokenizer is plain, `here()` runs in this process. Otherwise `function(*arguments)` runs
+    in a process with bounds; its arguments and result are JSON. Raises StoreError if it exceeds the
+    bounds.
     """
     if is_plain(data):
         return here()
@@ -106,7 +108,7 @@ def within_bounds(
     except Exceeded as error:
         raise StoreError(
             f"{where}: the tokenizer in it {error}, for {text_bytes:,} bytes of text; do not use"
-            " this store, or ask for one with another tokenizer"
+            " this store, or dump one with another tokenizer"
         ) from None
     except UserError as error:
         raise StoreError(str(error)) from None
@@ -121,10 +123,10 @@ def within_bounds(
 def encoded(
     tokenizer: Any, texts: list[str], where: str, separator: str | None = None
 ) -> list[Any]:
-    """The encodings of texts, or of the pairs of texts that a separator divides.
+    """Tokenise texts, or the pairs of texts that a separator divides; return their encodings.
 
-    Raises StoreError for more tokens than a text can have, for a text that is no pair, and where
-    the library fails.
+    Raises StoreError for more tokens than a text can have, for a text that is no pair, and if the
+    library fails.
     """
     inputs = tokenizer_inputs(texts, separator, where)
     try:

@@ -1,4 +1,4 @@
-"""Stream a store: read pools of blocks slice by slice, gather batches of similar length."""
+"""Stream a store: read pools of blocks, and gather batches of similar length from them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
 from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 
-AHEAD = 2**28  # bytes, unpacked, that are asked for before they are read over a network
-Mixed = tuple[Pool, list[Array]]  # a pool and its batches
+AHEAD = 2**28  # uncompressed bytes that are requested ahead over a network
+PoolBatches = tuple[Pool, list[Array]]  # a pool and its batches
 
 
 @dataclass(frozen=True)
 class HiddenBatch:
-    """Hidden states of N tokens as stored, with what decodes them.
+    """Hidden states of N tokens as stored, decoded on request.
 
-    `stored` are the arrays of the codec: values float32 [N, D] (codec exact); values int8 [N, D]
-    and scale float16 [N] (default); values uint8 [N, ceil(D/2)], packed int4, and scale
-    [N, ceil(D/64)] (small). mean, deviation float32 [D] are the store's calibration.
+    stored: the arrays of the codec. exact: values float32 [N, D]. default: values int8 [N, D],
+        scale float16 [N]. small: values uint8 [N, ceil(D/2)] (packed int4), scale [N, ceil(D/64)].
+    mean, deviation: float32 [D], the store's calibration.
     """
 
     stored: Mapping[str, Array]
@@ -67,7 +67,7 @@ class HiddenBatch:
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Vectors of B sequences, `width` wide, as stored: the arrays of their codec."""
+    """Vectors [B, width] of B sequences as stored: the arrays of their codec."""
 
     stored: Mapping[str, Array]
     width: int
@@ -81,17 +81,19 @@ class StoredVectors:
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences, N tokens, flat. Arrays are valid until the next batch.
+    """B sequences with N tokens, flat. Arrays are valid until the next batch.
 
-    index int64 [B], start int64 [B + 1], token_ids int32 [N], offsets int32 [N, 2],
-    special bool [N], document int64 [B], spans_start int64 [B + 1], spans int32 [M, 3] (of masked
-    words). logits None if the store has none or they were not asked for; attention[name]
-    float32 [sum L^2], row-major maps one after another, decoded when asked for. Of a store with a
-    task: the gold labels int32 [B] or tags [N], -1 where there is none, and the teacher's
-    class_logits float32 [B, C] or tag_logits [N, C]; else None. Of a store with an embedding its
-    vectors float32 [B, W], decoded when asked for; else None.
-    stored[path] are the same arrays as they lie in a part (see FORMAT.md), for those who decode on
-    another device by the codecs of `level`.
+    index, document: int64 [B], numbers of the sequences and of their documents.
+    start: int64 [B + 1], first token of each sequence.
+    token_ids: int32 [N]. offsets: int32 [N, 2]. special: bool [N].
+    spans_start, spans: int64 [B + 1] and int32 [M, 3], the masked words.
+    logits: None if the store has none or the stream does not read them.
+    attention: by name, float32 [sum L^2], concatenated row-major maps, decoded on access.
+    labels, tags: gold labels int32 [B] or tags [N] of a store with a task, -1 for none; else None.
+    class_logits, tag_logits: the teacher's, float32 [B, C] or [N, C]; else None.
+    vectors: of a store with an embedding, decoded by `embedding`; else None.
+    stored: the same arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them on
+        another device with the codecs of `level`.
     """
 
     index: Array
@@ -121,12 +123,12 @@ class Batch:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the B sequences, read when first asked for."""
+        """Texts of the B sequences, read on first use."""
         return self.load_texts()
 
     @cached_property
     def mask(self) -> Array:
-        """bool [N]: tokens of masked words, found when first asked for."""
+        """bool [N]: tokens that overlap a masked word, computed on first use."""
         lengths, counts = np.diff(self.start), np.diff(self.spans_start)
         return covering_spans_of_texts(self.offsets, lengths, self.spans, counts) >= 0
 
@@ -135,9 +137,9 @@ class Batch:
 
 
 class Streamer:
-    """Makes streams of a store, and keeps the buffers of ended streams for the next.
+    """Makes streams of a store. Streams that have ended leave their buffers for the next one.
 
-    A stream raises StoreError soon after the store was written again; see `ChangeWatch`.
+    A stream raises StoreError soon after the store was rewritten; see `ChangeWatch`.
     """
 
     def __init__(self, index: PartIndex, calibration: Calibration, watch: ChangeWatch) -> None:
@@ -147,7 +149,7 @@ class Streamer:
         self._lawful = dict[tuple[str, ...], Array]()
 
     def close(self) -> None:
-        """Let go of the buffers."""
+        """Free the buffers."""
         self._spare.clear()
 
     def stream(self, order: StreamOrder, check: bool = False) -> Iterator[Batch]:
@@ -156,22 +158,22 @@ class Streamer:
         checked = ReadingCheck(self._sound)
         pools = (
             (Pool(self._index, blocks, order.view, order.features, batches), batches)
-            for blocks, batches in order.given(self._index)
+            for blocks, batches in order.chosen_pools(self._index)
         )
         read = (self._read_far if self._index.remote else self._read_near)(pools)
         try:
             for pool, batches in read:
-                if check and not self._index.remote:  # which would be fetched twice
+                if check and not self._index.remote:  # a remote array would be fetched twice
                     pool.check(checked, order.skip, order.every)
                 for sequences in batches:
-                    checked.tell()
-                    self._watch.look()
+                    checked.raise_errors()
+                    self._watch.check_if_due()
                     batch = _gather(pool, self._calibration, pool.place[sequences], buffers)
                     if check:
                         self._compare(batch, pool)
                     yield batch
-            checked.tell(wait=True)
-            if not self._index.remote:  # a look is a stat
+            checked.raise_errors(wait=True)
+            if not self._index.remote:  # one stat; over a network a request
                 self._watch.check()
         except StoreError:
             self._watch.check()  # a part that was replaced looks like damage
@@ -181,8 +183,10 @@ class Streamer:
             read.close()
 
     def _compare(self, batch: Batch, pool: Pool) -> None:
-        """Check the laws between arrays of a batch, if any of its sequences was not checked before.
-        Raises StoreError."""
+        """Check the laws between arrays of a batch, unless all its sequences were checked before.
+
+        Raises StoreError.
+        """
         here = f"view{pool.view}"
         names = tuple(sorted(name for name in batch.stored if name.startswith(f"{here}/")))
         seen = self._lawful.setdefault(("together", *names), np.zeros(len(self._index), bool))
@@ -199,11 +203,10 @@ class Streamer:
             raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
         seen[batch.index] = True
 
-    def _read_near(self, pools: Iterator[Mixed]) -> Generator[Mixed]:
-        """Read each pool of a disk when it is asked for, and let the disk work on the next one
-        while it is used."""
-        taken = self._taken()
-        ahead = ThreadPoolExecutor(1, "read-ahead")  # to ask the disk takes time, too
+    def _read_near(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
+        """Read each pool from a disk on request; prefetch the next one while it is used."""
+        taken = self._spare_buffers()
+        ahead = ThreadPoolExecutor(1, "read-ahead")  # prefetching takes time, too
         try:
             following = next(pools, None)
             while following:
@@ -217,12 +220,12 @@ class Streamer:
             ahead.shutdown(wait=False, cancel_futures=True)
             self._spare.append(taken)
 
-    def _read_far(self, pools: Iterator[Mixed]) -> Generator[Mixed]:
-        """Read each pool of a network while the one before is used, and ask for those behind it
-        meanwhile, some AHEAD bytes."""
+    def _read_far(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
+        """Read each pool over a network while the previous one is used, and request the following
+        pools, some AHEAD bytes, meanwhile."""
         reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
         taken = [Buffers(), Buffers()]
-        asked: deque[tuple[Mixed, Future[None]]] = deque()
+        asked: deque[tuple[PoolBatches, Future[None]]] = deque()
 
         def ask() -> None:
             while sum(pool.nbytes for (pool, _), _ in asked) < AHEAD:
@@ -230,12 +233,12 @@ class Streamer:
                     return
                 asked.append((found, asking.submit(found[0].prefetch)))
 
-        def begun() -> tuple[Mixed, Future[None]] | None:
+        def start_next() -> tuple[PoolBatches, Future[None]] | None:
             ask()
             if not asked:
                 return None
             (found, asking_it), buffers = asked.popleft(), taken.pop(0)
-            taken.append(buffers)  # the batches of the pool before come from the other ones
+            taken.append(buffers)  # batches of the previous pool still use the other buffers
 
             def read() -> None:
                 asking_it.result()
@@ -247,18 +250,18 @@ class Streamer:
             return found, future
 
         try:
-            following = begun()
+            following = start_next()
             while following:
                 found, future = following
                 future.result()
-                following = begun()
+                following = start_next()
                 yield found
-        finally:  # a thread may be reading into the buffers: nobody else gets them
+        finally:  # a thread may still write into the buffers, so they are not reused
             for threads in (asking, reading):
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    def _taken(self) -> Buffers:
-        """Buffers for a pool. No batch shows them: another stream may have them after this one."""
+    def _spare_buffers(self) -> Buffers:
+        """Return buffers for a pool. Batches copy from them, so streams can share them in turn."""
         try:
             return self._spare.pop()
         except IndexError:
@@ -351,7 +354,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
 
 
 def _vectors(features: Features, stored: Mapping[str, Array]) -> StoredVectors | None:
-    """Find the vectors among the stored arrays; None where they were not read."""
+    """Return the vectors among the stored arrays; None if they were not read."""
     spec, codec = features.embedding, features.level.embedding
     if spec is None or f"{EMBEDDING}/{codec.names[0]}" not in stored:
         return None
@@ -360,10 +363,8 @@ def _vectors(features: Features, stored: Mapping[str, Array]) -> StoredVectors |
 
 
 def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
-    """Copy maps of L^2 entries that start at `begin`, one after another, into `out`.
-
-    Neighbours of one length are copied at once.
-    """
+    """Copy maps of L^2 entries, which start at `begin` in `whole`, one after another into `out`."""
+    # Neighbours of equal length are copied at once.
     edges = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
     place = 0
     for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The order of a stream: pure functions of its blocks, their lengths, seed and epoch."""
+"""The order of a stream: a pure function of its blocks, their lengths, seed and epoch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from teachonce.store.read.part_index import PartIndex
 from teachonce.support.arrays import Array, permutation
 
 KINDS = ("hidden", "logits", "attention", "task", "embedding")
-PARTS_TOGETHER = 8
-BATCHES_OF_POOL = 8  # batches, where these are counted in texts
+PARTS_TOGETHER = 8  # parts that are shuffled together
+BATCHES_OF_POOL = 8  # batches of a pool, if their size is a number of texts
 
 
 class StreamArguments(TypedDict, total=False):
-    """Arguments of `FeatureStore.stream` that are given by name, and have defaults there."""
+    """Keyword arguments that `FeatureStore.stream` passes to `StreamOrder`."""
 
     view: int
     shuffle: bool
@@ -30,13 +30,15 @@ class StreamArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """What a stream gives, and in which order; see `FeatureStore.stream`.
+    """What a stream yields, and in which order; see `FeatureStore.stream`.
 
-    blocks int64 [n, 2] are rows of `PartIndex.blocks`, in any order; `features` are some of KINDS.
-    `batch_texts`, if given, bounds a batch in place of `batch_tokens`. A pool then has blocks for
-    `BATCHES_OF_POOL` such batches: only its last may be smaller. `skip` batches are passed over;
-    of the others the first of every `every` is given.
-    Raises StoreError for a number or a name that is not allowed.
+    blocks: int64 [n, 2], rows of `PartIndex.blocks`, in any order.
+    features: some of KINDS.
+    batch_texts: the size of a batch in texts, in place of `batch_tokens`. A pool then has blocks
+        for at least `BATCHES_OF_POOL` batches, so only its last batch may be smaller.
+    skip, every: skip the first `skip` batches, then yield every `every`-th.
+
+    Raises StoreError for unknown features and for numbers out of range.
     """
 
     seed: int
@@ -65,7 +67,7 @@ class StreamOrder:
             )
 
     def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield for each pool its blocks, and its batches as positions among their sequences."""
+        """Yield the blocks of each pool, and its batches as positions among their sequences."""
         rows = self.blocks
         if self.shuffle:
             rows = rows[order_blocks(index.part_of(rows[:, 0]), self.seed, self.epoch)]
@@ -79,8 +81,8 @@ class StreamOrder:
             else:
                 yield taken, plain_batches(lengths, self.batch_tokens, self.batch_texts)
 
-    def given(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield those of `pools` of which a batch is given, each with these batches alone."""
+    def chosen_pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
+        """Yield `pools` with only the batches that `skip` and `every` choose, if there are any."""
         first = self.skip
         for taken, batches in self.pools(index):
             if first < len(batches):
@@ -89,15 +91,16 @@ class StreamOrder:
             first -= len(batches)
 
     def batch_count(self, index: PartIndex) -> int:
-        """Count the batches of all pools, those included that are not given."""
+        """Count the batches of all pools, including those that `skip` and `every` leave out."""
         return sum(len(batches) for _, batches in self.pools(index))
 
 
 def order_blocks(parts: Array, seed: int, epoch: int) -> Array:
-    """Order of blocks [n] given each block's part: a few random parts at a time, then mixed.
+    """Return a random order of blocks [n]; `parts` [n] are the blocks' parts.
 
-    CachePolicy `PARTS_TOGETHER` parts together lets a reader hold few parts open.
+    Parts are drawn in groups of PARTS_TOGETHER, and the blocks of a group are shuffled.
     """
+    # With few parts at a time, a reader needs to have few parts open.
     numbers, place = np.unique(parts, return_inverse=True)
     rank = np.empty(len(numbers), np.int64)
     rank[permutation(len(numbers), seed, epoch, 0)] = np.arange(len(numbers))
@@ -114,8 +117,10 @@ def shuffled_batches(
     pool: int,
     batch_texts: int | None = None,
 ) -> list[Array]:
-    """Batches (positions in the pool) of similar length with B * max length <= batch_tokens, or of
-    `batch_texts`."""
+    """Return batches (positions in the pool) of sequences of similar length, in random order.
+
+    B * max length <= batch_tokens, or B = `batch_texts` if given.
+    """
     mixed = permutation(len(lengths), seed, epoch, 2, pool)
     ordered = mixed[np.argsort(-lengths[mixed], kind="stable")]
     batches = _fill(ordered, lengths, batch_tokens, batch_texts)
@@ -123,7 +128,7 @@ def shuffled_batches(
 
 
 def plain_batches(lengths: Array, batch_tokens: int, batch_texts: int | None = None) -> list[Array]:
-    """Batches in the given order with B * max length <= batch_tokens, or of `batch_texts`."""
+    """Return batches in the given order; sizes as for `shuffled_batches`."""
     return _fill(np.arange(len(lengths)), lengths, batch_tokens, batch_texts)
 
 

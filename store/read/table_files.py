@@ -1,4 +1,4 @@
-"""A store's table in files: Parquet, and the Arrow files of `datasets`."""
+"""Write a store's table to files: Parquet, and the Arrow files of `datasets`."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ SUFFIX = ".parquet"
 
 
 def write_parquet(
-    table: Table, path: Path, file_bytes: int, told: Callable[[int], object]
+    table: Table, path: Path, file_bytes: int, on_rows: Callable[[int], object]
 ) -> list[Path]:
-    """Write a table as a file, or into a new folder as several of about `file_bytes` each; return
-    their paths. See `FeatureStore.to_parquet`."""
+    """Write a table to a file, or to files of about `file_bytes` each in a new folder.
+
+    Returns their paths. See `FeatureStore.to_parquet`.
+    """
     if path.exists():
         raise StoreError(f"{path}: exists already; remove it, or choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_path(path) as new:
             if path.suffix == SUFFIX:
-                _write(table.batches(), table, new, None, told)
+                _write(table.batches(), table, new, None, on_rows)
                 return [path]
             new.mkdir()
-            names = _write_several(table, new, file_bytes, told)
+            names = _write_several(table, new, file_bytes, on_rows)
         return [path / name for name in names]
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {files.reason(error)}") from error
 
 
 def _write_several(
-    table: Table, folder: Path, file_bytes: int, told: Callable[[int], object]
+    table: Table, folder: Path, file_bytes: int, on_rows: Callable[[int], object]
 ) -> list[str]:
     names, batches = list[str](), table.batches()
     for first in batches:
         names.append(f"{len(names):05}{SUFFIX}")
-        _write(chain([first], batches), table, folder / names[-1], file_bytes, told)
+        _write(chain([first], batches), table, folder / names[-1], file_bytes, on_rows)
     return names
 
 
@@ -60,16 +62,16 @@ def _write(
     table: Table,
     path: Path,
     limit: int | None,
-    told: Callable[[int], object],
+    on_rows: Callable[[int], object],
 ) -> None:
-    """Write batches into a file, until there are no more or it has so many bytes."""
+    """Write batches to a file until there are no more, or the file has about `limit` bytes."""
     with path.open("wb") as file, pq.ParquetWriter(file, table.schema, compression="zstd") as out:
         group = list[Any]()
 
         def flush() -> None:
             if group:
                 out.write_table(pa.Table.from_batches(group), row_group_size=2**31 - 1)
-                told(sum(len(batch) for batch in group))
+                on_rows(sum(len(batch) for batch in group))
                 group.clear()
 
         for batch in batches:
@@ -85,15 +87,17 @@ def dataset_of(
     table: Table,
     content: str,
     folder: str | Path | None,
-    note: Callable[[Path], object],
+    on_path: Callable[[Path], object],
 ) -> datasets.Dataset:
-    """Open a table as a dataset, of a file in `folder`, by default in the cache of `datasets`; see
-    `rows_in` and `FeatureStore.to_datasets`."""
+    """Open a table as a dataset in `folder`, by default in the cache of `datasets`.
+
+    See `rows_in` and `FeatureStore.to_datasets`.
+    """
     import datasets
 
     folder = Path(folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce")
     try:
-        return rows_in(folder, table, content, note)
+        return rows_in(folder, table, content, on_path)
     except OSError as error:
         raise StoreError(
             f"{folder}: cannot be written: {files.reason(error)}, or name another cache_dir"
@@ -101,20 +105,22 @@ def dataset_of(
 
 
 def rows_name(content: str, schema: pa.Schema) -> str:
-    """Return the name of the Arrow file, without its end, of a store's content in a schema."""
+    """Return the name, without suffix, of the Arrow file of a store's content in a schema."""
     key = json.dumps([content, schema.names, str(schema)])
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def rows_in(
-    folder: Path, table: Table, content: str, note: Callable[[Path], object] = lambda path: None
+    folder: Path, table: Table, content: str, on_path: Callable[[Path], object] = lambda path: None
 ) -> datasets.Dataset:
-    """Open a table as a dataset: an Arrow file in a folder, mapped into memory. One that is there
-    already is taken; `note` receives its path first. Raises OSError."""
+    """Open a table as a dataset: an Arrow file in `folder`, memory-mapped, and reused if it exists.
+
+    on_path: called with the file's path before it is written. Raises OSError.
+    """
     import datasets
 
     path = folder / f"{rows_name(content, table.schema)}.arrow"
-    note(path)
+    on_path(path)
     folder.mkdir(parents=True, exist_ok=True)
     locked = files.open_ordinary(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
     with os.fdopen(locked, "wb"):  # another process may be writing it
@@ -129,8 +135,10 @@ def rows_in(
 def streamed_dataset_of(
     make: Callable[[], Table],
 ) -> datasets.IterableDataset:
-    """Open a table as a dataset that reads the store whenever it is gone through. `make` makes the
-    table, also in another process. See `FeatureStore.to_datasets`."""
+    """Open a table as a dataset that reads the store on each iteration.
+
+    make: makes the table, also in worker processes. See `FeatureStore.to_datasets`.
+    """
     import datasets
 
     table = make()

@@ -19,10 +19,10 @@ from teachonce.store.format.manifest import (
     CREATED,
     Manifest,
     check_root,
-    opening,
     seal_checksum,
+    suggest_repair,
 )
-from teachonce.store.read.manifests import readable_manifest, sealed_manifest, unfinished
+from teachonce.store.read.manifests import readable_manifest, sealed_manifest, unfinished_error
 from teachonce.store.read.store import FeatureStore
 from teachonce.support.console import counted
 
@@ -163,11 +163,11 @@ def _source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSo
 
 def _opened(source: StoreSource, allow_partial: bool) -> Opened:
     try:
-        with opening():
+        with suggest_repair():
             attributes = source.attributes()
         features = check_root(attributes, source.path)
         if attributes["state"] == "sealed":
-            with opening():
+            with suggest_repair():
                 manifest, data = sealed_manifest(source, attributes, features)
                 if isinstance(manifest.parts, IndexedParts):
                     manifest.parts.check()
@@ -179,7 +179,7 @@ def _opened(source: StoreSource, allow_partial: bool) -> Opened:
         store = FeatureStore(source, attributes, features, manifest, calibrated=False)
         return Opened(store, attributes, [], data, attributes["checksum"])
     if not allow_partial:
-        raise unfinished(source)
+        raise unfinished_error(source)
     manifest, found = _own_manifest(source, attributes)
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
     return Opened(store, attributes, found)

@@ -218,7 +218,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_place() -> None:
         ({"offsets": np.zeros((2, 3), int)}, r"offsets: expected integers \[2, 2\], got int64"),
         ({"special": np.zeros(2, np.uint8)}, r"special: expected bool \[2\], got uint8"),
         ({"ids": np.zeros(2)}, "ids: expected integers"),
-        ({"start": np.array([0, 1])}, "start: expected to rise from 0 to the 2 tokens"),
+        ({"start": np.array([0, 1])}, "start: expected ascending numbers from 0 to 2"),
         ({"start": np.array([0, 2, 1, 2], np.uint32)}, "start"),
     ],
 )  # fmt: skip

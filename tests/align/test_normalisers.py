@@ -58,5 +58,5 @@ def test_normalisers_of_marks_and_compiled_tables() -> None:
     }
     assert normaliser_of(marks)(" a b ") == " a b "
     assert normaliser_of({"type": "Precompiled"})("ﬁ\u0007\n½") == "fi 1⁄2"
-    with pytest.raises(AlignmentError, match=r"cannot read the expression '\\\\p"):
+    with pytest.raises(AlignmentError, match=r"cannot compile the expression '\\\\p"):
         normaliser_of({"type": "Replace", "pattern": {"Regex": "\\p{L}"}, "content": ""})

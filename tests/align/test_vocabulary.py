@@ -220,14 +220,17 @@ def test_a_file_without_types_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not the file of a tokenizer"),
-        ("[]", "not the file of a tokenizer"),
-        ('{"version": "1.0"}', "not the file of a tokenizer .*model"),
-        ('{"model": {"type": "Unigram", "vocab": [], "unk_id": 3}}', "not the file .*IndexError"),
-        ('{"model": {"type": "Magic", "vocab": {}}}', "model: the type 'Magic' is not known"),
+        ("{", "not a tokenizer's file"),
+        ("[]", "not a tokenizer's file"),
+        ('{"version": "1.0"}', "not a tokenizer's file .*model"),
+        (
+            '{"model": {"type": "Unigram", "vocab": [], "unk_id": 3}}',
+            "a tokenizer's file .*IndexError",
+        ),
+        ('{"model": {"type": "Magic", "vocab": {}}}', "model: unknown type 'Magic'"),
         (
             '{"normalizer": {"type": "Odd"}, "model": {"type": "BPE", "vocab": {}}}',
-            "normalizer: the type 'Odd' is not known",
+            "normalizer: unknown type 'Odd'",
         ),
     ],
 )

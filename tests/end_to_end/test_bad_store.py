@@ -148,7 +148,7 @@ def test_torn_part_of_an_unfinished_store(
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(UserError) as caught:
         dump(options)
-    says(str(caught.value), "`feature-store repair`, which moves part 1 aside")
+    says(str(caught.value), "`feature-store repair`, which moves part 1 to a backup folder")
     says(ok(feature_store, "repair", path), "part 1: cannot be opened", "type the command")
     assert not torn.exists()
     dump(options)

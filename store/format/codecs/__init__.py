@@ -1,1 +1,1 @@
-"""Codecs: how values of the teacher become the codes that a store keeps (formulas in FORMAT.md)."""
+"""Codecs encode the teacher's values as stored codes (formulas in FORMAT.md, section 7)."""

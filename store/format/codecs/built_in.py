@@ -1,4 +1,4 @@
-"""The codecs of this software: one code for each value, or small integers with a float16 scale."""
+"""The built-in codecs: one code for each value, or small integers with a float16 scale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HALF_MAX = 65504.0
 
 
 class Float32(Elementwise):
-    """Keeps the values as they are."""
+    """Stores the values unchanged."""
 
     dtype = np.dtype(np.float32)
     description = {"encoding": "float32", "error": "none"}
@@ -65,7 +65,7 @@ ROOT_ZERO = 255
 
 
 class Fixed(Elementwise):
-    """Keeps log-probabilities <= 0, or -inf, in steps of 2^-10."""
+    """Stores log-probabilities <= 0, or -inf, in steps of 2^-10."""
 
     dtype = np.dtype(np.uint16)
     binds = ("step", "minus_infinity")
@@ -94,7 +94,7 @@ class Fixed(Elementwise):
 
 
 class Root(Elementwise):
-    """Keeps log-probabilities <= 0, or -inf, more exactly the nearer they are to 0."""
+    """Stores square roots of -log p: values near 0 (likely ids) get the smallest error."""
 
     dtype = np.dtype(np.uint8)
     packing = DENSE
@@ -126,12 +126,12 @@ class Root(Elementwise):
 
 @dataclass(frozen=True)
 class Square(Elementwise):
-    """Keeps 255 times the square root of a probability."""
+    """Stores 255 times the square root of a probability."""
 
     packing: Packing | None = FAST
 
     dtype = np.dtype(np.uint8)
-    step: ClassVar[int] = 1  # of the 255 codes only every step-th is used
+    step: ClassVar[int] = 1  # only every step-th of the 255 codes is used
 
     @property
     def description(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Square(Elementwise):
         return codes
 
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
-        # Dividing is three times as fast as a table of 256 values. A GPU may round it otherwise.
+        # Division is three times as fast as a table of 256 values. A GPU may round differently.
         roots = codes / np.float32(255)
         roots *= roots
         return roots
@@ -158,7 +158,7 @@ class Square(Elementwise):
 
 @dataclass(frozen=True)
 class Coarse(Square):
-    """Keeps every fifth code of `square`, which packs to a fraction."""
+    """Uses every fifth code of `Square`, which compresses to a fraction of the size."""
 
     packing: Packing | None = DENSE
 
@@ -180,7 +180,7 @@ SCALE_UP = 1.001  # the most by which rounding up to float16 raises a (normal) s
 
 @dataclass(frozen=True)
 class Int8(Codec):
-    """Codes -127..127, and a scale for each token."""
+    """Stores codes -127..127, with a scale for each token."""
 
     packing: Packing | None = None
 
@@ -219,7 +219,7 @@ class Int8(Codec):
 
 @dataclass(frozen=True)
 class Int4(Codec):
-    """Codes -7..7, two in a byte, and a scale for each `group` of channels of a token."""
+    """Stores codes -7..7, two a byte, with a scale for each `group` of channels of a token."""
 
     group: int
 
@@ -273,7 +273,7 @@ class Int4(Codec):
         return np.repeat(half, self.group, axis=1)[:, : values.shape[1]]
 
     def _groups(self, values: Floats) -> Floats:
-        """[N, D] -> [N, groups, group], filled up with 0."""
+        """Reshape [N, D] to [N, groups, group], padded with 0."""
         tokens, width = values.shape
         padded = np.zeros((tokens, -(-width // self.group), self.group), np.float32)
         padded.reshape(tokens, -1)[:, :width] = values
@@ -281,7 +281,7 @@ class Int4(Codec):
 
 
 def _scale_up(peak: Floats, levels: int) -> NDArray[np.float16]:
-    """The smallest float16 scale with peak <= levels * scale, so that nothing clips."""
+    """Return the smallest float16 scale with peak <= levels * scale, so that nothing is clipped."""
     wanted = peak / np.float32(levels)
     scale = wanted.astype(np.float16)
     low = scale.astype(np.float32) * np.float32(levels) < peak

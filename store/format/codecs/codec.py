@@ -1,6 +1,6 @@
-"""What every codec has: its arrays, encode and decode, the bound of its error, a description.
+"""The interface of codecs: arrays, encode, decode, error bound, description.
 
-`HiddenCodec` puts the calibration of channels before a codec.
+`HiddenCodec` normalises channels by the calibration before a codec encodes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from teachonce.support.arrays import Array, Floats
 
 
 class Packing(NamedTuple):
-    """How Blosc packs an array, in the words of its bindings."""
+    """Blosc settings of an array, named as in its Python bindings."""
 
     cname: Literal["lz4", "zstd"]
     clevel: int
@@ -25,11 +25,11 @@ class Packing(NamedTuple):
 
 
 FAST = Packing("lz4", 1, "bitshuffle")
-DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time for a hundredth
+DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time to save 1 %
 
 
 class CodecArray(NamedTuple):
-    """An array of a codec: its dtype, the shape of a row, and how it is packed."""
+    """An array of a codec: its dtype, the shape of a row, and its compression."""
 
     dtype: np.dtype[Any]
     row: tuple[int, ...]
@@ -37,53 +37,54 @@ class CodecArray(NamedTuple):
 
 
 class Codec(ABC):
-    """Encodes rows of float32 values into named arrays, and decodes these.
+    """Encodes rows of float32 values into named arrays, and decodes them.
 
-    The values given to `encode` are finite and below `limit` in magnitude (the part writer checks
-    it); log-probabilities may be -inf.
+    Values passed to `encode` are finite and below `limit` in magnitude (the part writer checks
+    this); log-probabilities may be -inf.
     """
 
     names: ClassVar[tuple[str, ...]] = ("values",)  # of its arrays
-    binds: ClassVar[tuple[str, ...]] = ()  # keys of the description that a reader decodes by
+    binds: ClassVar[tuple[str, ...]] = ()  # keys of the description that decoding depends on
     limit: ClassVar[float] = math.inf
-    lowest: ClassVar[float] = -math.inf  # what is lower is read as about this
+    lowest: ClassVar[float] = -math.inf  # lower values are decoded as about this
 
     @property
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """What undoes the codec, as JSON: `encoding` and the keys of `binds`, then notes."""
+        """How to decode, as JSON: `encoding` and the keys of `binds`, then notes for people."""
 
     @abstractmethod
     def arrays(self, row: tuple[int, ...]) -> dict[str, CodecArray]:
-        """The arrays of values whose rows have the shape `row`, by their names."""
+        """Return the codec's arrays, by name, for values whose rows have the shape `row`."""
 
     @abstractmethod
     def encode(self, values: Floats) -> dict[str, Array]:
-        """Values [N, *row] -> arrays [N, ...] by their names."""
+        """Encode values [N, *row]; return arrays [N, ...] by name."""
 
     @abstractmethod
     def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
-        """Arrays of `encode` -> float32 [N, *row], which may be altered (but for `Float32`).
+        """Decode the arrays of `encode`; return float32 [N, *row].
 
-        `xp` is the module of the arrays: numpy, or torch on whatever device they are.
+        The caller may modify the result, except with `Float32`, which returns the stored array.
+        `xp` is the arrays' module: numpy, or torch on any device.
         """
 
     @abstractmethod
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
-        """The largest error of each of `values` [N, *row].
+        """Return the largest error of each of `values` [N, *row].
 
-        `values` are as they were or as they are decoded, whichever is further from 0. The arrays
-        that are `stored` of them may tell it more exactly.
+        values: the original or the decoded values, whichever have the larger magnitude.
+        stored: the encoded arrays; some codecs give a tighter bound with them.
         """
 
     def unlike(self, found: Mapping[str, Any]) -> list[str]:
-        """Keys by which arrays with the description `found` would be decoded otherwise."""
+        """Return the keys of the description `found` that would change how arrays are decoded."""
         expected = self.description
         return [key for key in ("encoding", *self.binds) if found.get(key) != expected[key]]
 
 
 class Elementwise(Codec):
-    """A codec with one array of codes, each of one value."""
+    """A codec with one array, which has one code for each value."""
 
     dtype: ClassVar[np.dtype[Any]]
     packing: Packing | None = FAST
@@ -99,15 +100,15 @@ class Elementwise(Codec):
 
     @abstractmethod
     def to_codes(self, values: Floats) -> Array:
-        """Values of any shape -> codes."""
+        """Encode values of any shape."""
 
     @abstractmethod
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
-        """Codes of any shape -> float32 values; `xp` as for `decode`."""
+        """Decode codes of any shape to float32; `xp` as for `decode`."""
 
 
 def wide(values: Any, xp: Any) -> Any:
-    """The values in float32, copied only if they are of another dtype."""
+    """Convert values to float32; copies only if they have another dtype."""
     return xp.asarray(values, dtype=xp.float32)
 
 
@@ -116,41 +117,44 @@ NORMALISED = "state = value * deviation[channel] + mean[channel]"
 
 @dataclass(frozen=True)
 class HiddenCodec:
-    """Encodes states [N, D], less the mean of their channels and over their deviation (float32
-    [D] each) where `normalised`."""
+    """Encodes hidden states [N, D].
+
+    If `normalised`, each channel is encoded as (state - mean) / deviation; mean and deviation are
+    float32 [D].
+    """
 
     codec: Codec
     normalised: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays of one hidden state."""
+        """Return the names of the arrays of one hidden state."""
         return self.codec.names
 
     @property
     def description(self) -> dict[str, Any]:
-        """The codec's description, and how the calibration is undone."""
+        """Return the codec's description, with the formula of the normalisation."""
         return self.codec.description | ({"normalised": NORMALISED} if self.normalised else {})
 
     def unlike(self, found: Mapping[str, Any]) -> list[str]:
-        """See `Codec.unlike`. Of `normalised` it binds whether it is there, not its words."""
+        """See `Codec.unlike`. Only the presence of `normalised` matters, not its text."""
         other = bool(found.get("normalised")) != self.normalised
         return self.codec.unlike(found) + ["normalised"] * other
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
-        """The codec's bound for `values` as it encodes them; see `Codec.bound`."""
+        """Return the error bound of `values`, which are normalised; see `Codec.bound`."""
         return self.codec.bound(values, stored)
 
     def normalise(self, states: Floats, mean: Floats, deviation: Floats) -> Floats:
-        """Raw states -> what the codec encodes."""
+        """Return what the codec encodes for raw states [N, D]."""
         return (states - mean) / deviation if self.normalised else states
 
     def encode(self, states: Floats, mean: Floats, deviation: Floats) -> dict[str, Array]:
-        """Raw states -> the arrays of the codec."""
+        """Encode raw states [N, D]; return the codec's arrays."""
         return self.codec.encode(self.normalise(states, mean, deviation))
 
     def decode(self, stored: Mapping[str, Any], mean: Any, deviation: Any, xp: Any = np) -> Any:
-        """Arrays of the codec -> raw states; `xp` as for `Codec.decode`."""
+        """Decode the codec's arrays to raw states [N, D]; `xp` as for `Codec.decode`."""
         states = self.codec.decode(stored, mean.shape, xp)
         if self.normalised:
             states *= deviation
@@ -160,6 +164,6 @@ class HiddenCodec:
     def decode_normalised(
         self, stored: Mapping[str, Any], mean: Any, deviation: Any, xp: Any = np
     ) -> Any:
-        """Arrays of the codec -> (state - mean) / deviation; `xp` as for `Codec.decode`."""
+        """Decode to (state - mean) / deviation, [N, D]; `xp` as for `Codec.decode`."""
         states = self.codec.decode(stored, mean.shape, xp)
         return states if self.normalised else (states - mean) / deviation

@@ -1,4 +1,4 @@
-"""The registry: which codec a store of each level (`exact`, `default`, `small`) uses for what."""
+"""The registry of levels (`exact`, `default`, `small`): the codecs that a store uses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from teachonce.support.arrays import Array, Floats
 from teachonce.support.plugins import added_object
 
 KINDS = ("hidden", "logprobs", "rest", "head", "attention")
-"""What every store has a codec for, whether it holds these or not."""
+"""Kinds of arrays that every store has a codec for, even if it stores none of the kind."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """The codecs of a store; `ids` is how whole numbers beside its logits are packed."""
+    """The codecs of a store, by kind of array. `ids` compresses the integers of its logits."""
 
     hidden: HiddenCodec
     logprobs: Elementwise
@@ -46,14 +46,16 @@ class Level:
     embedding: Codec = Int8()
 
     def encodings(self, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
-        """What undoes the lossy arrays of these kinds (JSON)."""
+        """Return the JSON that describes how arrays of these kinds are decoded."""
         return {kind: dict(getattr(self, kind).description) for kind in kinds}
 
     def unlike(
         self, found: Mapping[str, Any], kinds: tuple[str, ...] = KINDS
     ) -> list[tuple[str, Any, Any]]:
-        """(dotted key, expected, found) of what decodes otherwise by the encodings `found`; prose
-        and keys that no codec knows are not compared."""
+        """Return (dotted key, expected, found) for each key of `found` that changes decoding.
+
+        Notes for people and unknown keys are ignored.
+        """
         unlike = []
         for kind in kinds:
             codec, described = getattr(self, kind), found.get(kind)
@@ -73,24 +75,24 @@ SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DEN
 FIRST_SMALL = replace(SMALL, hidden=HiddenCodec(Int4(32)), attention=Square(DENSE))
 
 LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL)}
-"""The forms of each level: the one that is written, then earlier ones."""
+"""The forms of each level: the form that is written, then older forms, which are only read."""
 BUILT_IN = tuple(LEVELS)
-"""The names of the levels of this software, from no error to most."""
+"""Names of the built-in levels, from no error to the largest."""
 GROUP = "teachonce.codecs"
-"""Entry points of levels that other packages add: a `Level`, or a tuple of its forms."""
+"""Entry-point group for levels of other packages: a `Level`, or a tuple of its forms."""
 
 
 def forms_of(codec: object) -> tuple[Level, ...]:
-    """The forms of a level, which an installed package may add.
+    """Return the forms of a level, built in or added by an installed package.
 
-    Raises StoreError for a name that nobody has, UserError if a package cannot be loaded.
+    Raises StoreError for an unknown name, UserError if the package cannot be loaded.
     """
     if not isinstance(codec, str) or codec not in LEVELS:
         added = added_object(GROUP, codec) if isinstance(codec, str) else None
         if added is None:
             raise StoreError(
                 f"features: codec must be one of {', '.join(LEVELS)}, got {codec!r}; if another"
-                f" package adds it ({GROUP}), install that"
+                f" package provides it (entry points {GROUP}), install that package"
             )
         forms = added if isinstance(added, tuple) else (added,)
         if not all(isinstance(form, Level) for form in forms):
@@ -102,8 +104,10 @@ def forms_of(codec: object) -> tuple[Level, ...]:
 def bound(
     level: Level, kind: str, values: Floats, stored: Mapping[str, Array] | None = None
 ) -> Array:
-    """The largest error of each of `values` of a store that may have been recoded through every
-    level before its own. See `Codec.bound`."""
+    """Return the largest error of each of `values`; see `Codec.bound`.
+
+    Adds the errors of all less lossy built-in levels: the store may have been recoded from them.
+    """
     total: Array = getattr(level, kind).bound(values, stored)
     for name in BUILT_IN:
         if level in LEVELS[name]:
@@ -113,9 +117,9 @@ def bound(
 
 
 def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int:
-    """Which form of the level `name` a store with these `encodings` of `kinds` is of.
+    """Return the form of the level `name` that decodes a store with these `encodings`.
 
-    Raises StoreError, naming a key, if no form would decode the store rightly.
+    Raises StoreError, which names a key, if no form does.
     """
     if not isinstance(encodings, Mapping):
         raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")

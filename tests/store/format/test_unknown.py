@@ -106,12 +106,10 @@ REFUSED: dict[str, Edit] = {
         logits={"tier": "topk", "size": 3, "more": 1}
     ),
     "task must have": lambda root, manifest: root["features"]["task"].update(more=1),
-    "its arrays are not those": lambda root, manifest: manifest["parts"][0]["arrays"].update(
+    "its arrays do not match": lambda root, manifest: manifest["parts"][0]["arrays"].update(
         {"token/more": manifest["parts"][0]["arrays"]["token/id"]}
     ),
-    "arrays are not those of": lambda root, manifest: manifest["parts"][0]["arrays"].pop(
-        "token/tag"
-    ),
+    "arrays do not match": lambda root, manifest: manifest["parts"][0]["arrays"].pop("token/tag"),
     "does not belong in a store": lambda root, manifest: manifest["arrays"].update(
         {"more/of/it": next(iter(manifest["arrays"].values()))}
     ),

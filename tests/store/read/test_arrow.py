@@ -98,7 +98,7 @@ def test_parquet_in_one_file_and_in_several(
     store = open_store(made("zarr")[0])
     seen: list[int] = []
     monkeypatch.setattr(table_files, "ROW_GROUP_BYTES", 1)
-    one = store.to_parquet(tmp_path / "one.parquet", told=seen.append)
+    one = store.to_parquet(tmp_path / "one.parquet", on_rows=seen.append)
     assert one == [tmp_path / "one.parquet"] and sum(seen) == 36 and len(seen) > 2
     file = pq.ParquetFile(one[0])
     assert file.num_row_groups == len(seen)
@@ -124,7 +124,7 @@ def test_float16(made: Made, tmp_path: Path) -> None:
     assert_rows(found.to_pylist(), store, 2e-3)
     batch = next(store.stream(features=["hidden"], batch_tokens=10**6))
     large = arrow.Column("x", "token", "float16", "", lambda _: batch.hidden["mean"].states() * 1e6)
-    with pytest.raises(StoreError, match="column x: holds numbers beyond those of float16; take f"):
+    with pytest.raises(StoreError, match="column x: has numbers that float16 cannot hold; use f"):
         large.cells(batch)
 
 

@@ -207,18 +207,21 @@ def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPa
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no object": (lambda m: m.clear(), "number and page are no numbers of parts"),
+    "no object": (lambda m: m.clear(), "number and page must be positive integers"),
     "no parts": (lambda m: m.update(number=0), "number and page"),
     "half a page": (lambda m: m.update(page=1.5), "number and page"),
     "more parts": (lambda m: m.update(number=8), "first is int64\\[8\\], expected int64\\[9\\]"),
-    "smaller pages": (lambda m: m.update(page=2), "its arrays are not those of its pages"),
+    "smaller pages": (lambda m: m.update(page=2), "its arrays do not match its pages"),
     "other columns": (lambda m: m["columns"].reverse(), "its columns are not the arrays"),
     "no arrays": (lambda m: m.update(arrays=[]), "lists no arrays"),
-    "a path": (lambda m: m["arrays"].update({"../a": m["arrays"]["first"]}), "not those of its"),
+    "a path": (lambda m: m["arrays"].update({"../a": m["arrays"]["first"]}), "do not match its"),
     "no entry": (lambda m: m["arrays"].update(first=7), "first: the manifest's entry is not valid"),
     "no counts": (lambda m: m.update(counts=7), "counts must be a JSON object"),
     "other counts": (lambda m: m["counts"].update(sequences=3), "not end at the number of seq"),
-    "other totals": (lambda m: m["counts"].update(tokens=3), "do not sum to those of the store"),
+    "other totals": (
+        lambda m: m["counts"].update(tokens=3),
+        "do not sum to the counts of",
+    ),
 }
 
 

@@ -93,10 +93,15 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
         "classification",
         "sequence/label",
         put(3, 4),
-        "holds what is no label (-1..3)",
+        "holds a number that is no label (-1..3)",
     ),
-    "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds what is no label"),
-    "tag of a special": ("tagging", "token/tag", put(0, 1), "token/tag holds what is no label"),
+    "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds a number that is no label"),
+    "tag of a special": (
+        "tagging",
+        "token/tag",
+        put(0, 1),
+        "token/tag holds a number that is no label",
+    ),
     "classes": (
         "classification",
         "view1/classes/values",
@@ -120,7 +125,7 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     ),
     "length": ("embedding", "sequence/embedding/scale", put(2, 0.02), "2 of the part have not"),
     "prompt": ("embedding", "text/utf8", put(0, ord("T")), "of sequence 0 of the part lacks the"),
-    "lengths": ("topk", "sequence/token_start", put(1, 3), "do not give the squares"),
+    "lengths": ("topk", "sequence/token_start", put(1, 3), "do not match counts.squares"),
 }
 
 

@@ -155,7 +155,7 @@ def test_a_list_that_cannot_be_written(
     convert(path, tmp_path / "other.zarr")
     assert victim.read_text() == "mine"
     (line,) = (record.getMessage() for record in caplog.records)
-    assert f"{path}: what is made of it cannot be noted next to it (" in line
+    assert f"{path}: cannot record next to it what is made from it (" in line
     assert list((cache_folder() / "derived").iterdir())
     named = {Path(each["path"]).name for each in forgotten(path)["copies"]}
     assert named == {"copy.zarr", "other.zarr"}
@@ -226,7 +226,7 @@ def test_a_reader_stops(path: Path, how: str) -> None:
     batches = _reading(how, path)
     next(batches)
     forgotten(path)
-    with pytest.raises(StoreError, match=f"was written again while it was read; {CHANGED}"):
+    with pytest.raises(StoreError, match=f"was rewritten while it was read; {CHANGED}"):
         list(batches)
 
 
