@@ -103,7 +103,7 @@ class PartReader:
     def check(self, name: str) -> None:
         """Compare an array with its checksum, some rows at a time. Raises StoreError if it
         differs."""
-        surely(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
+        with_refetches(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:

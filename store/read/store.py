@@ -71,7 +71,7 @@ def open_store(
     disk_cache = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
     source = open_source(path, storage_options)
     try:
-        return surely(source.remote, lambda: _open(source, allow_partial, disk_cache))
+        return with_refetches(source.remote, lambda: _open(source, allow_partial, disk_cache))
     except BaseException:
         source.close()
         raise
