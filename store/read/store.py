@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from teachonce.store.containers.cache_option import parse_disk_cache
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.interface import StoreSource
+from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, TaskSpec
