@@ -125,7 +125,7 @@ def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
             read()
         assert "\n" not in str(caught.value)
     report = verify(path)
-    assert report.damaged_parts() == {1} and "other lengths" in str(report.problems)
+    assert report.damaged_parts() == {1} and "different lengths" in str(report.problems)
     left, _ = repair(path)
     assert left == 2
     writer = begin(path, features_of())
