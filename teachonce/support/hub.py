@@ -143,6 +143,8 @@ def _explained(error: BaseException) -> str:
     """Say what the hub answered, or that it did not, and what to do."""
     while error.__cause__ is not None and not hasattr(error, "response"):
         error = error.__cause__
+    if isinstance(error, UserError):  # of the bounded client, in a thread of an upload
+        return str(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:
         return (
