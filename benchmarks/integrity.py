@@ -5,6 +5,7 @@
     python -m benchmarks.integrity captures [--captures 5000]
     python -m benchmarks.integrity dead-ends [--cases N]
     python -m benchmarks.integrity hard-places [--times N]
+    python -m benchmarks.integrity hubs [--hubs N]
 
 The checks are those of tests/integrity, which the test suite runs small. They run in a process of
 their own.
@@ -57,6 +58,13 @@ SECTIONS = {
         " Otherwise would be: a traceback, more than one line of error, a command that cannot go"
         " on, temporary files that are left, another content.",
     ),
+    "hubs": (
+        "Hostile hubs",
+        " A hub on this machine answers one kind of request in another way: bodies without an end,"
+        " in drops or packed, lengths that are wrong, redirects, pages without an end, names that"
+        " lead out of the cache, JSON of wrong shapes. Otherwise would be: a traceback, a command"
+        " over 300 s, 8 GiB of addresses or 1 GiB of a file, a file outside of its folders.",
+    ),
 }
 """Title of each section, and what it says of the check."""
 
@@ -65,6 +73,7 @@ SETTINGS = {
     "captures": ("captures",),
     "dead-ends": ("cases",),
     "hard-places": ("times",),
+    "hubs": ("hubs",),
 }
 """Options of each check; the first takes all others."""
 
@@ -85,6 +94,7 @@ SETTINGS = {
 @click.option("--captures", default=5000, help="captures: of each format.")
 @click.option("--cases", type=int, help="dead-ends: damages to each of eight stores.")
 @click.option("--times", default=2, help="hard-places: of each command in each place.")
+@click.option("--hubs", default=300, help="hubs: pairs of a request and a twist.")
 @click.option("--seed", default=0)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors

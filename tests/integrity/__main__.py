@@ -1,6 +1,6 @@
 """The checks at any length, for `benchmarks.integrity`: rows and findings as a line of JSON.
 
-python -m tests.integrity checks|forged|captures|dead-ends|hard-places|tokenizers '{"seed": 0, ...}'
+python -m tests.integrity NAME '{"seed": 0, ...}', NAME of RUNS
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tests.integrity import (
     dead_ends,
     forgery,
     hard_places,
+    hostile_hubs,
     plain_tokenizers,
     trials,
 )
@@ -24,6 +25,7 @@ RUNS = {
     "captures": (capture_trials.HEAD, capture_trials.trial),
     "dead-ends": (dead_ends.HEAD, dead_ends.trial),
     "hard-places": (hard_places.HEAD, hard_places.trial),
+    "hubs": (hostile_hubs.HEAD, hostile_hubs.trial),
     "tokenizers": (plain_tokenizers.HEAD, plain_tokenizers.trial),
 }
 
