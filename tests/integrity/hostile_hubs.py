@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.conftest import TOKENIZER_OF, _model, _tokenizer
 from tests.end_to_end.support import write_corpus
 from tests.hub_server import serving
 from tests.integrity.damage import small_store
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 from tests.twisted_hub import ANSWERS
 
 HEAD = ("command", "twisted requests", "worked", "one line", "otherwise")
@@ -49,8 +49,8 @@ CASES = [(name, begin, twist) for name in COMMANDS for begin in BEGINS[name] for
 
 def given_in(folder: Path) -> None:
     """Make a teacher, a text, a data set and a store."""
-    tokenizer = _tokenizer(TOKENIZER_OF["bert"])
-    for thing in (_model("bert", tokenizer), tokenizer):
+    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
+    for thing in (random_model("bert", tokenizer), tokenizer):
         thing.save_pretrained(folder / "model")
     for name in ("corpus", "stores"):
         (folder / name).mkdir()
