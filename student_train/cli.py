@@ -49,7 +49,7 @@ GROUPS = {
         *("dropout", "recurrent_dropout", "classifier_pooling", "word_vectors", "max_length"),
         *("freeze", "prune_to"),
     ),
-    "Alignment": ("pool", "projection"),
+    "Alignment": ("pool", "projection", "projection_start"),
     "Training": (
         *("steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr_end", "warmup"),
         *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),

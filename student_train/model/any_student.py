@@ -93,6 +93,14 @@ def own_projection(student: Any) -> nn.Module | None:
     return getattr(student, "projection", None) if isinstance(student, PreTrainedModel) else None
 
 
+def dropped_states(student: Any, states: Tensor) -> Tensor:
+    """Drop a share of states [G,D] that are compared with the teacher's, as the heads of a BiLSTM
+    drop it before they read them (Mukherjee & Awadallah 2019, section 6: after every layer)."""
+    if not isinstance(student, PreTrainedModel):
+        return states
+    return _kind(student).drop(student, states)
+
+
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
     """Apply the LM head to flat last states [M,D]: logits [M,V]."""
     return _kind_of(student).lm(student, states)

@@ -76,6 +76,8 @@ class Kind:
     tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
     pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
     classify: from these to the input of a classifier's `classifier`.
+    drop: from states [M,D] to those that are compared with the teacher's: after the dropout of the
+        kind.
     """
 
     config: Callable[..., PreTrainedConfig]
@@ -85,6 +87,7 @@ class Kind:
     tag: Callable[[Any, Tensor], Tensor]
     pooled: Callable[[Any, Tensor, Tensor], Tensor]
     classify: Callable[[Any, Tensor], Tensor]
+    drop: Callable[[Any, Tensor], Tensor] = lambda model, states: states
 
 
 def _bert(
@@ -235,6 +238,7 @@ KINDS: dict[str, Kind] = {
         lm=lambda model, states: model.logits(states),
         tag=lambda model, states: model.dropout(model.projected(states)),
         pooled=lambda model, states, present: model.pooled(states, present),
+        drop=lambda model, states: model.dropout(states),
         classify=lambda model, pooled: model.dropout(model.projected(pooled)),
     ),
     "static": Kind(

@@ -150,6 +150,12 @@ class OptionFields:
         " GELU; the heads use its output).",
         choices=("trainable", "frozen", "student"),
     )
+    projection_start: str = option(
+        "auto",
+        "Start of the projection: he (normal, He et al. 2015), pytorch (uniform, smaller), or"
+        " auto: he if it is frozen, else pytorch.",
+        choices=("auto", "he", "pytorch"),
+    )
     outputs: str = option(
         "shared",
         "Output layers of a task's student. separate: logit and log-odds train an extra output"

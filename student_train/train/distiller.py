@@ -21,6 +21,7 @@ from teachonce.student_train.losses.registry import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
     class_logits,
+    dropped_states,
     forward_pass,
     head_of,
     lm_logits,
@@ -44,6 +45,7 @@ class Distiller(nn.Module):
     student: a model of transformers, or a module of your own (`OwnStudent`).
     terms: the losses that a batch is measured by. Other terms can be given for a batch.
     features: what the store holds of the teacher.
+    start: how the projections start: `he`, `pytorch`, or `auto`: He if frozen, else PyTorch's.
     every: the terms of all stages, which projections are made for; those of `terms` if left out.
     frozen: the projections retain their random weights.
     separate: `logit` and `log-odds` have an output layer of their own.
@@ -59,6 +61,7 @@ class Distiller(nn.Module):
         *,
         every: Sequence[Term] = (),
         frozen: bool = False,
+        start: str = "auto",
         separate: bool = False,
     ) -> None:
         super().__init__()
@@ -77,7 +80,9 @@ class Distiller(nn.Module):
                 self.projected_losses.add(loss.name)
                 continue
             for name in features.hidden:
-                self.projections[_key(loss, name)] = _projection(own, features.width, frozen)
+                self.projections[_key(loss, name)] = _projection(
+                    own, features.width, start == "he" or (start == "auto" and frozen)
+                )
         read = {term.loss.student for term in self.every}
         self.scores: nn.Module | None = None
         if separate and {"classes", "scores"} <= read:
@@ -134,6 +139,7 @@ class Distiller(nn.Module):
             store.features,
             every=options.every_term(answers),
             frozen=options.projection == "frozen",
+            start=options.projection_start,
             separate=options.outputs == "separate",
         )
 
@@ -149,13 +155,21 @@ class Distiller(nn.Module):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Compute the losses of `terms`, else of its own, as `forward` does, and the logits [G,C]
         of a task; None without one."""
+        found, answers, _ = self.observed(batch, terms)
+        return found, answers
+
+    def observed(
+        self, batch: StudentBatch, terms: Sequence[Term] | None = None
+    ) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Tensor]]:
+        """Compute what `measured` does, and return as well the student's states [G,Ds] that are
+        compared with the teacher's, before the projection, by loss and feature."""
         device, found = batch.inputs.ids.device.type, dict[str, Tensor]()
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
             for term in sides.terms:
                 if pairs := sides.of(term):  # the mean over the teacher's features
                     found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
-            return found, sides.answers()
+            return found, sides.answers(), sides.compared()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
         """Run the student over a batch, and return what the losses of `terms` compare."""
@@ -265,6 +279,14 @@ class Sides:
         pairs = self._aligned[term.alignment].of(term)
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
+    def compared(self) -> dict[str, Tensor]:
+        """Return the student's states [G,Ds] of the terms that `of` was called for, before the
+        projection, and its vectors [B,D] of texts, by name."""
+        found = {} if self._vectors is None else {VECTORS: self._vectors.detach()}
+        for each in self._aligned.values():
+            found |= each.compared
+        return found
+
     def answers(self) -> Tensor | None:
         """Return the logits [G,C] that the student answers a task by; None without one."""
         of_task = self._batch.of_task
@@ -277,6 +299,7 @@ class _Aligned:
     def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read
         self._pieces: Tensor | None = None
+        self.compared = dict[str, Tensor]()  # by loss and feature, filled by `of`
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
         """Return what the formula of a term compares, once for each of the teacher's features;
@@ -319,6 +342,8 @@ class _Aligned:
                 own = wanted.runs.pool(layers, term.pool)
             else:
                 own = sentence_states(distiller.student, self._read.last, self._read.present)
+            self.compared[f"{loss.name} {name}"] = own.detach()
+            own = dropped_states(distiller.student, own)
             found.append((distiller.projected(loss, name, own), target))
         return found
 
@@ -364,10 +389,10 @@ class _Aligned:
         return tag_logits(student, read.last[task.tokens], output)
 
 
-def _projection(own: int, width: int, frozen: bool) -> nn.Linear:
+def _projection(own: int, width: int, he: bool) -> nn.Linear:
     linear = nn.Linear(own, width)
-    if frozen:
-        nn.init.kaiming_normal_(linear.weight)  # He et al. 2015, as in the published code
+    if he:  # He et al. 2015; 2.4 times the deviation of PyTorch's start
+        nn.init.kaiming_normal_(linear.weight)
         nn.init.zeros_(linear.bias)
     return linear
 

@@ -40,6 +40,7 @@ def evaluate(
         per text the share of equal decisions, label by label.
     valid_spearman: for scores and other numbers, the rank correlation with the teacher's, mean over
         the outputs.
+    states_varying: see `Spread`; if states are compared.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
     return evaluate_batches(distiller, batches, plan.terms)
@@ -58,7 +59,9 @@ def evaluate_batches(
     sums, found = _Sums(terms), False
     for batch in batches:
         moved, found = batch.to(device), True
-        sums.add(moved, *distiller.measured(moved, terms))
+        losses, logits, states = distiller.observed(moved, terms)
+        sums.add(moved, losses, logits)
+        sums.spread.add(states)
     distiller.train(was_training)
     return sums.figures() if found else {}
 
@@ -92,6 +95,54 @@ def held_out(
         yield collator(raw, view, (0, 0, number, 1))
 
 
+VARYING = "states_varying"
+CONSTANT = 0.02  # healthy students have .16 to .79, collapsed ones .000 to .006
+
+
+class Spread:
+    """Measures how much a student's states vary, over batches.
+
+    The figure is the share of the states' mean squared length that is about their mean: 0 if all
+    states are equal. A loss can reach that: a projection whose start is too large for the teacher's
+    states is met best by a student that always gives their mean.
+    """
+
+    def __init__(self) -> None:
+        self.counts = dict[str, int]()
+        self.sums = dict[str, torch.Tensor]()
+        self.squares = dict[str, float]()
+
+    def add(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Count states [G,D], by what they are compared for."""
+        for name, each in states.items():
+            each = each.double()
+            self.counts[name] = self.counts.get(name, 0) + len(each)
+            total = each.sum(dim=0)
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+            self.squares[name] = self.squares.get(name, 0.0) + float(each.square().sum())
+
+    def figures(self) -> dict[str, float]:
+        """Return the least share of all that is compared, by its name; nothing for no states."""
+        shares = [
+            max(0.0, 1 - float((self.sums[name] / count).square().sum()) / (square / count))
+            for name, count in self.counts.items()
+            if count > 1 and (square := self.squares[name]) > 0
+        ]
+        return {VARYING: min(shares)} if shares else {}
+
+
+def warning_of_constant_states(found: Mapping[str, float]) -> str:
+    """Say in a line that a student's states hardly vary; "" if they do."""
+    share = found.get(VARYING)
+    if share is None or share >= CONSTANT:
+        return ""
+    return (
+        f"states    {share:.2%} of the student's states varies from token to token (healthy: over"
+        " 10%): they are nearly constant, and the student learns little of the teacher; give"
+        " --projection-start pytorch, --projection trainable, or a smaller weight of that loss"
+    )
+
+
 class _Sums:
     """Sums losses over batches, each with weight 1. The weight for a loss on masked tokens or gold
     labels is their number in the batch."""
@@ -103,6 +154,7 @@ class _Sums:
         self.counts = dict[str, float]()
         self.characters = 0
         self.judged: list[tuple[torch.Tensor, TaskTargets]] = []
+        self.spread = Spread()
 
     def add(
         self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None
@@ -132,7 +184,7 @@ class _Sums:
                 for term in counted
                 if term.loss.of_masked
             }
-        return result | (_right(self.judged) if self.judged else {})
+        return result | self.spread.figures() | (_right(self.judged) if self.judged else {})
 
 
 def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:

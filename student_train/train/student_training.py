@@ -26,7 +26,7 @@ from teachonce.student_train.model.any_student import size_of
 from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.evaluate import check_validation
+from teachonce.student_train.train.evaluate import check_validation, warning_of_constant_states
 from teachonce.student_train.train.event_file import EventFile
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.support import files
@@ -347,6 +347,8 @@ class _StudentTraining(Training):
             best = self.best["found"]["valid_loss"] if self.best else math.inf
             if self.options.best and found["valid_loss"] < best:
                 self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
+        if line := warning_of_constant_states(found):
+            self.say(line)
         self.record(found)
         self.validation, self.judged_at = found, self.step
         give_back()

@@ -84,6 +84,29 @@ def test_raw_states_are_compared_as_the_teacher_gave_them(store: FeatureStore) -
     assert found["hidden-raw"].item() != pytest.approx(found["hidden"].item(), rel=0.01)
 
 
+def test_projections_start_as_asked(store: FeatureStore) -> None:
+    """Kolesnikova et al. 2022, appendix B.2, 3: He, frozen and trained."""
+    deviations = {}
+    for projection in ("trainable", "frozen"):
+        for start in ("auto", "he", "pytorch"):
+            torch.manual_seed(0)
+            distiller, _ = compared(
+                store, loss={"hidden": 1.0}, projection=projection, projection_start=start
+            )
+            (linear,) = distiller.projections.values()
+            (weight, _) = linear.parameters()
+            deviations[projection, start] = float(weight.std())
+    he, uniform = (2 / 16) ** 0.5, (1 / (3 * 16)) ** 0.5  # of 16 inputs
+    assert [deviations[each, "he"] for each in ("trainable", "frozen")] == pytest.approx(
+        [he, he], rel=0.1
+    )
+    assert [deviations[each, "pytorch"] for each in ("trainable", "frozen")] == pytest.approx(
+        [uniform, uniform], rel=0.1
+    )
+    assert deviations["frozen", "auto"] == deviations["frozen", "he"]
+    assert deviations["trainable", "auto"] == deviations["trainable", "pytorch"]
+
+
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Any) -> FeatureStore:
     """Keeps the mean of the layers, and the mean that counts the embeddings."""

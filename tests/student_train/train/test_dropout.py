@@ -68,6 +68,22 @@ def test_a_stopped_training_drops_the_same(
     assert not torch.equal(weights(plain), weights(straight))
 
 
+def test_states_that_a_bilstm_is_taught_are_dropped_too(store: FeatureStore) -> None:
+    """Mukherjee & Awadallah 2019, section 6: dropout after every layer."""
+    options = options_for(store, "bilstm:8,8", dropout=0.5)
+    model, collator, _ = prepare(options, store)
+    distiller = Distiller.of(model, options, store)
+    read = list[torch.Tensor]()
+    for linear in distiller.projections.values():
+        linear.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
+    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    for training, share in ((True, 0.5), (False, 0.0)):
+        distiller.train(training)
+        distiller(batch)
+        assert float((read.pop() == 0).float().mean()) == pytest.approx(share, abs=0.05)
+
+
 @pytest.mark.parametrize("student", DROPPED)
 def test_it_is_recorded_and_validation_drops_nothing(
     store: FeatureStore, student: str, tmp_path: Path

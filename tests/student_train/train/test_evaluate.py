@@ -12,8 +12,16 @@ from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import check_validation, evaluate
+from teachonce.student_train.train.evaluate import (
+    Spread,
+    check_validation,
+    evaluate,
+    warning_of_constant_states,
+)
+from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+
+ONES = torch.ones(3, 2)
 
 
 def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore) -> None:
@@ -26,7 +34,7 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
     _, held_out = split_blocks(store, options.held_out)
     found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
     distiller.eval()
-    nats, tokens, characters, hidden = 0.0, 0, 0, list[float]()
+    nats, tokens, characters, hidden, states = 0.0, 0, 0, list[float](), list[torch.Tensor]()
     batches = store.stream(
         0, 0, 256, view=1, blocks=held_out, features=collator.features(), shuffle=False
     )
@@ -35,6 +43,9 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         with torch.no_grad():
             logits = model(batch.inputs.ids, attention_mask=batch.inputs.present.long()).logits
             hidden.append(distiller(batch)["hidden"].item())
+            layers = torch.stack(distiller.encode(batch.inputs).states[1:]).mean(0)
+            assert batch.distillation is not None
+            states.append(batch.distillation.runs.pool(layers, "mean"))
         masked = logits[batch.inputs.present][batch.masked]
         nats += cross_entropy(masked, batch.labels, reduction="sum").item()
         tokens += len(batch.labels)
@@ -42,12 +53,15 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         begin, end = np.concatenate([np.array(each) for each in read["offset_mapping"]]).T
         characters += int((end - begin)[batch.masked.numpy()].sum())
     assert len(hidden) > 2 and characters > tokens > 20
+    every = torch.cat(states).numpy().astype(np.float64)
+    varying = ((every - every.mean(0)) ** 2).sum() / (every**2).sum()
     assert found == pytest.approx(
         {
             "valid_mlm": nats / tokens,
             "valid_mlm_per_character": nats / characters,
             "valid_hidden": np.mean(hidden),
             "valid_loss": 2 * nats / tokens + 3 * np.mean(hidden),
+            "states_varying": varying,
         },
         rel=1e-4,
     )
@@ -66,8 +80,39 @@ def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureSt
     distiller = Distiller.of(model, options, store)
     _, held_out = split_blocks(store, options.held_out)
     found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
-    assert found.keys() == {"valid_hidden", "valid_loss"}
+    assert found.keys() == {"valid_hidden", "valid_loss", "states_varying"}
     assert found["valid_loss"] == 3 * found["valid_hidden"] > 0
+
+
+def test_nearly_constant_states_are_reported() -> None:
+    spread = Spread()
+    assert spread.figures() == {}
+    spread.add({"hidden mean": torch.tensor([[1.0, 0.0], [3.0, 0.0]]), "cosine layer1": ONES})
+    spread.add({"hidden mean": torch.tensor([[2.0, 0.0]]), "cosine layer1": ONES})
+    assert spread.figures() == {"states_varying": 0.0}  # the least: of the cosine's
+    of_one = Spread()
+    of_one.add({"hidden mean": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
+    assert of_one.figures()["states_varying"] == pytest.approx(2 * 1 / (1 + 9))
+    assert warning_of_constant_states(of_one.figures()) == warning_of_constant_states({}) == ""
+    line = warning_of_constant_states({"states_varying": 0.006})
+    assert line.startswith("states    0.60% of ") and "--projection-start pytorch" in line
+
+
+def test_a_training_says_at_each_validation_that_its_states_are_constant(
+    store: FeatureStore,
+) -> None:
+    options = TrainOptions(
+        store=store.path, vocab="400", student="16x2x2", loss={"hidden": 1.0}, steps=2,
+        eval_every=1, device="cpu", precision="fp32", held_out=0.4,
+    ).resolved()  # fmt: skip
+    model, collator, _ = prepare(options, store)
+    for name, weight in model.named_parameters():
+        if "LayerNorm" in name:  # states are the bias of the last norm
+            weight.data.fill_(1.0 if name.endswith("bias") else 0.0)
+    said: list[str] = []
+    found = train(store, model, collator, options, say=said.append).validation
+    assert found["states_varying"] < 0.02
+    assert sum(line.startswith("states    ") for line in said) == 2
 
 
 @pytest.mark.parametrize("value", (float("inf"), float("nan")))
