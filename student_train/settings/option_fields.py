@@ -268,8 +268,8 @@ class OptionFields:
     warmup: float = option(0.05, "Warm-up, as a share of the steps.", within=SHARE, scope={STAGE})
     schedule: str = option(
         "linear",
-        "Learning rate after warm-up: linear or cosine decay to --lr-end, or plateau: halved when"
-        " the validation loss stops falling.",
+        "Learning rate after warm-up: linear or cosine decay to --lr-end, constant, or plateau:"
+        " halved when the validation loss stops falling.",
         choices=SCHEDULES,
         scope={STAGE},
     )

@@ -41,7 +41,7 @@ from teachonce.support.options import (
 )
 from teachonce.training.device import resolved_device, resolved_precision
 from teachonce.training.optimizer import ADADELTA_LR, check_optimizer
-from teachonce.training.schedule import Schedule
+from teachonce.training.schedule import ENDLESS, Schedule
 from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"
@@ -82,10 +82,10 @@ class TrainOptions(OptionFields):
             raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
         if (judged := self.judged_by()) and not self.held_out:
             raise UserError(f"{judged[0]} and --held-out 0: nothing to validate on")
-        if self.lr_end and self.schedule == "plateau":
+        if self.lr_end and self.schedule in ENDLESS:
             raise UserError(
-                f"--lr-end {self.lr_end:g} and --schedule plateau: a plateau schedule has no end;"
-                " use linear or cosine"
+                f"--lr-end {self.lr_end:g} and --schedule {self.schedule}: a {self.schedule}"
+                " schedule has no end; use linear or cosine"
             )
         if self.lr_end and self.lr_end > self.resolved_lr:
             raise UserError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import string
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
     from teachonce.teacher_dump.teacher.teacher import Teacher
     from teachonce.training.ranks import Ranks
+
+ASCII = string.ascii_letters + string.digits + string.punctuation
+"""Zhao et al. 2021, section 3: the student's vocabulary has all of them: no word is unknown."""
 
 
 def mixed_vocab(
@@ -214,7 +218,9 @@ def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
 
     size = vocabulary_size(word)
     if size is not None:
-        backend = train_wordpiece(texts, size, teacher.tokenizer.backend_tokenizer.normalizer)
+        backend = train_wordpiece(
+            texts, size, teacher.tokenizer.backend_tokenizer.normalizer, ASCII
+        )
         return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=512, **SPECIALS)
     tokenizer = load_tokenizer(ResolvedModel(word, f"--vocab {word}"))
     check_student_tokenizer(tokenizer, word)

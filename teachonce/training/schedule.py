@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SCHEDULES = ("linear", "cosine", "plateau")
+SCHEDULES = ("linear", "cosine", "plateau", "constant")
+ENDLESS = ("plateau", "constant")  # have no rate at the end
 PATIENCE = 3
 
 
@@ -15,7 +16,8 @@ class Schedule:
     """Factor of the peak learning rate at a step.
 
     After `warmup` steps of all `steps`, `linear` and `cosine` go from 1 down to `end`: cosine along
-    half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `plateau` counts
+    half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `constant` stays at 1, as
+    Adadelta takes it, which finds its own rates (Zeiler 2012). `plateau` counts
     validations without progress (Kolesnikova et al. 2022). After `patience` such validations
     without a break, if given, the training is to stop early.
     """
@@ -36,6 +38,8 @@ class Schedule:
             return (step + 1) / self.warmup
         if self.kind == "plateau":
             return 0.5**self.halvings
+        if self.kind == "constant":
+            return 1.0
         left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup))
         if self.kind == "cosine":
             left = (1 - math.cos(math.pi * left)) / 2

@@ -58,15 +58,22 @@ def fewer_pieces(word: str, pieces: int) -> str:
     return f"vocabulary of {pieces:,} pieces, not {asked:,} (--vocab {word}): the text has no more"
 
 
-def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) -> Tokenizer:
+def train_wordpiece(
+    texts: Iterable[str], size: int, teacher_normalizer: Any, characters: str = ""
+) -> Tokenizer:
     """WordPiece of `size` pieces that folds case and accents as the teacher does and knows every
     character. A text that has fewer pieces to give gives all of them; `fewer_pieces` tells so.
+
+    characters: known as well, although the text may lack them, if that leaves half of the pieces.
 
     Raises UserError if `size` cannot hold the single characters of the text.
     """
     tokenizer = _untrained(teacher_normalizer)
     words = _count_words(texts, tokenizer)
     letters = _letters(words)
+    more = _letters([*words, *_words_of_all(characters, tokenizer)])
+    if len(SPECIALS) + len(more) <= size / 2:
+        letters = more
     needed = len(SPECIALS) + len(letters)
     if size < needed:
         raise UserError(
@@ -80,6 +87,12 @@ def train_wordpiece(texts: Iterable[str], size: int, teacher_normalizer: Any) ->
     tokenizer.model = models.WordPiece(_numbered(pieces), unk_token="[UNK]")
     _frame(tokenizer)
     return tokenizer
+
+
+def _words_of_all(characters: str, tokenizer: Tokenizer) -> list[str]:
+    """Split a text that has each character once as the first one of a word, and once inside."""
+    text = " ".join([*characters, *(f"{each}{each}" for each in characters)])
+    return list(_count_words([text], tokenizer))
 
 
 def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:

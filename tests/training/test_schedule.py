@@ -16,6 +16,11 @@ def test_half_a_wave_by_hand() -> None:
     assert [cosine.factor(step) for step in steps] == pytest.approx(expected)
 
 
+def test_a_constant_rate_stays_after_warm_up() -> None:
+    constant = Schedule("constant", 100, 10)
+    assert [constant.factor(step) for step in (0, 9, 10, 99, 200)] == [0.1, 1, 1, 1, 1]
+
+
 def test_patience_counts_validations_since_the_best() -> None:
     schedule, endless = Schedule("linear", 100, 0, patience=2), Schedule("plateau", 100, 0)
     over = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from teachonce.student_train.model.student_tokenizer import (
     train_wordpiece,
 )
 from teachonce.support.errors import UserError
+from teachonce.training import wordpiece
 from teachonce.training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
 from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
@@ -51,6 +53,17 @@ def test_the_most_frequent_words_become_whole_pieces() -> None:
     texts = [" ".join(often * 50), " ".join(seldom * 2), *SENTENCES]
     pieces = set(train_wordpiece(texts, 600, None).get_vocab())
     assert set(often) <= pieces and len(set(seldom) - pieces) > len(seldom) / 2
+
+
+def test_characters_are_known_where_half_of_the_pieces_is_left() -> None:
+    """Zhao et al. 2021, section 3: all of ASCII, so that no word is unknown."""
+    ascii_ = string.ascii_letters + string.digits + string.punctuation
+    few = wordpiece.train_wordpiece(["one two, three"] * 3, 400, None, ascii_)
+    lacking = [text for text in (*ascii_, "Qx7", "~z") if "[UNK]" in few.encode(text).tokens]
+    assert not lacking
+    less = wordpiece.train_wordpiece(["one two, three"] * 3, 300, None, ascii_).get_vocab()
+    assert less == wordpiece.train_wordpiece(["one two, three"] * 3, 300, None).get_vocab()
+    assert "Q" not in less
 
 
 def test_frequencies_count_in_full() -> None:

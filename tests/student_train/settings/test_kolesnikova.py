@@ -27,6 +27,7 @@ TRAINING = {
     "accumulate": 128 * 8,  # B: gradient_accumulation_steps, of 8 GPUs
     "optimizer": "adamw",  # B
     "lr": 5e-4,  # B
+    "projection_start": "he",  # B.2, 3: frozen and trained
     "schedule": "plateau",  # B: halved after three validations without progress
     "eval_every": "epoch",  # B
     "warmup": 0.05,  # B from 0; code: the share

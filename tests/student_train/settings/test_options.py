@@ -59,6 +59,7 @@ from teachonce.support.options import options_of, scoped
         ({"lr_end": -1e-4}, "--lr-end -0.0001: expected 0 or more, and finite"),
         ({"lr": 1e-3, "lr_end": 2e-3}, "--lr-end 0.002: expected at most --lr, here 0.001"),
         ({"lr_end": 1e-4, "schedule": "plateau"}, "--lr-end 0.0001 and --schedule plateau"),
+        ({"lr_end": 1e-4, "schedule": "constant"}, "--lr-end 0.0001 and --schedule constant"),
         ({"mask_prob": 0.0}, "--mask-prob 0: --loss mlm needs masked tokens"),
         ({"cache": "ram", "workers": 2}, "--cache ram and --workers 2: each worker"),
     ],

@@ -20,7 +20,7 @@ SHARED_2019 = {
     "student": "bilstm:300,600",  # section 6, Parameter Configurations: GloVe 300; 600 a direction
     "batch_texts": 64,  # there
     "optimizer": "adadelta",  # there: no initial learning rate
-    "lr": 1.0, "lr_end": 1.0, "warmup": 0.0, "weight_decay": 0.0,  # so Adadelta's step as it is
+    "lr": 1.0, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.0,  # Adadelta's own step
     "dropout": 0.4, "recurrent_dropout": 0.2,  # there
     "held_out": 0.1,  # there: 90 % for training, 10 % for validation
     "best": True,  # there: the best model by the validation loss
@@ -111,6 +111,11 @@ def test_rows_of_2020(name: str) -> None:
     if name in ("tinymbert-d3-1", "tinymbert-d4-1"):  # section 5.2: end-to-end fine-tuning
         options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)
         assert all(stage.freeze == () for stage in stages_of(options, 1))
+
+
+def test_another_optimizer_brings_its_own_rate() -> None:
+    options = {**all_recipes()["simple-joint"].options, "optimizer": "adamw", "lr": 3e-3}
+    assert TrainOptions(store="a", **options).schedule_over(100).factor(99) == 1.0
 
 
 def test_no_other_recipe_has_the_papers_names() -> None:
