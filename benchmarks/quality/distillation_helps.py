@@ -27,6 +27,7 @@ from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses
+from teachonce.student_train.train.evaluate import VARYING
 from teachonce.student_train.train.student_training import train
 from teachonce.support.console import command_errors
 from teachonce.support.differences import describe_changes
@@ -91,6 +92,8 @@ def finished(
     student.save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
     found: dict[str, Any] = judge(student, collator.student_tokenizer, options, by or store)
+    if VARYING in trained.validation:
+        found[VARYING] = trained.validation[VARYING]
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
     (folder / SCORES).write_text(json.dumps(found))
     told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")

@@ -60,6 +60,15 @@ OF_PAIRS, OF_SENTIMENT, OF_ENTITIES, OF_ANSWERS = (
 )
 
 
+VOCABULARIES = ("KL M, 5k (Table 4)", "KL M")
+# 17 times smaller than the teacher, where distil-small is 1.7 times. The paper calls it very close:
+# the largest of its own gaps is that of RuSentiment.
+HEADLINE = Claim(
+    "a student 17 x smaller is very close to distil-small", "abstract, 4.2, Tables 1 and 3",
+    "distil-small", BEST, near=0.0113,
+)  # fmt: skip
+
+
 def claims(small: str, large: str) -> tuple[Claim, ...]:
     """List what the paper says; `small` and `large` are the arms of KL M with two vocabularies."""
     smaller = "a smaller vocabulary raises paraphrases and questions"
@@ -71,7 +80,7 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
         Claim("MSE improves MLM + KL", "4.2, Table 1", "KL+MSE RT", "KL M", probe=LONGER),
         *(
             Claim("MSE: reduce beats match on average", "4.2, Table 1",
-                  f"{losses} R{way}", f"{losses} M{way}", probe=LONGER)
+                  f"{losses} R{way}", f"{losses} M{way}", average=True, probe=LONGER)
             for losses in ("KL+MSE", "MSE") for way in "FT"
         ),
         *(
@@ -81,12 +90,13 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
         ),
         *(
             Claim("MLM + MSE, reduce, frozen, without KL is the best", "4.2, 5, Table 1",
-                  BEST, other, probe=WIDER)
+                  BEST, other, average=True, probe=WIDER)
             for other in ("KL M", "KL+MSE RF", "KL+MSE RT", "MSE RT")
         ),
-        Claim(smaller, "C, Table 4", small, large, (OF_PAIRS, OF_ANSWERS), probe=LONGER),
+        Claim(smaller, "C, Table 4", small, large, (OF_PAIRS, OF_ANSWERS), probe=LONGER,
+              rows=VOCABULARIES),
         Claim("and lowers sentiment and entities", "C, Table 4", large, small,
-              (OF_SENTIMENT, OF_ENTITIES), probe=LONGER),
+              (OF_SENTIMENT, OF_ENTITIES), probe=LONGER, rows=VOCABULARIES[::-1]),
     )  # fmt: skip
 
 
@@ -182,7 +192,7 @@ FULL = Source(
            for vocab in ("10k", "5k")},
         OURS: Arm((*OUR_LOSSES, "--vocab", "30k", "--epochs", "64")),
     },
-    claims=claims("KL M, 5k", "KL M"),
+    claims=(HEADLINE, *claims("KL M, 5k", "KL M")),
     best=BEST,
     prepare=published_teacher,
     published=TABLE_1,

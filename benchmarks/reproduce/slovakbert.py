@@ -43,6 +43,11 @@ CLAIMS = (
     Claim("the first layers beat layers from all of the teacher", "5, Table 5.1", "4", "3",
           probe=LONGER),
     Claim("experiment 2 beats experiment 1 on all tasks", "5, Table 5.1", "2", "1", probe=LONGER),
+    *(
+        Claim("six layers have 91 % of the teacher at least, on each task", "5", TEACHER, number,
+              share=0.91, probe=LONGER)
+        for number in "12"
+    ),
     Claim("two teachers bring nothing", "5, Table 5.1", "6", "4", gains=False, probe=LONGER),
     Claim("six layers are ahead of four for entities and parts of speech", "5, Table 5.1", "2", "4",
           (OF_NER, OF_POS), probe=LONGER),

@@ -75,6 +75,7 @@ class Claim:
     average: the paper speaks of the average of the tasks, not of each.
     gains: whether `better` is ahead of `worse`, or else brings nothing over it.
     near: in place of `gains`: how far `better` may be ahead at most, in the unit of the scores.
+    share: in place of `gains`: the part of the scores of `better` that `worse` reaches at least.
     rows: the rows of the published figures, where they are not named as the arms.
     """
 
@@ -86,6 +87,7 @@ class Claim:
     average: bool = False
     gains: bool = True
     near: float | None = None
+    share: float | None = None
     rows: tuple[str, str] | None = None
     probe: Probe | None = None
 

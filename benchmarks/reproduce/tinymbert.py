@@ -58,6 +58,7 @@ CLAIMS = (
     Claim("unfreezing improves two stages", "6.1, Table 3", "D3.2", "D3.1"),
     Claim("unfreezing improves three stages", "6.1, Table 3", "D4.2", "D4.1"),
     Claim("three stages beat two", "Table 3", "D4.1", "D3.1"),
+    Claim("the student has 95 % of the teacher", "abstract, Table 5", TEACHER, "D4.2", share=0.95),
     Claim("D4.2 is the best", "6.1, Table 3", "D4.2", "D3.2"),
     Claim("a middle layer teaches better than the last", "A, Table 13", "D4.2",
           "D4.2, last layer"),

@@ -110,7 +110,11 @@ def verdict(claim: Claim, ours: Sequence[float], theirs: Sequence[float]) -> tup
     gap = statistics.mean(ours) - statistics.mean(theirs)
     spread = max(map(statistics.stdev, (ours, theirs))) if seeds > 1 else 0.0
     won = sum(one > other for one, other in zip(ours, theirs, strict=True))
-    if claim.near is not None:
+    if claim.share is not None:
+        least = claim.share * statistics.mean(ours)
+        reached = statistics.mean(theirs)
+        inside, outside = reached - spread >= least, reached + spread < least
+    elif claim.near is not None:
         inside, outside = gap + spread <= claim.near, gap - spread > claim.near
     elif claim.gains:
         inside, outside = gap > spread, gap < -spread

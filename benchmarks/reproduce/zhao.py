@@ -28,6 +28,8 @@ PUBLISHED = Published(
         "pruned": ("-0.8", "-0.7"),
         "tied": ("-0.7", "-0.5"),
         "vanilla 30k": ("+0.1", "+0.5"),
+        "5k teacher, vanilla": ("-1.2", "-0.7"),
+        "base 5k": ("90.9 in all", "83.7 in all"),
     },
 )
 LONGER = Probe("four times as many steps of stage II", ("--steps", "1600"))
@@ -131,6 +133,7 @@ FULL = Source(
     ],
     arms=arms("--student", "256x6x4")
     | {
+        "base 5k": Arm(("--recipe", "zhao-base-5k")),
         "mixed, 12 layers": Arm(("--recipe", "zhao-mixed", "--student", "256x12x4")),
         OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab", "--student", "256x6x4")),
     },

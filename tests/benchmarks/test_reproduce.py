@@ -233,6 +233,8 @@ def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
     }  # fmt: skip
     for (better, worse, gains), found in expected.items():
         assert judged(Claim("", "", better, worse, gains=gains)) == found
+    for share, found in ((0.8, "holds"), (0.84, "not decided"), (0.9, "does not")):
+        assert judged(Claim("", "", "a", "b", share=share)) == found
     for near, found in ((0.2, "holds"), (0.1, "not decided"), (0.05, "does not")):
         assert judged(Claim("", "", "a", "b", near=near)) == found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import frozen_projection, starts
+from benchmarks.quality import frozen_projection, projection_starts, starts
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.teacher_dump.job.dump import dump
@@ -73,13 +73,44 @@ def test_frozen_projections_of_students_of_a_reproduction(
     says(told, "none-0: no such student", "benchmarks.reproduce kolesnikova")
 
 
-def test_starts_name_the_layers_of_each_group(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tagged(tmp_path: Path) -> Path:
+    """Write words with tags, as EWT has them; the name of the files without their split."""
     for split in ("train", "dev"):
         words = "\n".join(f"{word}\tT{len(word)}" for word in ENGLISH[0].split())
         (tmp_path / f"ewt.{split}.tsv").write_text(f"{words}\n\n" * 20, "utf-8")
-    monkeypatch.setattr(starts, "EWT", tmp_path / "ewt")
+    return tmp_path / "ewt"
+
+
+def test_projections_of_each_start_mode_and_reduction(
+    tiny_teacher: Callable[..., Path],
+    corpus: Path,
+    tmp_path: Path,
+    tagged: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(projection_starts, "EWT", tagged)
+    monkeypatch.setattr(projection_starts, "MODES", ("frozen",))
+    results = tmp_path / "RESULTS.md"
+    given = ("--work", tmp_path / "w", "--model", tiny_teacher("bert"), "--corpus", corpus)
+    small = ("--tokens", 3000, "--vocab", "200", "--student", "16x2x2", "--seeds", 1)
+    ok(projection_starts.main, *given, *small, "--steps", "2", "--results", results)
+    head, alone, *rows = rows_of(results)
+    assert head[-1] == "share that varies" and alone[:4] == ["2", "", "", "MLM alone"]
+    assert [row[1:4] for row in rows] == [
+        ["frozen", start, over] for start in ("he", "pytorch") for over in ("sum", "mean")
+    ]
+    assert all(0 < float(row[4]) < 10 and 0 <= float(row[6]) <= 1 for row in rows)
+
+
+def test_starts_name_the_layers_of_each_group(
+    tiny_teacher: Callable[..., Path],
+    corpus: Path,
+    tmp_path: Path,
+    tagged: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starts, "EWT", tagged)
     monkeypatch.setattr(starts, "STUDENTS", {"16x2x2": 2})
     results = tmp_path / "RESULTS.md"
     ok(
