@@ -98,7 +98,7 @@ def dropped_states(student: Any, states: Tensor) -> Tensor:
     drop it before they read them (Mukherjee & Awadallah 2019, section 6: after every layer)."""
     if not isinstance(student, PreTrainedModel):
         return states
-    return _kind(student).drop(student, states)
+    return _kind_of(student).drop(student, states)
 
 
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:

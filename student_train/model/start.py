@@ -40,8 +40,8 @@ def initialise(
     """Set the student's weights by `--init`. Return lines that describe what was copied.
 
     - `svd`: word embeddings, averaged over teacher pieces and projected on their principal
-      directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1), scaled to the
-      deviation of the random start, which is our choice.
+      directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1), scaled
+      to the deviation of the random start, which is our choice.
     - `svd:STORE`: the same from the teacher of another store with the same vocabulary, such as the
       pre-trained model of a fine-tuned teacher.
     - `teacher`: these averages, cut to the hidden size, and layers, averaged in consecutive groups
