@@ -28,8 +28,10 @@ def sources(name: str, size: str, data: Path = Path()) -> dict[str, Source]:
         found = {SMALL: mukherjee.SMALL, FULL: mukherjee.FULL}[size]
     elif name == "tinymbert":
         found = (tinymbert.SMALL if size == SMALL else tinymbert.full(data),)
+    elif name == "kolesnikova":
+        found = (kolesnikova.SMALL if size == SMALL else kolesnikova.full(data),)
     else:
-        paper = {"kolesnikova": kolesnikova, "zhao": zhao, "slovakbert": slovakbert}[name]
+        paper = {"zhao": zhao, "slovakbert": slovakbert}[name]
         found = (paper.SMALL if size == SMALL else paper.FULL,)
     if size == FULL:
         found = tuple(map(_unprobed, found))
