@@ -67,6 +67,8 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.terms = student, tuple(terms)
         self.bf16 = False  # a training sets it; other callers autocast as they need
+        # A validation sets it, to collect the states [G,Ds] that losses compare, not projected.
+        self.compared: dict[str, Tensor] | None = None
         own, self.layers = size_of(student)
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
@@ -155,21 +157,13 @@ class Distiller(nn.Module):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Compute the losses of `terms`, else of its own, as `forward` does, and the logits [G,C]
         of a task; None without one."""
-        found, answers, _ = self.observed(batch, terms)
-        return found, answers
-
-    def observed(
-        self, batch: StudentBatch, terms: Sequence[Term] | None = None
-    ) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Tensor]]:
-        """Compute what `measured` does, and return as well the student's states [G,Ds] that are
-        compared with the teacher's, before the projection, by loss and feature."""
         device, found = batch.inputs.ids.device.type, dict[str, Tensor]()
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
             for term in sides.terms:
                 if pairs := sides.of(term):  # the mean over the teacher's features
                     found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
-            return found, sides.answers(), sides.compared()
+            return found, sides.answers()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
         """Run the student over a batch, and return what the losses of `terms` compare."""
@@ -188,6 +182,8 @@ class Distiller(nn.Module):
         states[read.present] = read.last
         present = pooled_tokens(self.student, batch.inputs.ids, batch.inputs.present)
         vectors: Tensor = head(states, present)
+        if self.compared is not None:
+            self.compared[VECTORS] = vectors.detach()
         return vectors
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
@@ -279,14 +275,6 @@ class Sides:
         pairs = self._aligned[term.alignment].of(term)
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
-    def compared(self) -> dict[str, Tensor]:
-        """Return the student's states [G,Ds] of the terms that `of` was called for, before the
-        projection, and its vectors [B,D] of texts, by name."""
-        found = {} if self._vectors is None else {VECTORS: self._vectors.detach()}
-        for each in self._aligned.values():
-            found |= each.compared
-        return found
-
     def answers(self) -> Tensor | None:
         """Return the logits [G,C] that the student answers a task by; None without one."""
         of_task = self._batch.of_task
@@ -299,7 +287,6 @@ class _Aligned:
     def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read
         self._pieces: Tensor | None = None
-        self.compared = dict[str, Tensor]()  # by loss and feature, filled by `of`
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
         """Return what the formula of a term compares, once for each of the teacher's features;
@@ -342,7 +329,8 @@ class _Aligned:
                 own = wanted.runs.pool(layers, term.pool)
             else:
                 own = sentence_states(distiller.student, self._read.last, self._read.present)
-            self.compared[f"{loss.name} {name}"] = own.detach()
+            if distiller.compared is not None:
+                distiller.compared[f"{loss.name} {name}"] = own.detach()
             own = dropped_states(distiller.student, own)
             found.append((distiller.projected(loss, name, own), target))
         return found

@@ -59,10 +59,11 @@ def evaluate_batches(
     sums, found = _Sums(terms), False
     for batch in batches:
         moved, found = batch.to(device), True
-        losses, logits, states = distiller.observed(moved, terms)
-        sums.add(moved, losses, logits)
-        sums.spread.add(states)
+        distiller.compared = {}
+        sums.add(moved, *distiller.measured(moved, terms))
+        sums.spread.add(distiller.compared)
     distiller.train(was_training)
+    distiller.compared = None
     return sums.figures() if found else {}
 
 
