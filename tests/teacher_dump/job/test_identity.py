@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,35 @@ class Killed(BaseException):
     pass
 
 
-@pytest.fixture
-def stopped(tmp_path: Path, tiny_teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The options of a dump that was killed as it was about to seal."""
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teacher) -> Any:
+    """The options of a dump in a folder of its own that was killed as it was about to seal."""
+    root = tmp_path_factory.mktemp("killed")
+    corpus = write_corpus(root / "c.txt", 60)
 
-    def make(ext: str) -> Any:
-        options = dumping.options(
-            tiny_teacher("bert"), write_corpus(tmp_path / "c.txt", 60), tmp_path / f"s.{ext}"
-        )
+    def seal(writer: StoreWriter) -> None:
+        raise Killed
 
-        def killed(writer: StoreWriter) -> None:
-            raise Killed
-
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(StoreWriter, "seal", killed)
+    @cache
+    def made(ext: str) -> Any:
+        options = dumping.options(tiny_teacher("bert"), corpus, root / ext / f"s.{ext}")
+        (root / ext).mkdir()
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(StoreWriter, "seal", seal)
             dump(options)
         return options
+
+    return made
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, killed: Any) -> Any:
+    """The options of such a dump that the test may change: a copy."""
+
+    def make(ext: str) -> Any:
+        options = killed(ext)
+        folder = shutil.copytree(options.out.parent, tmp_path / "copy")
+        return dataclasses.replace(options, out=folder / options.out.name)
 
     return make
 
