@@ -14,6 +14,7 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.progress import Progress
 from tests.end_to_end.support import dump_options, write_corpus
 
+LEAN = {"logits": "none", "attention": "none", "weights": False}  # what is told is the same
 LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ left")
 
 
@@ -22,7 +23,8 @@ def test_every_part_tells_its_share_and_the_time_left(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], changes: dict[str, int]
 ) -> None:
     corpus, said = write_corpus(tmp_path / "corpus.txt", 200), list[str]()
-    dump(dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **changes), said.append)
+    options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **LEAN, **changes)
+    dump(options, said.append)
     check_shares(said)
 
 
@@ -38,7 +40,7 @@ def test_what_is_new_of_a_grown_corpus_is_the_whole(
 ) -> None:
     """Its documents are numbered after those of the old store, which tells no share of them."""
     teacher, said = tiny_teacher("bert"), list[str]()
-    changes = {"stride": 8, "max_length": 24}
+    changes = LEAN | {"stride": 8, "max_length": 24}
     before, grown = write_corpus(tmp_path / "before.txt", 150), tmp_path / "grown.txt"
     grown.write_text(before.read_text() + write_corpus(tmp_path / "more.txt", 350).read_text())
     dump(dump_options(teacher, before, tmp_path / "a.zarr", **changes))

@@ -70,9 +70,9 @@ def plain(factory: Any, folder: Path, ids: Array) -> dict[str, Array]:
     [
         ("bert", "a.zarr", {"hidden": "layer:4", "views": 2}),
         ("roberta", "a.h5", {"codec": "small"}),
-        ("deberta", "a.zarr", {"hidden": "none", "attention": "none"}),
+        ("deberta", "a.h5", {"hidden": "none", "attention": "none"}),
         ("distilbert", "a.zarr", {"head": "auto"}),
-        ("modernbert", "a.zarr", {"attention": "none"}),
+        ("modernbert", "a.h5", {"attention": "none"}),
     ],
 )
 def test_classes(
@@ -114,8 +114,8 @@ def test_tags(tmp_path: Path, tiny_teacher: Teachers, tagged: Path, kind: str) -
     model = tiny_teacher(kind, "tagging", TAGS)
     head = "auto" if kind == "modernbert" else "tagging"
     path = dumped(
-        model, tagged, tmp_path / "a.zarr", head=head, logits=None, hidden="none", max_length=16,
-        part_tokens=300,
+        model, tagged, tmp_path / ("a.zarr" if kind == "bert" else "a.h5"), head=head, logits=None,
+        hidden="none", max_length=16, part_tokens=300,
     )  # fmt: skip
     fs = open_store(path)
     assert fs.features.task == TaskSpec("tagging", TAGS) and len(fs) > 16
