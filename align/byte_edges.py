@@ -20,7 +20,8 @@ NO_EDGE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceBytes:
-    """Holds the UTF-8 of the V pieces of a vocabulary, each with the blank before it.
+    """Holds the UTF-8 of the V pieces of a vocabulary, each with the blank before it; of special
+    tokens nothing.
 
     Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], how
     many blanks end it.
@@ -32,15 +33,25 @@ class PieceBytes:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> PieceBytes:
-        written = [b" " * piece.begins + piece.text for piece in vocabulary.pieces]
-        if vocabulary.marks.style != "blank":  # whether a piece begins a word is no byte of it
-            written = [piece.text for piece in vocabulary.pieces]
+        # Where blanks are no part of a piece, whether it begins a word is no byte of it.
+        blank = vocabulary.marks.style == "blank"
+        each = zip(vocabulary.pieces, vocabulary.special, strict=True)
+        written = [
+            b"" if special else b" " * (blank and piece.begins) + piece.text
+            for piece, special in each
+        ]
         blanks = [len(piece) - len(piece.rstrip(b" ")) for piece in written]
         return cls(
             starts([len(piece) for piece in written]),
             np.frombuffer(b"".join(written), np.uint8),
             np.array(blanks, np.int64),
         )
+
+    def written(self) -> list[bytes]:
+        """Return the bytes of each piece."""
+        whole = self.flat.tobytes()
+        bounds = self.start.tolist()
+        return [whole[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,8 @@ from teachonce.student_train.settings.recipe import find_recipe
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
+    NEXT_LOSS,
+    NEXT_STATES_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
     VECTOR_LOSS,
@@ -59,10 +61,11 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         given["student"] = _student_like_teacher(given["student"], stores.opened[0])
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
+    fill_in_decoder(given)
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
-        given["loss"] = of_stages[-1] if every else _default_losses(given, stores.opened)
+        given["loss"] = of_stages[-1] if every else default_losses(given, stores.opened)
     return TrainOptions(**given)
 
 
@@ -96,10 +99,29 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
         raise UserError(
             f"--student {student}: the teacher of {store.path} has no attention heads; give HxLxA"
         )
-    # The same kind as the teacher, so that --init can copy the teacher's layers.
     own = str(config.get("model_type"))
+    if own in SHAPES and SHAPES[own].causal:
+        return _decoder_like_teacher(own, student, config, store)
+    # The same kind as the teacher, so that --init can copy the teacher's layers.
     kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
     return f"{kind}{store.features.width}x{student.removeprefix(AS_TEACHER)}x{heads}"
+
+
+def _decoder_like_teacher(
+    kind: str, student: str, config: Mapping[str, Any], store: FeatureStore
+) -> str:
+    width, heads = store.features.width, config.get("num_attention_heads", config.get("n_head"))
+    inner = config.get("intermediate_size", config.get("n_inner")) or 4 * width
+    groups = config.get("num_key_value_heads")
+    size = f"{width}x{student.removeprefix(AS_TEACHER)}x{heads}x{inner}"
+    return f"{kind}:{size}" + (f"x{groups}" if groups else "")
+
+
+def fill_in_decoder(given: dict[str, Any]) -> None:
+    """Set the temperature of a decoder's losses to 1 if none was given."""
+    # The text's own tokens, which a decoder learns as well, are of temperature 1.
+    if _is_decoder(given):
+        given.setdefault("temperature", 1.0)
 
 
 def of_vectors(given: Mapping[str, Any]) -> bool:
@@ -116,9 +138,23 @@ def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
         given["batch_texts"] = VECTOR_TEXTS
 
 
-def _default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
+def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
+    """Return the losses of a training for which none were given, with their weights."""
+    if _is_decoder(given):
+        return _next_losses(stores[0])
     states = not _is_static(given) and all(store.features.hidden for store in stores)
     return losses_served(stores[0], states)
+
+
+def _next_losses(store: FeatureStore) -> dict[str, float]:
+    """Return the default losses of a decoder."""
+    features = store.features
+    loss = dict(NEXT_LOSS) if features.logits and features.logits.next_token else {"next": 1.0}
+    return {**loss, **(NEXT_STATES_LOSS if features.hidden else {})}
+
+
+def _is_decoder(given: Mapping[str, Any]) -> bool:
+    return "student" in given and parse_student(given["student"]).causal
 
 
 def _is_static(given: Mapping[str, Any]) -> bool:

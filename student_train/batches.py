@@ -14,10 +14,13 @@ from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.student_train.arguments import fill_in_batch, losses_served
+from teachonce.student_train.arguments import default_losses, fill_in_batch, fill_in_decoder
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.stream import READY, Epochs
-from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.model.student_tokenizer import (
+    check_student_tokenizer,
+    student_tokenizer,
+)
 from teachonce.student_train.output.run import check_tokenizers, fit_tokenizer, make_collator
 from teachonce.student_train.plan.checks import check_batches
 from teachonce.student_train.plan.train_plan import plan_of
@@ -28,7 +31,6 @@ from teachonce.support.background import prefetched
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.options import read_words
-from teachonce.training.wordpiece import check_student_tokenizer
 
 SETTINGS = (
     *("loss", "align", "pool", "temperature", "targets", "matryoshka", "projection", "outputs"),
@@ -81,7 +83,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         check_batches(plan)
         (self._plan,), (source,) = plan.stages[0].batches, plan.sources
         self._blocks, self._held_out = source.blocks(self._plan), source.held_out
-        self.tokenizer = _tokenizer(vocab, self.store)
+        self.tokenizer = _tokenizer(vocab, self.store, plan.shape.pattern)
         fit_tokenizer(self.tokenizer, plan)
         self.collator = make_collator(plan, self.store, self.tokenizer)
         self._epochs = self._epochs_of(self.store)
@@ -176,7 +178,8 @@ def _options(
         known = ", ".join(sorted(SETTINGS))
         raise UserError(f"StudentBatches: no setting {unknown[0]!r}; there are {known}")
     given = read_words(TrainOptions, settings)
-    given.setdefault("loss", losses_served(store))
+    given.setdefault("loss", default_losses(given, [store]))
+    fill_in_decoder(given)
     fill_in_batch(given, store)
     if isinstance(vocab, str):
         given["vocab"] = vocab
@@ -189,13 +192,12 @@ def _options(
     return options
 
 
-def _tokenizer(vocab: Any, store: FeatureStore) -> Any:
+def _tokenizer(vocab: Any, store: FeatureStore, pattern: str) -> Any:
     if isinstance(vocab, str):
-        return student_tokenizer(vocab, store)
+        return student_tokenizer(vocab, store, pattern=pattern)
     if not hasattr(vocab, "is_fast"):
         raise UserError(
             f"vocab: expected a word such as 5k, a folder, or a tokenizer of transformers, got"
             f" {type(vocab).__name__}"
         )
-    check_student_tokenizer(vocab, type(vocab).__name__)
-    return copy.deepcopy(vocab)
+    return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, bool(pattern))

@@ -4,7 +4,7 @@ Each is a pure function of the student's side, the teacher's, and where needed a
 which pairs are present; its docstring says formula, shapes, normaliser and source.
 """
 
-from teachonce.student_train.losses import logits, maps, states, task, vectors
+from teachonce.student_train.losses import logits, maps, next_token, states, task, vectors
 from teachonce.student_train.losses.registry import Loss
 
-__all__ = ["Loss", "logits", "maps", "states", "task", "vectors"]
+__all__ = ["Loss", "logits", "maps", "next_token", "states", "task", "vectors"]

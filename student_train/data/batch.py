@@ -274,8 +274,10 @@ class Distillation:
 class StudentBatch:
     """Holds the data of one step.
 
-    masked, labels: flat positions of the masked tokens, and their ids.
-    characters: the number of characters of the masked tokens.
+    masked, labels: flat positions of the masked tokens, and their ids. For a decoder: the position
+        before each token, and its id.
+    characters, predicted_bytes: the number of characters of these tokens; for a decoder, their
+        bytes as well.
     tokens: the number of student tokens.
     aligned: the teacher's targets, by the name of each alignment in use.
     vectors: the teacher's text vectors, float32 [B,W].
@@ -288,6 +290,7 @@ class StudentBatch:
     tokens: int
     aligned: dict[str, Distillation]
     vectors: Tensor | None = None
+    predicted_bytes: int = 0
 
     @property
     def distillation(self) -> Distillation | None:

@@ -27,11 +27,19 @@ from teachonce.student_train.data.batch import (
     TeacherStates,
 )
 from teachonce.student_train.data.cache import ResidentFeatures
+from teachonce.student_train.data.next_tokens import (
+    following,
+    last_tokens,
+    next_pieces,
+    places_before,
+    predicted_bytes,
+)
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens, Masker, tokenize
 from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
@@ -118,9 +126,11 @@ class Collator:
     def _serve(self, plan: BatchPlan) -> None:
         losses = [term.loss for term in plan.terms]
         of_text = any(loss.of_text for loss in losses)
-        plain = self.task or (of_text and not any(loss.of_masked for loss in losses))
+        masked = any(loss.student == "masked" for loss in losses)
+        plain = plan.causal or self.task or (of_text and not masked)
+        self.causal = plan.causal
         self.masker = Masker(
-            self.student_tokenizer.mask_token_id,
+            -1 if plan.causal else self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
             0.0 if plain else plan.mask_prob,  # targets of whole texts are of unmasked text
@@ -139,8 +149,11 @@ class Collator:
 
     def _read_logits(self, predicted: str) -> None:
         if predicted not in self.readers:
-            first = predicted == "first"
-            pieces = first_pieces(self.vocabulary) if first else self.vocabulary.match
+            pieces = self.vocabulary.match
+            if predicted == "first":
+                pieces = first_pieces(self.vocabulary)
+                if self.causal:
+                    pieces = next_pieces(self.vocabulary, self.tokenizer)
             self.readers[predicted] = TargetReader(pieces, self.head)
 
     def features(self) -> list[str]:
@@ -154,11 +167,14 @@ class Collator:
         StoreError if the stored tokens do not match the stored texts.
         """
         native = self._native(batch)
-        if view:
+        if self.causal:
+            read = following(native)
+        elif view:
             read = self.masker.stored(native, batch.spans, batch.spans_start, key)
         else:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
+        asked = masked + 1 if self.causal else masked
         try:
             aligned = self._aligned(batch, native, read, view, key)
         except AlignmentError as error:
@@ -169,7 +185,10 @@ class Collator:
             inputs=Inputs.of(read.ids, native.start, self.padding, self._types(native)),
             masked=torch.from_numpy(masked),
             labels=torch.from_numpy(read.labels[masked]),
-            characters=int((native.offsets[masked, 1] - native.offsets[masked, 0]).sum()),
+            characters=int((native.offsets[asked, 1] - native.offsets[asked, 0]).sum()),
+            predicted_bytes=(
+                predicted_bytes(batch.texts, native, self.vocabulary) if self.causal else 0
+            ),
             tokens=len(native.ids),
             aligned=aligned,
             vectors=_float(batch.embedding) if "embedding" in self.wanted else None,
@@ -213,11 +232,15 @@ class Collator:
             # The student sees the teacher's masks in its second input; view 0 has none.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = Inputs.of(read.ids, student.start, self.padding, self._types(student))
-        logit_runs, logits, shared = (
-            self._logits(batch, wanted, alignment, read.labels)
-            if "logits" in wanted.features
-            else (None, None, None)
-        )
+        logit_runs: Runs | None = None
+        logits: LogitTargets | None = None
+        shared: SharedTargets | None = None
+        if "logits" in wanted.features and self.causal:
+            logit_runs, logits = self._next(batch, wanted, sides.teacher, student, alignment)
+        elif "logits" in wanted.features:
+            logit_runs, logits, shared = self._logits(batch, wanted, alignment, read.labels)
+        if self.causal:
+            alignment = last_tokens(alignment)
         return Distillation(
             inputs=inputs,
             runs=Runs.of(alignment.student),
@@ -280,6 +303,23 @@ class Collator:
         return TaskTargets(
             _long(alignment.student[chosen, 0]), _float(logits), _long(batch.tags[rows])
         )
+
+    def _next(
+        self,
+        batch: Batch,
+        wanted: _Aligned,
+        teacher: Tokens,
+        student: Tokens,
+        alignment: Alignment,
+    ) -> tuple[Runs, NextTargets]:
+        """Take targets of the tokens before each run."""
+        rows, before = places_before(alignment, teacher, student)
+        assert batch.logits is not None
+        targets, some = self.readers[wanted.strategy.predicted].of(batch.logits, rows)
+        before = before[some]
+        following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
+        runs = Runs.of(np.stack([before, before + 1], axis=1))
+        return runs, NextTargets(**vars(targets), following=following)
 
     def _logits(
         self, batch: Batch, wanted: _Aligned, alignment: Alignment, labels: Array

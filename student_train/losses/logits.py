@@ -64,10 +64,10 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     if len(logits) == 0:
         return logits.sum() * 0.0
     whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is stored
-    student = _outcomes(logits.float(), targets, whole)
+    student = outcomes(logits.float(), targets, whole)
     left = targets.rest.masked_fill(whole, -torch.inf)
     teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
-    return _divergence(teacher, student, temperature)
+    return divergence(teacher, student, temperature)
 
 
 def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Tensor:
@@ -81,10 +81,10 @@ def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Ten
         return logits.sum() * 0.0
     student = logits.float().gather(1, targets.ids).masked_fill(~targets.valid, -torch.inf)
     teacher = targets.logits.masked_fill(~targets.valid, -torch.inf)
-    return _divergence(teacher, student, temperature)
+    return divergence(teacher, student, temperature)
 
 
-def _divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     """Compute T^2 KL in nats of the softmax of logits [G,K] at temperature T, mean over G."""
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     log_q = functional.log_softmax(student / temperature, dim=1)
@@ -94,7 +94,7 @@ def _divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     return terms.sum(dim=1).mean() * temperature**2
 
 
-def _outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
+def outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
     """Return student log-probabilities [G,K+1] of the stored pieces and of all other pieces.
 
     The last column is -inf in rows where `whole` bool [G]: they have no other pieces.

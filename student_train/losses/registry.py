@@ -38,6 +38,7 @@ Teacher = Literal[
 
 Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
+    "next",  # vocabulary logits before each token, of a decoder
     "pieces",  # vocabulary logits of aligned runs
     "classes",  # logits of the classes of a task
     "scores",  # the output for the teacher's logits or log-odds: see --outputs
@@ -78,6 +79,7 @@ class Loss:
         size: never, always, or only if the sizes differ. A projection of text vectors remains a
         part of the student.
     answers: the kind of task outputs that the formula requires; None for any.
+    of_next: whether it compares predictions of the next token, which only decoders make.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Loss:
     projection: Literal["none", "always", "widths differ"] = "none"
     tempered: bool = False
     answers: OutputKind | None = None
+    of_next: bool = False
 
     @property
     def feature(self) -> str | None:
@@ -95,9 +98,10 @@ class Loss:
         return _FEATURE_OF.get(self.teacher)
 
     @property
-    def of_masked(self) -> bool:
-        """Return whether the loss is a mean over the masked tokens."""
-        return self.student == "masked"
+    def of_text_alone(self) -> bool:
+        """Return whether the loss is a mean over tokens of the text, masked or next, without the
+        teacher."""
+        return self.teacher == "nothing"
 
     @property
     def of_text(self) -> bool:
@@ -119,7 +123,7 @@ class Loss:
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
         """Return the head that a student needs for the loss, or None if any student will do."""
-        if self.student in ("masked", "pieces"):
+        if self.student in ("masked", "next", "pieces"):
             return "vocabulary"
         return "task" if self.student in ("classes", "scores") else None
 
@@ -174,6 +178,7 @@ SEVERAL: OutputKind = "several labels"
 
 LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
+    Loss("next", "next_token.next_token", "nothing", "next", "nats a token", of_next=True),
     Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
     Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "squared deviations", "always"),
     Loss(
@@ -197,6 +202,16 @@ LOSSES = (
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),
     Loss("logit", "logits.logit", "logits", "pieces", "squared logits"),
     Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
+    Loss("kl-next", "next_token.kl", "distribution", "pieces", "nats", tempered=True, of_next=True),
+    Loss(
+        "reverse-kl",
+        "next_token.reverse_kl",
+        "distribution",
+        "pieces",
+        "nats",
+        tempered=True,
+        of_next=True,
+    ),
     Loss("ce", "task.ce", "gold", "classes", "nats a gold label", answers=ONE),
     Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True, answers=ONE),
     Loss("kl", "task.kl_labels", "classes", "classes", A_LABEL, tempered=True, answers=SEVERAL),

@@ -77,11 +77,13 @@ def head_of(student: Any) -> str:
         return "mlm"
     models = _kind_of(student).models
     own = (head for head, model in models.items() if isinstance(student, model))
-    found = next(own, "mlm" if type(student).__name__.endswith("ForMaskedLM") else None)
+    name = type(student).__name__
+    others = {"ForMaskedLM": "mlm", "ForCausalLM": "causal"}
+    found = next(own, next((head for end, head in others.items() if name.endswith(end)), None))
     if found is None:
         raise UserError(
             f"{type(student).__name__}: cannot be a student: expected a masked LM of transformers"
-            f" (AutoModelForMaskedLM), or a classifier or tagger of {', '.join(KINDS)}"
+            f" (AutoModelForMaskedLM), a decoder, or a classifier or tagger of {', '.join(KINDS)}"
             " (teachonce.prepare makes one)"
         )
     return found
@@ -274,6 +276,7 @@ def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
         attention_mask=inputs.present.long(),
         output_hidden_states=True,
         output_attentions=maps,
+        **({"use_cache": False} if "causal" in _kind_of(student).models else {}),
         **({} if types is None else {"token_type_ids": types}),
     )
     states = [state[inputs.present] for state in output.hidden_states]

@@ -16,12 +16,18 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from teachonce.checkpoints.bilstm import (
@@ -130,6 +136,50 @@ def _modernbert(
     )
 
 
+def _ends(tokenizer: Any) -> dict[str, Any]:
+    return {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+
+
+def _gpt2(
+    shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+) -> GPT2Config:
+    return GPT2Config(
+        n_embd=shape.width,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_inner=shape.feed_forward,
+        n_positions=positions,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
+        **_ends(tokenizer),
+        **common,
+    )
+
+
+def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
+    """Make configs of decoders with rotary positions and gated feed-forward parts."""
+
+    def made(
+        shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
+    ) -> PreTrainedConfig:
+        return config(
+            hidden_size=shape.width,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.key_value_heads,
+            head_dim=shape.width // shape.heads,
+            intermediate_size=shape.feed_forward,
+            max_position_embeddings=positions,
+            attention_dropout=dropout,
+            tie_word_embeddings=True,
+            **_ends(tokenizer),
+            **common,
+        )
+
+    return made
+
+
 def _bilstm(
     shape: Shape,
     tokenizer: Any,
@@ -156,6 +206,10 @@ def _static(
     return StaticConfig(hidden_size=shape.width, special_ids=special, **common)
 
 
+def _no_task(*_: Any) -> Tensor:
+    raise AssertionError("a decoder has no head of a task, and the plan refuses its losses")
+
+
 def _headless(*_: Any) -> Tensor:
     raise AssertionError("a static student has no head, and `check` refuses losses that need one")
 
@@ -169,6 +223,18 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
     if model.config.classifier_pooling == "cls":
         return states[:, 0]
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
+
+
+def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel]) -> Kind:
+    return Kind(
+        config,
+        {"causal": model},
+        parts=None,
+        lm=lambda model, states: model.lm_head(states),
+        tag=_no_task,
+        pooled=_no_task,
+        classify=_no_task,
+    )
 
 
 KINDS: dict[str, Kind] = {
@@ -227,6 +293,9 @@ KINDS: dict[str, Kind] = {
         pooled=_as_configured,
         classify=lambda model, pooled: model.drop(model.head(pooled)),
     ),
+    "gpt2": _decoder(_gpt2, GPT2LMHeadModel),  # Radford et al. 2019
+    "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM),  # Touvron et al. 2023
+    "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM),
     "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
         _bilstm,
         {
@@ -294,7 +363,7 @@ def make_student(
         if task.problem_type is not None:
             common["problem_type"] = task.problem_type
     kind = find_models(shape.kind)
-    head = task.kind if task else "mlm"
+    head = task.kind if task else "causal" if shape.causal else "mlm"
     if head not in kind.models:
         raise UserError(f"{option}{student}: has no model for {head}; choose another kind")
     config = kind.config(shape, tokenizer, positions, **settings, **common)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
-from teachonce.student_train.model.any_student import parts_of
+from teachonce.student_train.model.any_student import head_of, parts_of
 from teachonce.student_train.model.model_folder import ModelFolder, WeightSource
 from teachonce.student_train.model.start_checks import check_same_pieces, other_teacher
 from teachonce.student_train.model.teacher_layers import (
@@ -39,6 +39,8 @@ def initialise(
 ) -> list[str]:
     """Set the student's weights by `--init`. Return lines that describe what was copied.
 
+    - `vocab`: the embedding of each piece is the mean of the teacher's rows of its split into the
+      teacher's pieces, centred and projected on the principal directions.
     - `svd`: word embeddings, averaged over teacher pieces and projected on their principal
       directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1), scaled
       to the deviation of the random start, which is our choice.
@@ -54,8 +56,9 @@ def initialise(
     - `mixed-vocab`: the word embeddings of a mixed-vocabulary training in the store (Zhao et al.
       2021); other weights are random.
     - `random`: random weights.
-    - `auto`: `layers` with the first layer of each group, or `teacher` for a task or text vectors;
-      `svd` if layers cannot be copied, and `random` if the store has no embeddings.
+    - `auto`: `vocab` for a decoder; else `layers` with the first layer of each group, or `teacher`
+      for a task or text vectors; `svd` if layers cannot be copied, and `random` if the store has no
+      embeddings.
 
     Kolesnikova et al. 2022, section 3; layers chosen as in DistilBERT, Sanh et al. 2019, section 3.
 
@@ -72,6 +75,8 @@ def initialise(
         how = _best_start(student, store)
     if how == "random":
         return [RANDOM]
+    if how == "vocab":
+        return [_take_split(student, store, vocabulary)]
     check_start(how)
     kind, _, words = how.partition(":")
     chosen, _, _ = words.partition("@")
@@ -99,16 +104,7 @@ def _take_words(
 
     Returns a line for the model card. Raises UserError if the store has no word embeddings.
     """
-    weights = store.teacher_weights()
-    name = _word_embeddings(weights)
-    if name is None:
-        raise UserError(
-            f"--init {how}: {store.path} has no word embeddings of the teacher (dumped with"
-            " --no-weights?); dump with --weights, or use --init random"
-        )
-    rows, known = embedding_means(
-        np.asarray(weights[name], np.float32), vocabulary, student.config.vocab_size
-    )
+    rows, known = embedding_means(_teacher_rows(how, store), vocabulary, student.config.vocab_size)
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     width, svd = words.shape[1], how == "svd"
     narrow = torch.from_numpy(_to_width(rows, known, width, svd)[known])
@@ -118,6 +114,56 @@ def _take_words(
     words[torch.from_numpy(known)] = narrow
     way = "SVD" if svd else "cut"
     return f"word embeddings from {int(known.sum())} of {len(known)} pieces ({way} to {width})"
+
+
+def _teacher_rows(how: str, store: WeightSource) -> Array:
+    """Read the teacher's word embeddings, float32 [V,D]. Raises UserError if the store has none."""
+    weights = store.teacher_weights()
+    name = _word_embeddings(weights)
+    if name is None:
+        raise UserError(
+            f"--init {how}: {store.path} has no word embeddings of the teacher (dumped with"
+            " --no-weights?); dump with --weights, or use --init random"
+        )
+    return np.asarray(weights[name], np.float32)
+
+
+def _take_split(student: PreTrainedModel, store: FeatureStore, vocabulary: VocabularyMap) -> str:
+    """Set the embedding of each student piece from the teacher's rows of its split.
+
+    Returns a line for the model card.
+    """
+    teacher = _teacher_rows("vocab", store)
+    rows, known = split_means(teacher, vocabulary, student.config.vocab_size)
+    rows[known] -= rows[known].mean(axis=0)
+    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    width = words.shape[1]
+    narrow = torch.from_numpy(_to_width(rows, known, width, svd=True)[known])
+    with torch.no_grad():
+        words[torch.from_numpy(known)] = narrow * (words.std() / narrow.std())
+    return f"word embeddings of {int(known.sum())} of {len(known)} pieces from their splits"
+
+
+def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
+    """Average the teacher's rows [Vt,D] of the teacher pieces that each student piece splits into,
+    longest first from the left: means [Vs,D], and which pieces have any [Vs]."""
+    own, theirs = vocabulary.student_bytes, vocabulary.teacher_bytes
+    table = {raw: number for number, raw in enumerate(theirs.written()) if number < len(teacher)}
+    longest = max(map(len, table), default=0)
+    means = np.zeros((size, teacher.shape[1]), np.float32)
+    known = np.zeros(size, bool)
+    for number, raw in enumerate(own.written()[:size]):
+        rows, begin = list[int](), 0
+        while begin < len(raw):
+            ends = range(min(len(raw), begin + longest), begin, -1)
+            end = next((end for end in ends if raw[begin:end] in table), 0)
+            if not end:
+                break
+            rows.append(table[raw[begin:end]])
+            begin = end
+        if raw and begin == len(raw):
+            means[number], known[number] = teacher[rows].mean(axis=0), True
+    return means, known
 
 
 def _take_head(
@@ -189,6 +235,8 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
     # ones for a masked LM, but not for text vectors. For tasks they were not compared.
     if _word_embeddings(store.teacher_weights()) is None:
         return "random"
+    if head_of(student) == "causal":
+        return "vocab"
     layers, _ = layer_count(student, store)
     own = student.config.num_hidden_layers
     if not 0 < own <= layers:

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from teachonce.align import Vocabulary
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
@@ -19,8 +20,8 @@ from teachonce.student_train.settings.option_values import check_vocabulary
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
-from teachonce.training import wordpiece
-from teachonce.training.wordpiece import SPECIALS, check_student_tokenizer, vocabulary_size
+from teachonce.training import byte_level, wordpiece
+from teachonce.training.wordpiece import SPECIALS, vocabulary_size
 
 
 def student_tokenizer(
@@ -28,27 +29,37 @@ def student_tokenizer(
     store: FeatureStore,
     blocks: Array | None = None,
     others: Sequence[FeatureStore] = (),
+    pattern: str = "",
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer of `--vocab`.
 
     blocks: rows of `store.blocks()` to which its text is limited.
     others: further stores, whose text is added without `blocks`. A corpus counts once.
+    pattern: for a decoder, the pattern of its byte-level vocabulary (`training/byte_level.py`).
     It has fewer pieces than requested if the text has no more. Raises UserError for an invalid
     value, a size that is too small for the characters of the text, and a folder without a fast
     tokenizer.
     """
     size = vocabulary_size(word)
+    if size is not None and pattern:
+        trained = byte_level.train_byte_level(_texts(store, blocks, others), size, pattern)
+        return PreTrainedTokenizerFast(tokenizer_object=trained, **byte_level.SPECIALS)
     if size is not None:
         return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
-        return teacher_tokenizer(store)
+        return teacher_tokenizer(store, bool(pattern))
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
+    if pattern and kind in ("words", "mixed-vocab"):
+        raise UserError(
+            f"--vocab {word}: a decoder needs a vocabulary that spells every byte; give a size such"
+            " as 8k, teacher, or a folder"
+        )
     if kind == "words" and bool(colon) == (size is not None):
         return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(pruned_tokenizer(store, size, blocks), config, word)
+        return _from_files(pruned_tokenizer(store, size, blocks), config, word, bool(pattern))
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
@@ -66,9 +77,31 @@ def student_tokenizer(
             f"--vocab {word}: its tokenizer has special tokens only, as tokenizer.json or the"
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
-    check_student_tokenizer(tokenizer, word)
+    return check_student_tokenizer(tokenizer, word, bool(pattern))
+
+
+def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that can be a student's. A decoder's needs no mask, and spells every
+    byte; where it has no padding token, it is padded by the one that ends a text.
+
+    Raises UserError for another.
+    """
+    if not causal:
+        wordpiece.check_student_tokenizer(tokenizer, word)
+    elif not tokenizer.is_fast or not _spells_bytes(tokenizer.backend_tokenizer):
+        raise UserError(
+            f"--vocab {word}: a decoder needs a fast tokenizer that spells every byte (byte-level,"
+            " or with byte fallback); give a size such as 8k"
+        )
+    elif tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
+
+
+def _spells_bytes(tokenizer: Tokenizer) -> bool:
+    marks = Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
+    return marks.byte_level or marks.raw_bytes
 
 
 def _texts(
@@ -98,14 +131,15 @@ def default_max_length(longest: int) -> int:
     return min(512, 2 * longest)
 
 
-def teacher_tokenizer(store: FeatureStore) -> PreTrainedTokenizerFast:
+def teacher_tokenizer(store: FeatureStore, causal: bool = False) -> PreTrainedTokenizerFast:
     """Load the teacher's tokenizer from the store."""
-    return _from_files(
-        store.tokenizer(), store.teacher_settings("tokenizer_config.json"), "teacher"
-    )
+    config = store.teacher_settings("tokenizer_config.json")
+    return _from_files(store.tokenizer(), config, "teacher", causal)
 
 
-def _from_files(backend: Tokenizer, settings: dict[str, Any], word: str) -> PreTrainedTokenizerFast:
+def _from_files(
+    backend: Tokenizer, settings: dict[str, Any], word: str, causal: bool = False
+) -> PreTrainedTokenizerFast:
     names = [name for name in (*SPECIALS, "bos_token", "eos_token") if name in settings]
     try:
         tokenizer = PreTrainedTokenizerFast(
@@ -118,9 +152,7 @@ def _from_files(backend: Tokenizer, settings: dict[str, Any], word: str) -> PreT
             f"--vocab {word}: tokenizer_config.json in the store is invalid"
             f" ({type(error).__name__}: {first_line(error)}); give a size such as 5k"
         ) from error
-    check_student_tokenizer(tokenizer, word)
-    loaded: PreTrainedTokenizerFast = tokenizer
-    return loaded
+    return check_student_tokenizer(tokenizer, word, causal)
 
 
 def train_wordpiece(

@@ -44,6 +44,9 @@ HEADS = {
         "masked language model",
         'f"The {predict.tokenizer.mask_token} is old."',
     ),
+    "causal": Head(
+        "AutoModelForCausalLM", "text-generation", "language model (decoder)", '"Once upon a time"'
+    ),
     "classification": Head(
         "AutoModelForSequenceClassification",
         "text-classification",
@@ -221,7 +224,7 @@ print(predict({text}))
 
 def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
     """Return what the outputs of a student's task are, as its config says; None without a task."""
-    if (kind := head_of(student)) == "mlm":
+    if (kind := head_of(student)) in ("mlm", "causal"):
         return None
     said = student.config.problem_type
     problem_type = said if kind == "classification" and said in PROBLEM_TYPES else None
@@ -286,9 +289,10 @@ def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield the names of figures, and a phrase with their unit."""
     for loss in losses_for(output_kind_of_student(student)):
         yield f"valid_{loss.name}", f"is in {loss.unit}"
-        if loss.of_masked:
+        if loss.student == "masked":
             phrase = "divides it by the number of characters of the masked tokens"
             yield f"valid_{loss.name}_per_character", phrase
+    yield "valid_bits_per_byte", "is that of `next`, per byte of the text instead of per token"
 
 
 def _note_on_shared(report: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -181,7 +182,8 @@ def _pieces_after_pruning(
     if options.prune_to is None:
         return None
     try:
-        other = student_tokenizer(options.prune_to, store)
+        pattern = parse_student(options.student).pattern
+        other = student_tokenizer(options.prune_to, store, pattern=pattern)
     except UserError as error:
         raise UserError(str(error).replace("--vocab", "--prune-to", 1)) from error
     if fewer := fewer_pieces(options.prune_to, len(other)):
@@ -221,7 +223,8 @@ def _prepare(plan: TrainPlan) -> Prepared:
 
 def _prepared(plan: TrainPlan) -> Prepared:
     options, store = plan.options, plan.store
-    tokenizer = student_tokenizer(options.vocab, store, others=plan.stores[1:])
+    pattern, others = plan.shape.pattern, plan.stores[1:]
+    tokenizer = student_tokenizer(options.vocab, store, others=others, pattern=pattern)
     fit_tokenizer(tokenizer, plan)
     torch.manual_seed(options.seed)
     student = make_student(

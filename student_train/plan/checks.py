@@ -280,15 +280,24 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
             raise UserError(
                 f"--loss {loss.name}: {where} has no {what}; dump {how}, or choose another loss"
             )
-        if spec and spec.next_token and loss.feature == "logits":
-            raise UserError(
-                f"--loss {loss.name}: {where} has next-token logits of a causal teacher, and"
-                " students are masked LMs; use mlm and hidden"
-            )
+        if spec and loss.feature == "logits" and spec.next_token != loss.of_next:
+            raise UserError(_of_another_token(loss.name, where, spec.next_token))
         if spec and spec.tier == "sample" and loss.teacher in ("logits", "shared"):
             raise UserError(
                 f"--loss {loss.name}: the store has random draws, which have no logits; use kl"
             )
+
+
+def _of_another_token(loss: str, where: str | Path, next_token: bool) -> str:
+    if next_token:
+        return (
+            f"--loss {loss}: {where} has next-token logits of a causal teacher, which only decoders"
+            " are trained on; use --student llama:HxLxA with kl-next, or mlm and hidden"
+        )
+    return (
+        f"--loss {loss}: {where} has the logits of a masked LM, and decoders are trained on"
+        " next-token logits; dump a causal teacher (--head causal), or use next and hidden"
+    )
 
 
 def _check_projection(options: TrainOptions, store: FeatureStore) -> None:

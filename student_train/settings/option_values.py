@@ -20,12 +20,12 @@ CACHES = ("none", "ram", "device")
 VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words:", "mixed-vocab")
 """Words and prefixes of `--vocab`, for shell completion; a number or a folder is valid as well."""
 STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAULT_KIND))
-STARTS = ("auto", "svd", "svd:", "teacher", "layers:", "mixed-vocab", "random")
+STARTS = ("auto", "vocab", "svd", "svd:", "teacher", "layers:", "mixed-vocab", "random")
 OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 PARTS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
 EXPECTED_PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
-START = r"auto|random|teacher|mixed-vocab|svd(:.+)?|layers:.+"
+START = r"auto|random|teacher|vocab|mixed-vocab|svd(:.+)?|layers:.+"
 
 
 def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
@@ -59,7 +59,7 @@ def check_start(how: str) -> None:
     """Raise UserError unless `how` is a value of `--init`."""
     if not re.fullmatch(START, how, re.DOTALL):
         raise UserError(
-            f"--init {how}: expected auto, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
+            f"--init {how}: expected auto, vocab, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
             " mixed-vocab, or random"
         )
 

@@ -45,6 +45,7 @@ from teachonce.training.schedule import ENDLESS, Schedule
 from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"
+NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class TrainOptions(OptionFields):
                 f"{words[0]}: only for a BiLSTM, and --student is {self.student}; leave it"
                 " out, or choose bilstm:E,H"
             )
-        masked = [f"--loss {loss.name}" for loss in registry.named(self.loss) if loss.of_masked]
+        every = registry.named(self.loss)
+        masked = [f"--loss {loss.name}" for loss in every if loss.student == "masked"]
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
@@ -122,6 +124,43 @@ class TrainOptions(OptionFields):
             raise UserError(
                 f"--cache {self.cache} and --workers {self.workers}: each worker would hold its own"
                 " copy of the store; give one of the two"
+            )
+
+    def _check_predictions(self) -> None:
+        """Check that a decoder is trained on next tokens, and another student on masked ones."""
+        causal = parse_student(self.student).causal
+        losses = [loss for loss in registry.named(self.loss) if loss.head == "vocabulary"]
+        wrong = [loss.name for loss in losses if loss.of_next != causal]
+        if wrong:
+            able = dict.fromkeys(
+                loss.name
+                for loss in registry.LOSSES
+                if loss.head == "vocabulary" and loss.of_next == causal
+            )
+            what = "a decoder, which predicts next tokens" if causal else "no decoder"
+            raise UserError(
+                f"--loss {wrong[0]}: --student {self.student} is {what}; use {', '.join(able)} or"
+                " losses of hidden states"
+            )
+        own = parse_alignments(self.align).own
+        trimmed = [
+            loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT
+        ]
+        if trimmed:
+            raise UserError(
+                f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
+                f" both sides end at the same byte, and {own[trimmed[0]]} trims blanks; leave it"
+                f" out, or give {trimmed[0]}={NEXT}"
+            )
+        masks = {
+            "--targets masked": self.targets == "masked",
+            "--mask-words rare": self.mask_words == "rare",
+            f"--max-masks {self.max_masks}": self.max_masks is not None,
+        }
+        if causal and (refused := [option for option, is_set in masks.items() if is_set]):
+            raise UserError(
+                f"{refused[0]}: --student {self.student} is a decoder, which reads no masks;"
+                " leave it out"
             )
 
     def _check_data(self) -> None:
@@ -153,7 +192,8 @@ class TrainOptions(OptionFields):
         aligned = parse_alignments(self.align)
         found = []
         for loss in registry.losses_for(answers, self.loss):
-            name = "" if loss.of_masked or loss.of_text else aligned.of(loss.name)
+            name = "" if loss.of_text_alone or loss.of_text else aligned.of(loss.name)
+            name = NEXT if name and loss.of_next else name
             found.append(
                 Term(
                     loss,
@@ -201,6 +241,7 @@ class TrainOptions(OptionFields):
             self.mask_words == "rare",
             self.max_masks,
             self.targets,
+            parse_student(self.student).causal,
         )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
@@ -227,7 +268,7 @@ class TrainOptions(OptionFields):
         """Describe how the outputs of a run are pooled: `mean` or `sum`, or `match=mean,reduce=sum`
         if the alignments in use differ."""
         chosen = parse_alignments(self.align)
-        compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_masked]
+        compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_text_alone]
         used = {chosen.of(name) for name in compared} if chosen.own else {chosen.others}
         pools = {name: self.pool_of(name) for name in ALIGNMENTS if name in used}
         if len(set(pools.values())) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from teachonce.support.errors import UserError
@@ -40,6 +40,17 @@ class Shape:
     heads: int
     embeddings: int
     feed_forward: int = 0
+    key_value_heads: int = 0
+
+    @property
+    def causal(self) -> bool:
+        """Return whether the student is a decoder: each token attends to earlier ones only."""
+        return SHAPES[self.kind].causal
+
+    @property
+    def pattern(self) -> str:
+        """Return the pattern of a decoder's byte-level vocabulary, or "" for another student."""
+        return SHAPES[self.kind].pattern
 
     @property
     def positions(self) -> Positions:
@@ -72,6 +83,8 @@ class ShapeKind:
     positions: learnt, rotary, or none.
     rate: returns the default peak learning rate of a shape.
     token_types: whether there are embeddings of token types (first and second text).
+    causal: whether it is a decoder, trained on next tokens.
+    pattern: for a decoder, the pattern of its byte-level vocabulary (`training/byte_level.py`).
     models: for a kind of another package, `module:attribute` of its `Kind`; see `model/kinds.py`.
     """
 
@@ -79,6 +92,8 @@ class ShapeKind:
     positions: Positions
     rate: Callable[[Shape], float]
     token_types: bool = False
+    causal: bool = False
+    pattern: str = ""
     models: str = ""
 
 
@@ -138,6 +153,42 @@ def _static(kind: str, size: str) -> Shape:
     return Shape(kind, int(size), 0, 0, int(size))
 
 
+def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -> Shape:
+    found = re.fullmatch(r"(\d+x\d+x\d+)(?:x(\d+))?(?:x(\d+))?", size)
+    if not found or (found[3] and not grouped):
+        form = "HxLxA[xF[xKV]]" if grouped else "HxLxA[xF]"
+        about = "width x layers x heads, units of the feed-forward parts"
+        about += ", heads of keys and values" if grouped else ""
+        raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
+    shape = _transformer(kind, found[1], 1)
+    heads = int(found[3] or shape.heads)
+    feed_forward = int(found[2] or inner(shape.width))
+    each = shape.width // shape.heads
+    if grouped and each % 2:
+        raise ValueError(
+            f"{each} dimensions a head; rotary positions need an even number: choose fewer heads"
+        )
+    if heads < 1 or shape.heads % heads:
+        raise ValueError(f"{shape.heads} heads are no multiple of {heads} heads of keys and values")
+    if feed_forward < 1:
+        raise ValueError(f"feed-forward parts of {feed_forward} units; give at least 1, or HxLxA")
+    return replace(shape, feed_forward=feed_forward, key_value_heads=heads)
+
+
+def _gated(width: int) -> int:
+    """Return two thirds of four times the width: as many weights as an ungated part has (Shazeer
+    2020, https://arxiv.org/abs/2002.05202), in steps of eight."""
+    return max(8, round(width / 3) * 8)
+
+
+def _gpt2(kind: str, size: str) -> Shape:
+    return _decoder(kind, size, lambda width: 4 * width, grouped=False)
+
+
+def _llama(kind: str, size: str) -> Shape:
+    return _decoder(kind, size, _gated, grouped=True)
+
+
 def _by_width(shape: Shape) -> float:
     return min(LARGEST_RATE, RATE_TIMES_WIDTH / shape.width)
 
@@ -145,6 +196,9 @@ def _by_width(shape: Shape) -> float:
 SHAPES = {
     "bert": ShapeKind(_bert, "learnt", _by_width, token_types=True),
     "modernbert": ShapeKind(_rotary, "rotary", _by_width),
+    "gpt2": ShapeKind(_gpt2, "learnt", _by_width, causal=True, pattern="gpt-2"),
+    "llama": ShapeKind(_llama, "rotary", _by_width, causal=True, pattern="llama-bpe"),
+    "qwen3": ShapeKind(_llama, "rotary", _by_width, causal=True, pattern="qwen2"),
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
     "static": ShapeKind(_static, "none", lambda shape: STATIC_RATE),
 }

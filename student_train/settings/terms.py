@@ -15,6 +15,8 @@ from teachonce.support.errors import UserError, suggest
 
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
+NEXT_LOSS: Mapping[str, float] = {"next": 0.5, "kl-next": 0.5}
+NEXT_STATES_LOSS: Mapping[str, float] = {"hidden": 0.3}
 STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 VECTOR_TEXTS = 128
@@ -33,6 +35,8 @@ class BatchPlan:
     view: the view of the store; None for the masked views in turn.
     mask_prob, rare_masks, max_masks: how tokens are masked in view 0.
     targets: the tokens whose teacher logits are targets: `all`, `masked` or `unmasked`.
+    causal: the student is a decoder: nothing is masked, and each token is predicted from those
+        before it.
     """
 
     terms: tuple[Term, ...]
@@ -44,6 +48,7 @@ class BatchPlan:
     rare_masks: bool
     max_masks: int | None
     targets: str
+    causal: bool = False
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
@@ -110,7 +115,7 @@ def parse_alignments(words: str) -> LossAlignments:
         if not (losses := find(name)):
             known = ", ".join(loss_names())
             raise UserError(f"--align {word}: no loss {name!r}; there are {known}")
-        if all(loss.of_masked for loss in losses):
+        if all(loss.of_text_alone for loss in losses):
             raise UserError(
                 f"--align {word}: {name} compares the student with its own text, not with the"
                 " teacher, and has no alignment; leave it out"

@@ -134,7 +134,8 @@ class Distiller(nn.Module):
 
         Raises UserError for a model that can be no student.
         """
-        answers = None if head_of(student) == "mlm" else output_kind_of(store)
+        of_text = head_of(student) in ("mlm", "causal")
+        answers = None if of_text else output_kind_of(store)
         return cls(
             student,
             options.terms(answers),
@@ -236,7 +237,7 @@ class Sides:
         self._distiller, self._batch = distiller, batch
         self.terms = tuple(terms)
         maps = any(term.loss.student == "maps" for term in terms)
-        own = any(term.loss.of_masked for term in terms)
+        own = any(term.loss.of_text_alone for term in terms)
         seconds = [wanted.inputs for wanted in batch.aligned.values()]
         if own or not seconds or None in seconds or batch.vectors is not None:
             native = distiller.encode(batch.inputs, maps)
@@ -265,7 +266,7 @@ class Sides:
             if term not in named:
                 raise ValueError(f"no loss {term!r} is learnt, of {', '.join(named)}")
             term = named[term]
-        if term.loss.of_masked:
+        if term.loss.of_text_alone:
             return [(self._masked, self._batch.labels)]
         if term.loss.of_text:
             if self._vectors is None:

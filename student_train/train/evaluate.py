@@ -30,11 +30,13 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute the losses of a plan over `blocks`, with fixed masks. Returns {} without blocks.
 
-    valid_NAME: the mean of loss NAME over batches; `mlm` over masked tokens, `ce` over gold labels.
-        Absent if there are none.
+    valid_NAME: the mean of loss NAME over batches; `mlm` over masked tokens, `next` over tokens,
+        `ce` over gold labels. Absent if there are none.
     valid_loss: the weighted sum.
     valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
         of characters (nats); comparable between vocabularies.
+    valid_bits_per_byte: the loss `next` summed over the tokens that have one before them, divided
+        by their bytes and ln 2; comparable between vocabularies.
     valid_accuracy: for a task, the share of gold labels that the student predicts.
     valid_agreement: the share of texts or tokens with the teacher's best label; for several labels
         per text the share of equal decisions, label by label.
@@ -153,7 +155,7 @@ class _Sums:
         self.terms = sorted(terms, key=lambda term: term.loss.of_gold)
         self.sums = dict[str, float]()
         self.counts = dict[str, float]()
-        self.characters = 0
+        self.characters = self.bytes = 0
         self.judged: list[tuple[torch.Tensor, TaskTargets]] = []
         self.spread = Spread()
 
@@ -166,10 +168,11 @@ class _Sums:
         for term in self.terms:
             name, loss = term.name, term.loss
             if name in found:
-                count = len(batch.labels) if loss.of_masked else labels if loss.of_gold else 1
+                count = len(batch.labels) if loss.of_text_alone else labels if loss.of_gold else 1
                 self.sums[name] = self.sums.get(name, 0.0) + float(found[name]) * count
                 self.counts[name] = self.counts.get(name, 0.0) + count
         self.characters += batch.characters
+        self.bytes += batch.predicted_bytes
         if taught and logits is not None:
             self.judged.append((logits, taught))
 
@@ -183,8 +186,10 @@ class _Sums:
             result |= {
                 f"valid_{term.name}_per_character": self.sums[term.name] / self.characters
                 for term in counted
-                if term.loss.of_masked
+                if term.loss.student == "masked"
             }
+        if self.bytes and "next" in self.sums:
+            result["valid_bits_per_byte"] = self.sums["next"] / self.bytes / math.log(2)
         return result | self.spread.figures() | (_right(self.judged) if self.judged else {})
 
 

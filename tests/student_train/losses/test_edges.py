@@ -12,6 +12,7 @@ from torch import Tensor
 from teachonce.store import Logits
 from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
+from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.losses.registry import LOSSES, Loss
 from teachonce.support.arrays import Array
 
@@ -45,7 +46,7 @@ def sides(
         pairs = torch.from_numpy(rng.random((1, runs, runs)) < 0.5)
         return normal(1, runs, runs), [normal(1, runs, runs), pairs]
     other: object = normal(runs, width)
-    if loss.student == "masked":
+    if loss.student in ("masked", "next"):
         other = torch.from_numpy(rng.integers(0, width, runs))
     elif loss.teacher == "gold":  # where no label is known it is -1
         other = torch.from_numpy(rng.integers(-1, width, runs))
@@ -54,6 +55,9 @@ def sides(
         runs = len(kept.ids)
         of_shared = SharedTargets(kept.ids, kept.logprobs, kept.valid)
         other = of_shared if loss.teacher == "shared" else kept
+        if loss.of_next:
+            following = torch.from_numpy(rng.integers(0, width, runs))
+            other = NextTargets(**vars(kept), following=following)
     return normal(runs, width), [
         other,
         *([float(rng.choice([0.1, 1, 9]))] if loss.tempered else []),

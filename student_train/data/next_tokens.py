@@ -1,0 +1,101 @@
+"""What a decoder is trained on: the token after each, the bytes that are predicted, and the pieces
+and places at which the teacher's distribution over its next piece is one over the student's.
+
+Shape letters: N flat tokens, G runs, Vt pieces of the teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
+from teachonce.align.byte_edges import NO_EDGE, TextBytes, token_ends
+from teachonce.align.vocabulary import Marks, byte_of_character
+from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
+from teachonce.support.arrays import Array
+
+CHARACTERS = {byte: character for character, byte in byte_of_character().items()}
+
+
+def following(tokens: Tokens) -> MaskedTokens:
+    """Label each token with the one after it in its text."""
+    labels = np.full(len(tokens.ids), IGNORED, np.int64)
+    labels[:-1] = tokens.ids[1:]
+    last = tokens.start[1:][np.diff(tokens.start) > 0] - 1
+    labels[last] = IGNORED
+    return MaskedTokens(np.asarray(tokens.ids, np.int64), labels)
+
+
+def predicted_bytes(texts: Sequence[str], tokens: Tokens, vocabulary: VocabularyMap) -> int:
+    """Count the bytes of the student's tokens that have a token before them."""
+    text = FlatText.of(texts)
+    octets = TextBytes.of(text)
+    ends = token_ends(text, octets, tokens, vocabulary.student_bytes)
+    count = 0
+    for sequence, (low, high) in enumerate(zip(tokens.start, tokens.start[1:], strict=False)):
+        own = ends[low:high]
+        if len(own) > 1:
+            begin = octets.start[sequence] if own[0] == NO_EDGE else own[0]
+            count += max(0, int(own.max()) - int(begin))
+    return count
+
+
+def places_before(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
+    """Return the tokens whose prediction is that of the first token of each run, of the teacher and
+    of the student: int64 [G'] each. Runs that begin a sequence have none."""
+    first = [runs[:, 0].astype(np.int64) for runs in (alignment.teacher, alignment.student)]
+    heads = [tokens.start[:-1] for tokens in (teacher, student)]
+    inside = ~np.isin(first[0], heads[0]) & ~np.isin(first[1], heads[1])
+    return first[0][inside] - 1, first[1][inside] - 1
+
+
+def last_tokens(alignment: Alignment) -> Alignment:
+    """Pair the last tokens of each run: the first at which a decoder has read all of it."""
+    last = (
+        np.stack([runs[:, 1] - 1, runs[:, 1]], axis=1)
+        for runs in (alignment.teacher, alignment.student)
+    )
+    return Alignment(*last)
+
+
+def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer) -> Array:
+    """Find the student piece that comes next where a teacher piece does: int64 [Vt], or -1.
+
+    It is the first piece of the student's own encoding of the bytes. Special tokens become the
+    student's own by their role.
+    """
+    # The longest student piece that the bytes begin with is another for 17 % of the pieces. It is
+    # the student's next token at 95.9 % of the places, the first piece at 98.7 % (SmolLM2, 4k).
+    pieces, marks = vocabulary.teacher_bytes, _marks(tokenizer)
+    found = vocabulary.match.astype(np.int64)
+    for number, raw in enumerate(pieces.written()):
+        if raw:
+            piece = _first_piece(tokenizer, marks, raw)
+            found[number] = -1 if piece is None else piece
+    return found
+
+
+def _marks(tokenizer: Tokenizer) -> Marks:
+    return Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
+
+
+def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:  # a part of a character
+        text = ""
+    if marks.byte_level:
+        word = "".join(CHARACTERS[byte] for byte in raw)
+        if text:
+            word = tokenizer.pre_tokenizer.pre_tokenize_str(text)[0][0]
+        if raw[:1] != b" ":
+            word = word.removeprefix(marks.mark)  # of a tokenizer that adds a blank in front
+        tokens = tokenizer.model.tokenize(word)
+    elif text:
+        tokens = tokenizer.model.tokenize(text.replace(" ", marks.mark))
+    else:
+        return tokenizer.token_to_id(f"<0x{raw[0]:02X}>")
+    return tokens[0].id if tokens else None

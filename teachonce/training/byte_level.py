@@ -1,0 +1,62 @@
+"""Byte-level vocabularies of decoders: byte pairs over words that a pattern splits a text into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from teachonce.support.errors import UserError
+
+SPECIALS = {
+    "bos_token": "<|begin_of_text|>",
+    "eos_token": "<|end_of_text|>",
+    "pad_token": "<|pad|>",
+}
+ENGLISH = "'s|'t|'re|'ve|'m|'ll|'d"
+PATTERNS = {
+    "gpt-2": rf"{ENGLISH}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
+    "llama-bpe": (
+        rf"(?i:{ENGLISH})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        rf"(?i:{ENGLISH})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+"""By the name that llama.cpp knows each by: it refuses a vocabulary of another pattern."""
+BYTES = 256
+
+
+def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer:
+    """Train a vocabulary of at most `size` byte-level pieces that starts each text with its own
+    token, so that the first piece is predicted, too.
+
+    `pattern` is a key of `PATTERNS`. A text that has fewer pieces to give gives all of them. Raises
+    UserError if `size` cannot hold every byte and the special tokens.
+    """
+    needed = BYTES + len(SPECIALS)
+    if size < needed:
+        raise UserError(
+            f"--vocab {size}: a decoder's vocabulary holds the {BYTES} bytes and {len(SPECIALS)}"
+            f" special tokens; ask for {needed} pieces or more"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(SPECIALS.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    begin = SPECIALS["bos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+    return tokenizer

@@ -1,0 +1,141 @@
+"""Decoders: from the store of a causal teacher to a folder that generates text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.output.report import read_report
+from teachonce.student_train.train.distiller import Distiller
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+
+SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("decoders")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    words = {"head": "causal", "attention": "none", "logits": "topk:599"}
+    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", codec="exact", **words)
+
+
+@pytest.mark.parametrize(
+    "student", ["llama:32x2x4", "qwen3:32x2x4x64x2", "gpt2:32x2x4", "teacher:1"]
+)
+def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str) -> None:
+    out = tmp_path / "student"
+    words = ("--store", store, "--student", student, "--vocab", "400", "--out", out, *SHORT)
+    said = ok(student_train, *words)
+    assert "0.5 next + 0.5 kl-next + 0.3 hidden" in said
+    report = read_report(out)
+    assert report is not None
+    assert 3 < report["result"]["valid_bits_per_byte"] < 9
+    assert "word embeddings of 397 of 400 pieces from their splits" in report["start"][0]
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    read = tokenizer("The old sea", return_tensors="pt")
+    made = model.generate(**read, max_new_tokens=5, do_sample=False)
+    assert len(made[0]) == read["input_ids"].shape[1] + 5
+    card = (out / "README.md").read_text()
+    assert "AutoModelForCausalLM" in card and "text-generation" in card
+
+
+def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
+    batches = StudentBatches(store, "400", student="llama:32x2x4", loss={"next": 1.0})
+    model = AutoModelForCausalLM.from_config(_config(len(batches.tokenizer)))
+    distiller = Distiller.of(model, batches.options, batches.store)
+    batch = next(iter(batches))
+    found, _ = distiller.measured(batch)
+    labels = batch.inputs.ids.masked_fill(~batch.inputs.present, -100)
+    with torch.no_grad():
+        expected = model(batch.inputs.ids, batch.inputs.present.long(), labels=labels).loss
+    assert float(found["next"].detach()) == pytest.approx(float(expected), rel=1e-5)
+    texts = [
+        batches.tokenizer.decode(row[here][1:])
+        for row, here in zip(batch.inputs.ids, batch.inputs.present, strict=True)
+    ]
+    assert batch.predicted_bytes == sum(len(text.encode()) for text in texts)
+
+
+def _config(vocabulary: int) -> object:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+    )
+
+
+def test_the_teachers_vocabulary_gives_ordinary_distillation(
+    store: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """Value and gradient of kl-next are those of dense KL, at all tokens that have one before."""
+    batches = StudentBatches(store, "teacher", student="llama:32x2x4", loss={"kl-next": 1.0})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(_config(len(batches.tokenizer)))
+    teacher = AutoModelForCausalLM.from_pretrained(tiny_teacher("gpt2"))
+    distiller = Distiller.of(model, batches.options, batches.store)
+    batch = next(iter(batches))
+    found, _ = distiller.measured(batch)
+    found["kl-next"].backward()
+    gradient = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    ids, present = batch.inputs.ids, batch.inputs.present
+    asked = present[:, 1:]
+    with torch.no_grad():
+        theirs = teacher(ids, attention_mask=present.long()).logits[:, :-1][asked].log_softmax(1)
+    own = model(ids, attention_mask=present.long()).logits[:, :-1][asked].log_softmax(dim=1)
+    expected = functional.kl_div(own, theirs, log_target=True, reduction="batchmean")
+    expected.backward()
+    assert float(found["kl-next"].detach()) == pytest.approx(float(expected.detach()), abs=2e-4)
+    assert torch.allclose(gradient, model.lm_head.weight.grad, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--loss", "mlm"), ("--loss mlm", "a decoder", "next, kl-next")),
+        (("--loss", "kl=1,next=1"), ("--loss kl", "a decoder", "next, kl-next")),
+        (("--align", "kl-next=span"), ("--align kl-next=span", "trims blanks", "kl-next=bytes")),
+        (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
+        (("--vocab", "words"), ("--vocab words", "every byte")),
+        (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
+        (("--student", "32x2x4", "--loss", "next"), ("--loss next", "no decoder", "mlm")),
+        (("--student", "llama:32x2x4x64x3"), ("4 heads are no multiple of 3",)),
+    ],
+)
+def test_what_a_decoder_cannot_do_is_refused(
+    tmp_path: Path, store: Path, words: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    student = () if "--student" in words else ("--student", "llama:32x2x4")
+    vocab = () if "--vocab" in words else ("--vocab", "400")
+    given = ("--store", store, "--out", tmp_path / "s", *student, *vocab, *words, *SHORT)
+    says(refused(student_train, *given), *told)
+
+
+def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) -> None:
+    """One held-out figure for two vocabularies: of the same bytes."""
+    found = []
+    for vocab in ("300", "teacher"):
+        out = tmp_path / vocab
+        words = ("--store", store, "--student", "llama:32x1x4", "--vocab", vocab, "--out", out)
+        ok(student_train, *words, *SHORT, "--loss", "next")
+        report = read_report(out)
+        assert report is not None
+        result = report["result"]
+        found.append(result["valid_bits_per_byte"])
+        assert result["valid_bits_per_byte"] < result["valid_next"] / math.log(2)
+    assert found[0] != found[1]
