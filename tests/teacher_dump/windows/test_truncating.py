@@ -93,7 +93,7 @@ def test_characters_of_several_tokens_are_whole(make_tokenizer: Make) -> None:
 
 
 def test_nothing_fits(make_tokenizer: Make) -> None:
-    with pytest.raises(UserError, match=r"a.txt: of text 8 no character .* after the prompt 'f"):
+    with pytest.raises(UserError, match=r"a.txt: no character of text 8 .* after the prompt 'f"):
         window_of("story " * 9, make_tokenizer("bpe"), 6, PROMPT)
     with pytest.raises(UserError, match=r"no character of text \d+ fits into the 2 tokens"):
         window_of("\U0001f9ac" * 9, make_tokenizer("bpe"), 4)
