@@ -101,8 +101,9 @@ class OptionFields:
         " feed-forward size (4 H if left out); tiny is 264x3x12x792. modernbert:HxLxA[xF]: a"
         " ModernBERT (F is 2 H if left out). teacher:L: the teacher's hidden size and heads with L"
         " layers, of the teacher's kind if a student can be. llama:, qwen3: or gpt2:HxLxA[xF[xKV]]:"
-        " a decoder (KV: heads of keys and values; gpt2 has none). bilstm:E,H: embedding size, and LSTM size in"
-        " each direction. static:D: embeddings of D numbers without layers, for text vectors only.",
+        " a decoder (KV: heads of keys and values; gpt2 has none). bilstm:E,H: embedding size, and"
+        " LSTM size in each direction. static:D: embeddings of D numbers without layers, for text"
+        " vectors only.",
         scope={START},
         words=STUDENTS,
         check=check_student,
@@ -178,8 +179,8 @@ class OptionFields:
         " another store's teacher. teacher: the teacher's embeddings and layers, averaged in"
         " consecutive groups and cut to the student's size. layers:I,J,...[@DIR]: single layers"
         " (from 1) instead of averages, of the model in DIR if given. mixed-vocab: the embeddings"
-        " of mixed-vocab training in the store. random. auto: vocab for a decoder, else layers, evenly spaced (teacher for a"
-        " task or text vectors) if the shapes fit, else svd.",
+        " of mixed-vocab training in the store. random. auto: vocab for a decoder; else layers,"
+        " evenly spaced (teacher for a task or text vectors) if the shapes fit, else svd.",
         scope={START},
         words=STARTS,
         check=check_start,

@@ -106,6 +106,7 @@ class TrainOptions(OptionFields):
         masked += ["--targets masked"] if self.targets == "masked" else []
         if masked and not self.mask_prob:
             raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
+        self._check_predictions()
         check_alignment_of_shared(self.align, self.loss)
         nested = [loss for loss in registry.named(self.losses()) if loss.nests]
         if self.matryoshka and not nested:

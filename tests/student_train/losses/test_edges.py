@@ -113,7 +113,7 @@ def test_a_head_and_a_student_with_the_teachers_vocabulary(pieces: int) -> None:
     value = kl(own, targets, 2.0)  # the student is the teacher
     value.backward()
     # Beyond `HEAD_BEST` the rest is 1 less a sum in float32, and the temperature takes its root.
-    assert value.item() == pytest.approx(0, abs=1e-4 if pieces <= HEAD_BEST else 1e-2)
+    assert value.item() == pytest.approx(0, abs=1e-4 if pieces <= HEAD_BEST else 2e-2)
     assert own.grad is not None and own.grad.isfinite().all()
 
 
