@@ -53,7 +53,9 @@ class Work:
         out = self.options.out_folder()
 
         def saved() -> str:
-            return f"{out}: {newest_checkpoint(out / 'checkpoints')}; the same command goes on"
+            return (
+                f"{out}: {newest_checkpoint(out / 'checkpoints')}; continue with the same command"
+            )
 
         report = read_report(out)
         if report is None or "result" not in report:

@@ -101,8 +101,8 @@ def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -
 def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
     told = " ".join(ok(student_sweep, "-h").split())
     assert "[default: tiny]" in told
-    assert "adamw: 0.5 / width, at most 0.004; of a BiLSTM 0.003; of adadelta 1]" in told
-    assert "[default: beside the store, STORE-sweep for STORE.zarr]" in told
+    assert "0.003 for a BiLSTM; 1 for adadelta]" in told
+    assert "[default: STORE-sweep next to STORE.zarr]" in told
 
 
 def test_dump_without_a_head_says_what_is_stored(
@@ -216,7 +216,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown == [f"{row[NATS]:,.5g}" for row in by_nats]  # the best first
     assert "valid_loss" not in headings  # of other losses, so another quantity
     best = f"best      {by_nats[0]['folder']}: {NATS} {by_nats[0][NATS]:.5g} (nats per character,"
-    assert best in said and "any vocabulary and losses" in said
+    assert best in said and "comparable between vocabularies and losses" in said
     joined = json.loads(table_of(out, out.parent / "joined"))["rows"]
     assert [row["model"] for row in joined] == [str(out / row["folder"]) for row in by_nats]
     assert joined[0]["mean"]["held-out"] == {"nats/character": by_nats[0][NATS]}

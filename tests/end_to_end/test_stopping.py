@@ -132,7 +132,8 @@ def test_stopped_sweep(tmp_path: Path, words: Words) -> None:
     os.kill(stopped.pid or 0, signal.SIGINT)
     assert finish(stopped) == 130
     assert re.fullmatch(
-        rf"Stopped: {out}/.*: saved at step \d+ \(.*\); the same command goes on", last_line(log)
+        rf"Stopped: {out}/.*: saved at step \d+ \(.*\); continue with the same command",
+        last_line(log),
     )
     assert finish(fork(in_small_parts, *sweep, log=log)) == 0
     assert len(list(out.glob("*/model.safetensors"))) == 2

@@ -285,7 +285,11 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
         ),
         (plain, ("--data", "labelled"), ("--data labelled", "no gold labels")),
         (classes.path, ("--loss", "ce=1,kl=1", "--mask-words", "sideways"), ("uniform", "rare")),
-        (mostly, ("--loss", "ce=1", "--best"), ("--best: none of", "judge by", "hold out more")),
+        (
+            mostly,
+            ("--loss", "ce=1", "--best"),
+            ("--best: no held-out", "a gold label", "hold out more"),
+        ),
     )
     for store, words, told in cases:
         line = refused(main, "--store", store, "--out", tmp_path / "out", *SMALL, *words)

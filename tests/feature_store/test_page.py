@@ -178,7 +178,7 @@ def test_bad_input_is_told_in_a_line(
     assert "exists already" in line and (tmp_path / "novel.txt").read_text() == "mine"
     line = refused(store, "--out", tmp_path / "novel.txt/page.html")
     assert "novel.txt" in line and "check the name" in line
-    assert "give --out, too" in refused("s3://bucket/a.zarr")
+    assert "give --out as well" in refused("s3://bucket/a.zarr")
     assert not out.exists()
     monkeypatch.setitem(sys.modules, "jinja2", None)
     line = refused(store, "--out", out)

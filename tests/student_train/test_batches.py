@@ -143,7 +143,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     own, teacher = distiller.sides(batch).of("hidden")[0]
     assert own.shape == teacher.shape == (len(batch.aligned["span"].runs.begin), 32)
     with pytest.raises(
-        UserError, match=r"Own: has no method logits\(states\).*choose losses of st"
+        UserError, match=r"Own: has no method logits\(states\).*choose losses on hidden st"
     ):
         StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).distiller(Own())(batch)
     with pytest.raises(UserError, match="Own: your own module has no attention maps"):

@@ -187,7 +187,7 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
 @pytest.mark.parametrize(
     ("size", "told"),
     [
-        ("4x256", "expected tiny, HxLxA or modernbert:HxLxA (width x layers x heads"),
+        ("4x256", "expected tiny, HxLxA or modernbert:HxLxA (hidden size x layers"),
         ("", "expected tiny, HxLxA or modernbert:HxLxA"),
         ("0x2x2", "all at least 1"),
         ("16x2x3", "the hidden size 16 must be a multiple of the 3 heads"),

@@ -137,6 +137,6 @@ def test_embeddings_of_another_width_have_no_such_mean(
         store=counted.path, vocab="400", student="bilstm:12,10", loss={"hidden": 1.0}, device="cpu",
         out=tmp_path / "a",
     ).resolved()  # fmt: skip
-    told = "--student bilstm:12,10: .* count the embeddings .* are 12 wide, its states 20: dump"
+    told = "--student bilstm:12,10: .* include the embeddings .* 12 is not its hidden size 20;"
     with pytest.raises(UserError, match=told):
         checked_plan(options, counted)
