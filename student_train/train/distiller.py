@@ -97,8 +97,8 @@ class Distiller(nn.Module):
 
     @property
     def vector_head(self) -> VectorHead | None:
-        """The steps from the student's last states to its vector of a text: a part of the finished
-        student. None where no loss reads vectors."""
+        """The modules from the student's last states to its text vector, which are a part of the
+        finished student. None if no loss uses text vectors."""
         if VECTORS not in self.projections:
             return None
         head = self.projections[VECTORS]
@@ -106,13 +106,13 @@ class Distiller(nn.Module):
         return head
 
     def share_vector_head(self, other: Distiller) -> None:
-        """Make vectors by the steps of another distiller of the same student."""
+        """Use the vector head of another distiller of the same student."""
         if VECTORS in self.projections and VECTORS in other.projections:
             self.projections[VECTORS] = other.projections[VECTORS]
 
     @staticmethod
     def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
-        """Make the mean of states, and a map to the teacher's space where a loss compares with it.
+        """Make the mean pooling, and a map to the teacher's space if a loss compares with it.
 
         The map has no bias: the mean of states can hold one.
         """
@@ -124,13 +124,13 @@ class Distiller(nn.Module):
         if too_wide := [n for n in nested if n >= (width if projected else own)]:
             raise UserError(
                 f"--matryoshka {too_wide[0]}: the student's vectors are"
-                f" {width if projected else own} wide; give smaller widths"
+                f" {width if projected else own} wide; give smaller sizes"
             )
         return VectorHead(Pooling(own, "mean"), *dense, Normalize())
 
     @classmethod
     def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
-        """Make the distiller of a student that learns from a store.
+        """Make the distiller of a student from options and a store.
 
         Raises UserError for a model that can be no student.
         """
@@ -156,8 +156,10 @@ class Distiller(nn.Module):
     def measured(
         self, batch: StudentBatch, terms: Sequence[Term] | None = None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Compute the losses of `terms`, else of its own, as `forward` does, and the logits [G,C]
-        of a task; None without one."""
+        """Compute unweighted losses by name, and the logits [G,C] of a task or None.
+
+        terms: the losses to compute, by default the distiller's own.
+        """
         device, found = batch.inputs.ids.device.type, dict[str, Tensor]()
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
@@ -167,7 +169,7 @@ class Distiller(nn.Module):
             return found, sides.answers()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
-        """Run the student over a batch, and return what the losses of `terms` compare."""
+        """Run the student over a batch, and return the inputs of the losses of `terms`."""
         return Sides(self, batch, self.terms if terms is None else terms)
 
     def weighted(self, losses: Mapping[str, Tensor], terms: Sequence[Term] | None = None) -> Tensor:
@@ -188,8 +190,8 @@ class Distiller(nn.Module):
         return vectors
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
-        """Project student states [G,Ds] to the teacher's width [G,D] for the feature `name`; return
-        them as they are where the loss needs no projection."""
+        """Project student states [G,Ds] to the teacher's hidden size [G,D] for the feature `name`.
+        The states are unchanged if the loss needs no projection."""
         own = own_projection(self.student)
         if own is not None and loss.name in self.projected_losses:
             found: Tensor = own(states)
@@ -225,7 +227,7 @@ class Distiller(nn.Module):
 
 
 class Sides:
-    """The student's and the teacher's side of each loss, for one batch.
+    """The inputs of every loss for one batch: the student's side and the teacher's.
 
     The student runs over the batch once, and once more for an alignment that has an input of its
     own. `terms` are the losses that are compared.
@@ -264,7 +266,7 @@ class Sides:
         if isinstance(term, str):
             named = {each.name: each for each in self.terms}
             if term not in named:
-                raise ValueError(f"no loss {term!r} is learnt, of {', '.join(named)}")
+                raise ValueError(f"no loss {term!r} is trained; there are {', '.join(named)}")
             term = named[term]
         if term.loss.of_text_alone:
             return [(self._masked, self._batch.labels)]
@@ -277,13 +279,13 @@ class Sides:
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
     def answers(self) -> Tensor | None:
-        """Return the logits [G,C] that the student answers a task by; None without one."""
+        """Return the student's logits [G,C] for the task, or None without a task."""
         of_task = self._batch.of_task
         return None if of_task is None else self._aligned[of_task].answers(self.terms)
 
 
 class _Aligned:
-    """Finds both sides of each loss of an alignment, for one batch."""
+    """The inputs of the losses of one alignment, for one batch."""
 
     def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read

@@ -110,7 +110,9 @@ def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) ->
             torch.testing.assert_close(formula(*arguments), losses[name], rtol=0, atol=0)
         weighted = sum(losses.values())
         torch.testing.assert_close(distiller.weighted(losses), weighted)
-    with pytest.raises(ValueError, match="no loss 'hard' is learnt, of mlm, hidden, attention, kl"):
+    with pytest.raises(
+        ValueError, match="no loss 'hard' is trained; there are mlm, hidden, attention, kl"
+    ):
         sides.of("hard")
     assert batches.validate(distiller)["valid_loss"] > 0
     assert sum(batch.tokens for batch in batches.held_out()) > 0
