@@ -72,7 +72,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
 
 def test_masks_of_a_dump_have_no_bound_of_the_student(store: FeatureStore) -> None:
     for view in (None, 1):
-        with pytest.raises(UserError, match="--max-masks 20: the masks of .* use --view 0"):
+        with pytest.raises(UserError, match="--max-masks 20: a masked view of .* use --view 0"):
             checked_plan(options_for(store, max_masks=20, view=view), store)
     options = options_for(store, max_masks=2, view=0, mask_prob=0.5, steps=1)
     checked_plan(options, store)
