@@ -105,14 +105,14 @@ class Bucket:
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
         """Read a range once; see `teachonce.store.containers.remote_ranges.Fetch`."""
         if begin < 0 and self._suffixes:
-            asked: Any = {"suffix": -begin}
+            wanted: Any = {"suffix": -begin}
         elif begin < 0:
             size = int((await self._obstore.head_async(self.store, name))["size"])
-            asked = (max(0, size + begin), size)
+            wanted = (max(0, size + begin), size)
         else:
-            asked = (begin, end)
+            wanted = (begin, end)
         try:
-            given = await self._obstore.get_async(self.store, name, options={"range": asked})
+            given = await self._obstore.get_async(self.store, name, options={"range": wanted})
         except Exception as error:  # obstore raises its general kind, before it reads the body
             if any(word in str(error) for word in IGNORED):
                 raise RangeIgnored("the server ignores Range and sends whole objects") from error

@@ -1,9 +1,9 @@
 """The lease of a store in a bucket: an object next to it that its writer rewrites regularly.
 
-It says what the lease of a store on a disk says (`support/lease.py`). Each writing is conditional:
-it takes effect only while the object is the one that this process has seen. Time is that of the
-server's clock, which dates every object. Where a server knows no conditions, the last of two
-processes that take a lease at once has it, and the other one sees that before it writes a part.
+It has the content of a lease on a disk (`support/lease.py`). Writes are conditional: they take
+effect only if the object is still the one that this process has read. Times are those of the
+server's clock, which dates every object. If a server supports no conditions, the last of two
+processes that take a lease at once holds it, and the first notices before it writes a part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from teachonce.support.lease import (
     taken_error,
 )
 
-NONCE = 16  # bytes behind what a lease says
+NONCE = 16  # random bytes after the content of a lease
 _own: dict[str, BucketLease] = {}  # of this process, which may create a store again
 
 
@@ -41,7 +41,7 @@ class BucketLease:
 
     def __init__(self, url: str) -> None:
         self.url, self.token = url, secrets.token_hex(8)
-        self._bucket, self._name = _beside(url)
+        self._bucket, self._name = _lease_place(url)
         if (before := _own.get(url)) is not None:
             before.close()
         self._tag: str | None = None
@@ -54,7 +54,7 @@ class BucketLease:
         _own[url] = self
 
     def _sign(self) -> bytes:
-        """The content of the lease; never twice the same, so that two have different tags."""
+        """Return the content of the lease; random, so that every write gives another ETag."""
         return lease_bytes(self.token) + secrets.token_hex(NONCE // 2).encode()
 
     def _take(self) -> None:
@@ -75,7 +75,7 @@ class BucketLease:
                 return
             if self._tag is not None:
                 return
-        raise UserError(f"{self.url}: {self._name} beside it comes and goes; start again")
+        raise UserError(f"{self.url}: {self._name} next to it comes and goes; start again")
 
     def _ignored(self) -> bool:
         """Whether the server ignores conditions: then it writes the lease again."""
@@ -96,9 +96,9 @@ class BucketLease:
 
     def check(self) -> None:
         """Raise UserError if another process has taken the lease over, or it was removed."""
-        check_token(self.url, self._name, self._said(), self.token)
+        check_token(self.url, self._name, self._read(), self.token)
 
-    def _said(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         found = self._bucket.tagged(self._name)
         return parse_lease(found.data[:-NONCE]) if found else {}
 
@@ -109,12 +109,12 @@ class BucketLease:
         self._ended.set()
         self._beating.join()
         _own.pop(self.url, None)
-        if self._said().get("token") == self.token:
+        if self._read().get("token") == self.token:
             self._bucket.delete([self._name])
 
 
-def _beside(url: str) -> tuple[Bucket, str]:
-    """The place where the lease of a store lies, and its name."""
+def _lease_place(url: str) -> tuple[Bucket, str]:
+    """Return the folder of a store in its bucket, and the name of its lease there."""
     place, _, name = url.rpartition("/")
     return Bucket(place), f".{name}.lease"
 
@@ -122,7 +122,7 @@ def _beside(url: str) -> tuple[Bucket, str]:
 def check_free(url: str) -> None:
     """Raise Taken if a living process other than this one writes the store, Unreachable if nothing
     can be written next to it."""
-    bucket, name = _beside(url)
+    bucket, name = _lease_place(url)
     found = None if url in _own else bucket.tagged(name)
     if found is None:
         _now(bucket, name)  # fails before the work if nothing can be written

@@ -28,7 +28,7 @@ from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
 
-ROOT, BEGUN = "zarr.json", ".tmp-begun"
+ROOT, STARTED = "zarr.json", ".tmp-begun"
 
 
 class BucketStaging:
@@ -47,7 +47,7 @@ class BucketStaging:
     def check_place(self) -> None:
         """Raise UserError unless a store can be created here."""
         found = self._bucket.folders()
-        if found and not {ROOT, BEGUN} & set(found):
+        if found and not {ROOT, STARTED} & set(found):
             raise UserError(
                 f"{self.path}: holds objects that are no store ({', '.join(sorted(found)[:3])});"
                 f" {ANOTHER}"
@@ -72,12 +72,12 @@ class BucketStaging:
     def _sweep(self) -> None:
         """Remove the objects of torn uploads; of a store without a root all objects."""
         if not self.exists():
-            if BEGUN in self._bucket.folders():
+            if STARTED in self._bucket.folders():
                 left = self._bucket.under()
-                self._bucket.delete(left - {BEGUN})
-                self._bucket.delete([BEGUN])
+                self._bucket.delete(left - {STARTED})
+                self._bucket.delete([STARTED])
             return
-        self._bucket.delete([BEGUN])
+        self._bucket.delete([STARTED])
         for number in self._uploaded() - self.published():
             self.clear_part(number)
 
@@ -92,17 +92,17 @@ class BucketStaging:
         return sink
 
     def begin(self) -> None:
-        self._bucket.write(BEGUN, self.mark.encode())
+        self._bucket.write(STARTED, self.mark.encode())
         folder = self._work("new")
         self._upload(folder)
         self._write_root((folder / ROOT).read_bytes(), None)
-        self._bucket.delete([BEGUN])
+        self._bucket.delete([STARTED])
         files.discard(folder.parent, folder.name)
 
     def _taken(self) -> UserError:
         return UserError(
-            f"{self.path}: another process has begun or sealed it meanwhile; let that one end, and"
-            " type the same command again"
+            f"{self.path}: another process has started or sealed it meanwhile; let that one end,"
+            " and type the same command again"
         )
 
     def _upload(self, folder: Path, to: str = "") -> None:
@@ -136,7 +136,7 @@ class BucketStaging:
         """Replace the root, unless another process has changed it since it was read."""
         now = self._bucket.tagged(ROOT)
         if now is None:
-            raise self._gone()
+            raise self._removed()
         self._write_root(_json(GROUP | {"attributes": attributes}), now.tag)
 
     def _write_root(self, data: bytes, tag: str | None) -> None:
@@ -146,7 +146,7 @@ class BucketStaging:
         except NotImplementedError:  # then only the lease prevents a second writer
             self._bucket.write(ROOT, data)
 
-    def _gone(self) -> StoreError:
+    def _removed(self) -> StoreError:
         return StoreError(f"{self.path}: was removed while it was written; start again")
 
     def source(self) -> StoreSource:
@@ -157,7 +157,7 @@ class BucketStaging:
 
     def publish(self, number: int) -> None:
         if not self.exists():
-            raise self._gone()
+            raise self._removed()
         folder = self._work(f"part-{number}")
         self._upload(folder, f"parts/{number}/")
         self._bucket.write(f"parts/{number}/{ROOT}", (folder / ROOT).read_bytes())

@@ -1,11 +1,10 @@
 """A bounded cache on a local disk of ranges of remote stores, shared by all processes that name it.
 
 An entry is a file: the bytes of a range, the size of the whole object, and a checksum. Its
-modification time is when it was last used. Whoever writes or removes entries holds a lock on the
-file `lock` meanwhile, so a temporary file that another process finds was left by a kill. The
-file `lock` holds the bytes that are taken. They are counted before they are written and until they
-are removed, so that all writers together stay within the bound whenever one is killed; what a kill
-leaves counted too high the next count corrects.
+modification time is its last use. A process that writes or removes entries holds a lock on the
+file `lock`, so a temporary file found under the lock was left by a kill. The file `lock` also holds
+the number of bytes used. Bytes are added before they are written and subtracted after they are
+removed: even after a kill, all writers together stay within the limit. Making room counts again.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ MARK = b"TPC1"
 TOTAL = struct.Struct("<Q")
 ENTRY = re.compile(r"[0-9a-f]{32}\.-?\d+\.\d+")
 UNIT = 4096  # bytes that disks give out
-KEPT_SHARE = 0.9  # of the bound, when room is made: to look at all entries takes time
+FILL_AFTER_CLEANUP = 0.9  # of the bound: to list all entries takes time, so not at every write
 
 
 def _entry_prefix(store: str, name: str) -> str:
-    """How the names of the entries of an object begin: hexadecimal digits."""
+    """Return the prefix, in hexadecimal, of the names of an object's entries."""
     return hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
 
 
@@ -108,7 +107,9 @@ class DiskCache:
                 self._make_room(taken, None)
             yield taken
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
+            fcntl.flock(
+                file, fcntl.LOCK_UN
+            )  # explicitly: a process forked meanwhile holds the file open, too
             os.close(file)
 
     def _make_room(self, taken: _BytesTaken, most: int | None) -> None:
@@ -148,7 +149,9 @@ class DiskCache:
         path = self._path(store, name, begin, end)
         try:
             with os.fdopen(files.open_ordinary(path), "rb") as file:
-                data = np.fromfile(file, np.uint8)  # a map would keep the room of what is removed
+                data = np.fromfile(
+                    file, np.uint8
+                )  # not a map, which would hold the disk space of a removed file
                 os.utime(file.fileno())
         except OSError:
             return None
@@ -175,19 +178,19 @@ class DiskCache:
         except OSError as error:
             self.full = True
             logging.getLogger(__name__).warning(
-                "--cache %s%s: nothing more is kept there: %s; the store is read from where it"
-                " lies", PREFIX, self.folder, files.reason(error),
+                "--cache %s%s: nothing more is cached there: %s; the store is read from its"
+                " address", PREFIX, self.folder, files.reason(error),
             )  # fmt: skip
 
     def _has_room(self, taken: _BytesTaken, size: int) -> bool:
         if taken.bytes + size > self.bound:
-            self._make_room(taken, max(0, int(self.bound * KEPT_SHARE) - size))
+            self._make_room(taken, max(0, int(self.bound * FILL_AFTER_CLEANUP) - size))
         return taken.bytes + size <= self.bound
 
     def _write(
         self, taken: _BytesTaken, path: Path, size: int, data: tuple[memoryview | bytes, ...]
     ) -> None:
-        taken.add(size)  # before there is a file: a kill leaves less than is counted
+        taken.add(size)  # before there is a file: after a kill the count is too high, never too low
         new = path.with_name(f"{files.UNFINISHED}{path.name}-{os.urandom(8).hex()}")
         try:
             with os.fdopen(files.create(new, 0o644), "wb") as opened:

@@ -1,5 +1,5 @@
-"""What a file format must be able to do for a store: protocols to read, write and start one, and
-what all formats share."""
+"""Protocols that a container (Zarr, HDF5) implements to read, write and start a store, and the code
+that all containers share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from teachonce.support.files import WRITABLE
 from teachonce.support.lease import Lease, check_free
 
 SealContent = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
-"""Makes the root attributes and the manifest of a finished store; the function that it is given
-writes an array of the index, by its path."""
+"""Returns the root attributes and the manifest of a finished store; its argument writes an array of
+the index, by path."""
 
 
 class Slices(Protocol):
@@ -38,7 +38,7 @@ class Slices(Protocol):
         """Read rows begin..end into a contiguous array [end - begin, ...] of the stored dtype."""
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Announce that rows begin..end are read soon, so that the disk can begin."""
+        """Announce that rows begin..end are read soon, so that the disk can read ahead."""
 
 
 class RowSlices:
@@ -86,10 +86,12 @@ def damaged_chunks(array: Slices, rows: int) -> list[int]:
 
 
 class Flaw(NamedTuple):
-    """What only the file format shows: a line for a person, and the path of the group or array.
+    """A problem that only the container can find: a line for a person, and the path of the group or
+    array.
 
-    A stranger is a file or object that the format does not define; it is never read. What it
-    explains, wherever it is, is no damage of its own: a file whose last bytes hash all others.
+    unknown: a file or object that the format does not define; it is never read.
+    explained_by_unknown: no damage if the store has an unknown object, as that changes the hash at
+    the end of an HDF5 file.
     """
 
     line: str
@@ -103,13 +105,13 @@ class StoreSource(Protocol):
 
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
-    remote: bool  # what is read comes over a network, which may alter it on the way
-    grain: int  # bytes of an array that are decoded at once, about: a smaller gap is read, too
-    cache: DiskCache | None  # on a local disk, of what is read
+    remote: bool  # read over a network, which may alter bytes
+    grain: int  # about the bytes of an array that are decoded at once: smaller gaps are read, too
+    cache: DiskCache | None  # of fetched ranges, on a local disk
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
-        """Cache what is read of a sealed store, which its checksum names, on a local disk; nothing
-        where the store itself lies there."""
+        """Cache what is read of a sealed store, identified by its checksum, on a local disk; does
+        nothing for a local store."""
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         """Attributes of a group ('' is the root). StoreError if there is no such group."""
@@ -127,8 +129,8 @@ class StoreSource(Protocol):
     def flaws(
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
     ) -> list[Flaw]:
-        """Missing, altered and strange files or objects of a group that has these arrays; '' is the
-        root. Nothing is said of what is inside the `parts` of these numbers."""
+        """List missing, altered and unknown files or objects of a group with these arrays ('' is
+        the root), except inside the `parts` of these numbers."""
 
     def damaged_chunks(self, name: str) -> list[int]:
         """Numbers of the first chunks of an array (along the rows) that cannot be decoded."""
@@ -137,11 +139,10 @@ class StoreSource(Protocol):
         """Checksum of an array's own metadata, if the format has them in a file."""
 
     def forget(self, name: str) -> None:
-        """Drop what is cached of an array that was found damaged: a later read fetches it
-        again."""
+        """Drop the cached bytes of an array that looks damaged: a later read fetches it again."""
 
     def format_violation(self, name: str) -> str | None:
-        """What the stored form of an array has that FORMAT.md does not allow; None if nothing."""
+        """Describe how the stored form of an array violates FORMAT.md; None if it does not."""
 
     def close(self) -> None:
         """Close open files; a later read opens them again."""
@@ -178,7 +179,7 @@ class Staging(Protocol):
     def path(self) -> Path | str:
         """Where the store lies: a path, or the address of a bucket."""
 
-    mark: str  # in temporary names: those of a writer that has lost its lease are not ours
+    mark: str  # part of temporary names; a writer that has lost its lease has another one
 
     def exists(self) -> bool:
         """Whether there is anything of this name."""
@@ -207,9 +208,8 @@ class Staging(Protocol):
     def complete(
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
     ) -> None:
-        """Write, of all arrays outside the parts, those that an unfinished store is `lacking`, and
-        their entries into the root's attributes; make its other groups where they are lost. After
-        a kill another call goes on."""
+        """Write those of `arrays` that an unfinished store is `lacking`, their entries in the
+        root's attributes, and groups that are missing. After a kill, another call continues."""
 
     def source(self) -> StoreSource:
         """Open the unfinished store for reading."""
@@ -229,7 +229,7 @@ class Staging(Protocol):
 
 
 class OnDisk:
-    """The path of a store under construction on a disk, and who may write it; see `Staging`."""
+    """A store under construction on a disk: its path and its lease; see `Staging`."""
 
     path: Path
 

@@ -27,7 +27,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def prefetch(path: str, begin: int, size: int) -> None:
-    """Let the disk begin to read some bytes of a file. Raises OSError."""
+    """Ask the system to read ahead some bytes of a file. Raises OSError."""
     if size <= 0 or not hasattr(os, "posix_fadvise"):
         return
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -40,11 +40,13 @@ def prefetch(path: str, begin: int, size: int) -> None:
 class FileMap:
     """The bytes of a file, mapped read-only. Raises OSError.
 
-    `mmap.mmap` keeps a file descriptor open for each map before Python 3.13, and a process has few.
-    Here the file is closed at once, and the map ends with the last array that uses it. A forked
-    process can go on reading it. The file must not be shortened meanwhile, or the system ends the
-    process; finished parts never change.
+    The file is closed at once, and the map is released with the last array that uses it. A forked
+    process can continue reading it. The file must not be truncated meanwhile (SIGBUS); published
+    parts never change.
     """
+
+    # Not mmap.mmap: before Python 3.13 it holds a file descriptor for each map, and a process has
+    # few of them.
 
     def __init__(self, path: Path) -> None:
         self.data: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -65,7 +67,7 @@ class FileMap:
         self.data.flags.writeable = False
 
     def prefetch(self, begin: int, size: int) -> None:
-        """Let the disk begin to read some bytes."""
+        """Ask the system to read ahead some bytes."""
         start = begin // mmap.PAGESIZE * mmap.PAGESIZE
         if size:
             _libc().madvise(self._address + start, begin + size - start, mmap.MADV_WILLNEED)

@@ -1,9 +1,8 @@
-"""Send requests over a network: repeat those that fail for a time, name what does not pass.
+"""Send requests over a network: retry transient errors, and explain permanent ones."""
 
-obstore could repeat requests itself: of 240 requests of which 30 % met a 503, a reset or a torn
-body, all were answered. This loop serves the clients of fsspec as well, logs what it waits for, and
-gives up an address that has never answered after 20 s, which one setting of obstore cannot do.
-"""
+# obstore could retry requests itself: of 240 requests, 30 % of which met a 503, a reset or a torn
+# body, all were answered. This loop also serves the clients of fsspec, logs what it waits for, and
+# gives up after 20 s on an address that has never answered, which obstore has no setting for.
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ Result = TypeVar("Result")
 
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 20.0  # seconds; the pause doubles from try to try
-PATIENCE = 300.0  # seconds that a request is repeated to an address that has answered before
-FIRST_PATIENCE = 20.0  # and to one that never has: its name may be wrong
-ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # of an answer, and the bytes a second added to it
+PATIENCE = 300.0  # seconds of retries to an address that has answered before
+FIRST_PATIENCE = 20.0  # seconds of retries to one that never has: its name may be wrong
+ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # timeout of an answer: seconds, plus bytes / SLOWEST
 QUIET = 5.0  # seconds of failure before a line is logged, and between two lines
-FETCHES = 4  # of bytes that look damaged, or are too few, before that is believed
+FETCHES = 4  # attempts before bytes that look damaged, or are too few, count as damage
 
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
 PASSING_CODES = {  # of S3, with a status that would say otherwise
@@ -45,7 +44,9 @@ WHOLE_REMEDY = (
     "the server, or a proxy on the way, does not send ranges of objects as they are requested:"
     " read the store from another server, or copy it to a local disk"
 )
-HUB_REMEDY = "check the name, and `hf auth login` or HF_TOKEN; with HF_HUB_OFFLINE nobody is asked"
+HUB_REMEDY = (
+    "check the name, and `hf auth login` or HF_TOKEN; with HF_HUB_OFFLINE no request is sent"
+)
 REMEDIES = {
     **dict.fromkeys(
         ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"),
@@ -81,8 +82,8 @@ BARE_REDIRECT = "redirect without LOCATION"  # obstore's words where S3 names no
 
 
 class HttpAnswer(NamedTuple):
-    """What a server answered instead of what was requested: HTTP status, and code and message of
-    its own if it gave them."""
+    """An error answer of a server: HTTP status, and the server's own code and message ("" if it
+    sent none)."""
 
     status: int
     code: str
@@ -98,7 +99,7 @@ class WrongLength(OSError):
 
 
 def http_answer(error: BaseException) -> HttpAnswer | None:
-    """The answer that the error of a client quotes; None if none came."""
+    """Return the answer quoted in the error of a client; None if no answer came."""
     if _module(error) == "obstore" or isinstance(error, FileNotFoundError):
         return _of_obstore(str(error))
     # aiohttp; the hub's client stores the answer. The cause of an error may have a status that
@@ -137,8 +138,10 @@ def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
 
 
 def check_metadata(path: str, file: str, data: bytes | None) -> None:
-    """Raise StoreError if the root of a store is missing behind an address, and Unreachable for a
-    web page in the place of a file: a proxy or a login page answers so, with status 200."""
+    """Raise StoreError if the root of a store is missing, and Unreachable for a web page.
+
+    A proxy or login page answers any request with status 200 and HTML.
+    """
     if data is None and file == "zarr.json":
         raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
     if data is not None and data.lstrip()[:1] == b"<":
@@ -149,7 +152,7 @@ def check_metadata(path: str, file: str, data: bytes | None) -> None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may not occur again if the request is repeated."""
+    """Whether an error may be transient, so that the request is worth repeating."""
     if answer := http_answer(error):
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
     kind = type(error).__name__
@@ -159,7 +162,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _described(error: BaseException) -> str:
-    """An answer, or an error, in a few words."""
+    """Describe an answer or error in a few words."""
     if isinstance(error, RangeIgnored | WrongLength):
         return str(error)
     answer = http_answer(error)
@@ -188,9 +191,9 @@ def _remedy(error: BaseException) -> str:
 
 @dataclass
 class Retrier:
-    """Sends requests to the place of a store, and repeats them for as long as seems worth it."""
+    """Sends requests to the address of a store, and retries transient errors."""
 
-    url: str  # for people, without a password
+    url: str  # for messages, without a password
     answered: bool = False
     logged: float = 0.0
 
@@ -204,13 +207,13 @@ class Retrier:
     async def send(
         self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
-        """Send a request for `what` until it is answered, with growing pauses.
+        """Send a request for `what` until it is answered, with exponential backoff.
 
-        The time for an answer grows with its `size` in bytes; None: no limit. Raises Unreachable
-        if no answer came in time, and at once if repeating the request would not change the answer.
-        FileNotFoundError is an answer, too.
+        The timeout of an answer grows with its `size` in bytes; None: no timeout. Raises
+        Unreachable if no answer came in time, and at once for an error that is not transient.
+        Raises FileNotFoundError at once, as a missing object is an answer.
         """
-        begun, tries, wrong_lengths = time.monotonic(), 0, 0
+        started, tries, wrong_lengths = time.monotonic(), 0, 0
         limit = None if size is None else ANSWER_SECONDS + size / SLOWEST
         while True:
             tries += 1
@@ -228,7 +231,7 @@ class Retrier:
                 wrong_lengths += isinstance(error, WrongLength)
                 if not is_transient(error) or wrong_lengths == FETCHES:
                     raise self._refused(what, error) from error
-                spent = time.monotonic() - begun
+                spent = time.monotonic() - started
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1))
                 pause = random.uniform(longest / 2, longest)
                 if spent + pause > self.patience:
@@ -244,7 +247,7 @@ class Retrier:
         )
 
     def _silent(self, what: str, error: Exception, tries: int, spent: float) -> Unreachable:
-        self.answered = False  # so that the next request is not repeated for as long
+        self.answered = False  # the next request has only FIRST_PATIENCE
         return Unreachable(
             f"{self.url}: cannot be reached: {what}: asked {counted(tries, 'time')} in"
             f" {spent:.0f} s, the last answer was {_described(error)}; this says nothing about the"
@@ -262,9 +265,9 @@ class Retrier:
 
 
 def with_refetches(remote: bool, work: Callable[[], Result]) -> Result:
-    """Do work that finds damage; if it reads over a network, repeat it before believing the damage.
+    """Do work; if it reads over a network and finds damage, repeat it up to FETCHES times.
 
-    A network can flip a bit that its own checksums miss. Raises the StoreError of the last try.
+    A network can flip a bit that its own checksums miss. Raises the StoreError of the last attempt.
     """
     for _ in fetch_attempts(remote)[1:]:
         with suppress(StoreError):
@@ -273,5 +276,5 @@ def with_refetches(remote: bool, work: Callable[[], Result]) -> Result:
 
 
 def fetch_attempts(remote: bool) -> range:
-    """One number for each time that something is fetched that looks damaged."""
+    """Return one number for each attempt to read something that may look damaged."""
     return range(FETCHES if remote else 1)

@@ -1,5 +1,5 @@
-"""Ranges of the objects of a store over a network: requested ahead, many at once, and cached in
-memory until they are used up, on a local disk while there is room."""
+"""Read byte ranges of remote objects: prefetched, many at once, cached in memory until they are
+released, and on a local disk while there is room."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from teachonce.store.containers.disk_cache import DiskCache, FetchedBytes
 from teachonce.store.containers.network import Retrier
 from teachonce.store.errors import Unreachable
 
-MEMORY = 2**29  # bytes of ranges; more only while they are requested ahead
-AT_ONCE = 64  # requests that are sent ahead
-UNWRITTEN = 2**28  # bytes that wait for a slow disk; what comes then is not cached there
+MEMORY = 2**29  # bytes of cached ranges; prefetched ones may exceed it
+AT_ONCE = 64  # concurrent prefetch requests
+UNWRITTEN = 2**28  # bytes waiting for a slow disk; beyond it, ranges are not cached there
 
 
 class ByteRange(NamedTuple):
-    """Bytes begin..end of an object, as far as it has them; its last -begin ones if begin < 0."""
+    """Bytes begin..end of an object, clipped to its size; if begin < 0, its last -begin bytes."""
 
     name: str
     begin: int
@@ -42,12 +42,12 @@ class RangeFetcher(Protocol):
 class RemoteRanges:
     """Reads ranges of objects. Threads may share it; a forked process may not.
 
-    Ranges that are requested ahead wait for one of AT_ONCE places; others do not wait. Raises
-    Unreachable if no answer comes, FileNotFoundError if an object is missing.
-
-    A range is about a megabyte, not the whole array of a part: a stream mixes the blocks of 8 parts
-    at a time, which have 0.5 to 1.1 GB, and the first pool takes a quarter of that.
+    Prefetches wait for one of AT_ONCE places; other reads do not. Raises Unreachable if no answer
+    comes, FileNotFoundError if an object is missing.
     """
+
+    # A range is about a megabyte, not the whole array of a part: a stream mixes blocks of 8 parts
+    # at a time, which have 0.5 to 1.1 GB, and its first pool takes a quarter of that.
 
     def __init__(self, fetch: RangeFetcher) -> None:
         self._fetch = fetch
@@ -67,11 +67,11 @@ class RemoteRanges:
         self._unwritten = 0
 
     def use_cache(self, disk: DiskCache, store: str) -> None:
-        """Cache what is fetched from now on a disk as well, under the checksum of the store."""
+        """Cache later fetches on a disk as well, under the checksum of the store."""
         self._disk, self._store = disk, store
 
     def prefetch(self, wanted: ByteRange) -> None:
-        """Request a range that is read soon."""
+        """Request a range that will be read soon."""
         disk = self._disk if wanted not in self._ranges else None
         if disk is None or not disk.announced(self._store, *wanted):
             self._request(wanted, ahead=True)
@@ -134,7 +134,7 @@ class RemoteRanges:
             self._unwritten -= len(piece.data)
 
     def _cancel(self, failure: Unreachable | None) -> None:
-        """Give up what has not arrived: it waits for a network that does not answer."""
+        """Cancel the requests that are not answered yet."""
         with self._lock:
             self._failure = failure
             for waiting in [each for each in self._ranges if each not in self._sizes]:
@@ -159,7 +159,7 @@ class RemoteRanges:
         self._bytes -= self._sizes.pop(old, 0)
 
     def release(self, done: ByteRange) -> None:
-        """Release the memory of a range that is not read again soon."""
+        """Release the memory of a range that will not be read again soon."""
         with self._lock:
             self._drop(done)
 

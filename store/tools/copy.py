@@ -41,7 +41,7 @@ def selected(
     """Return counts and arrays of a part with those sequences alone for which `keep` bool [n] is
     true; `arrays` are all of the part, by path.
 
-    What an array has a row for, its first dimension names (FORMAT.md, section 6).
+    The name of an array's first dimension says what its rows are (FORMAT.md, section 6).
     """
     lengths = np.diff(arrays["sequence/token_start"])
     sequences = np.flatnonzero(keep)
@@ -133,10 +133,10 @@ def begin_copy(
     numbers: Iterable[int],
     words: bool = True,
 ) -> StoreWriter:
-    """Begin, or continue, a store with everything of `store` outside its parts, but for the counts
-    of words if it is not to have these `words`; `numbers` are the parts that it will have.
+    """Start, or continue, a store with everything that `store` holds outside its parts.
 
-    Raises UserError if it was begun as a copy of another store.
+    numbers: the parts that it will have. words: whether to copy the word counts. Raises UserError
+    if it was started as a copy of another store.
     """
     weights = store.teacher_weights()
 
@@ -199,12 +199,12 @@ def _check_copied(
     Stores of equal identity may have unequal parts: a merge leaves out the arguments that differ,
     and a GPU may have rounded otherwise.
     """
-    kept, part = writer.published_part(number).arrays, store.part(place)
-    came = {name: entry.sha256 for name, entry in part.part.arrays.items()}
-    came[DOCUMENT] = digest(part.document + documents)
+    published, part = writer.published_part(number).arrays, store.part(place)
+    expected = {name: entry.sha256 for name, entry in part.part.arrays.items()}
+    expected[DOCUMENT] = digest(part.document + documents)
     plain = _is_plain(writer, store, target)
-    names = [name for name in kept if plain or not ENCODED.fullmatch(name)]
-    unlike = [name for name in names if kept[name].sha256 != came[name]]
+    names = [name for name in published if plain or not ENCODED.fullmatch(name)]
+    unlike = [name for name in names if published[name].sha256 != expected[name]]
     if unlike:
         raise UserError(_other_source(writer.path, store, f"{unlike[0]} of part {number}"))
 
@@ -218,8 +218,8 @@ def _is_plain(writer: StoreWriter, store: FeatureStore, target: FeatureStore) ->
 
 def _other_source(path: str | Path, store: FeatureStore, what: str) -> str:
     return (
-        f"{path}: was begun from another store than {store.path}: {what} differs; go on with that"
-        f" store, or {ANOTHER}"
+        f"{path}: was started from another store than {store.path}: {what} differs; continue with"
+        f" that store, or {ANOTHER}"
     )
 
 
@@ -260,11 +260,11 @@ def upload(
 ) -> None:
     """Copy a sealed Zarr folder to an fsspec URL.
 
-    The root's `zarr.json`, which alone says that a store is sealed, comes last: after a kill every
-    reader refuses the copy, and another call copies it anew. Each file's size is asked for
-    afterwards. The source is verified first; strangers in it are not copied. Raises UserError for a
+    The root's `zarr.json`, which marks a store as sealed, is sent last: after a kill every reader
+    refuses the copy, and another call copies it again. The size of each file is checked after it is
+    sent. The source is verified first; unknown files in it are not copied. Raises UserError for a
     source that is no such folder and for a target that exists, StoreError if the source is damaged
-    or a file arrived cut short, Unreachable if the target gives no answer or refuses.
+    or a file arrived truncated, Unreachable if the target does not answer or refuses.
     """
     with closing(open_store(source)) as store:
         if not isinstance(store.source, ZarrSource) or "://" in str(source):
@@ -310,7 +310,7 @@ def _sorted_files(store: FeatureStore, arrays: list[str], group: str) -> list[st
 
 
 def _send(folder: Path, remote: RemoteFiles, name: str, target: str) -> None:
-    """Copy one file. Raises StoreError if it arrived cut short."""
+    """Copy one file. Raises StoreError if it arrived truncated."""
     data = (folder / name).read_bytes()
     remote.write(name, data)
     if remote.size(name) != len(data):

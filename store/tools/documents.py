@@ -1,4 +1,4 @@
-"""Tell the documents of a store apart by what is stored of them."""
+"""Identify the documents of a store by hashes of their sequences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sequence_digest(
     """Hash a sequence: the text, where it begins in its document, and its tokens.
 
     `columns` are id uint32, begin and end int32 and special bool, each [T]; `gold` int32 holds the
-    numbers of the gold label [1] or tags [T], None where they do not matter.
+    numbers of the gold label [1] or tags [T]; None to leave them out.
     """
     data = text.encode()
     found = hashlib.blake2b(

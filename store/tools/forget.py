@@ -1,9 +1,9 @@
-"""Take documents out of a store for good: the parts that hold them are written again without them.
+"""Remove documents from a store permanently: the parts that hold them are written again.
 
-A Zarr store stays what it is while the new parts are written beside the old ones. Then its root
-says that it is unfinished, and which parts are to be replaced; no reader takes it for sound until
-they are, and it is sealed again. An HDF5 file is written again beside the old one, and replaces it
-in one step.
+A Zarr store is unchanged while the new parts are written next to the old ones. Then its root is
+marked as unfinished, with the list of parts to replace. Readers refuse it until these are replaced
+and it is sealed again. An HDF5 file is written again next to the old one, and replaces it by one
+rename.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ Progress = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Wanted:
-    """The documents to forget: by number, by SHA-256 of their texts (hexadecimal), or by hash of
-    their sequences without labels (`document_digests`); with words for each, for a person."""
+    """The documents to forget, each with a description for messages.
+
+    numbers: by document number. hashes: by SHA-256 of their texts, hexadecimal. digests: by hash of
+    their sequences without labels (`document_digests`).
+    """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
@@ -58,9 +61,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was done: documents and sequences that are gone now, documents that were not there, and
-    parts whose files another store shares; caches of the text that were removed, and the text key
-    that the store had (see `Manifest.text_key`)."""
+    """The result of `forget`.
+
+    documents, sequences: the numbers removed. unknown: requested documents that were not found.
+    shared: number of parts whose files another store shares. removed: caches of the text that were
+    deleted. text: text key of the store before (see `Manifest.text_key`).
+    """
 
     documents: int
     sequences: int
@@ -70,7 +76,7 @@ class Forgotten:
     text: str = ""
 
     def lines(self, path: str) -> Iterator[str]:
-        """Tell it in lines."""
+        """Yield the result as lines of text."""
         yield from (f"not in the store: {line}" for line in self.unknown)
         documents = counted(self.documents, "document")
         yield f"{path}: forgot {documents} with {counted(self.sequences, 'sequence')}"
@@ -90,13 +96,14 @@ def forget(
     before: Callable[[FeatureStore], object] = lambda store: None,
     progress: Progress = iter,
 ) -> Forgotten:
-    """Remove documents from a sealed store on a disk; the others keep their numbers.
+    """Remove documents from a sealed store on a disk; the others retain their numbers.
 
-    `wanted` tells which, of the open store, and `request` is a word by which the same wish is known
-    again: after a kill another call with it goes on. `before` is called with the store as it was,
-    before anything of it changes. Raises UserError for documents that the store does not
-    have, unless they are `missing_ok`, if none would be left, and if copies of parts lie aside;
-    StoreError for a store that is unfinished or damaged. The store is then as it was.
+    wanted: returns the documents, given the open store. request: identifies the call; after a kill,
+    another call with the same one continues. before: called with the open store before anything is
+    changed.
+    Raises UserError for documents that the store does not have (unless `missing_ok`), if none would
+    be left, and if a quarantine folder of `repair` exists; StoreError for an unfinished or damaged
+    store. The store is unchanged then.
     """
     if "://" in str(path):
         raise UserError(
@@ -131,8 +138,11 @@ def forget(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be done to an open store: the documents, and of each part that holds any of them
-    which sequences stay, by its place."""
+    """What to remove from an open store.
+
+    numbers: of the documents. keep: by the place of each affected part, bool [n]: the sequences
+    that remain.
+    """
 
     store: FeatureStore
     numbers: frozenset[int]
@@ -151,13 +161,13 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
             " correct the list, or forget the others with --missing-ok"
         )
     numbers = np.array(sorted(found), np.int64)
-    keep, left, gone = {}, 0, 0
+    keep, left, removed = {}, 0, 0
     for place, documents in enumerate(document_numbers(store)):
         stays = ~np.isin(documents, numbers)
         if not stays.all():
             keep[place] = stays
         left += int(stays.sum())
-        gone += len(stays) - int(stays.sum())
+        removed += len(stays) - int(stays.sum())
     if not left:
         raise UserError(
             f"{store.path}: these are all of its documents, and a store has at least one; nothing"
@@ -165,18 +175,20 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
         )
     if found and (others := quarantines_of(Path(store.path))):
         raise UserError(
-            f"{others[0]}: holds what `feature-store repair` moved aside, perhaps with these"
+            f"{others[0]}: holds what `feature-store repair` quarantined, perhaps with these"
             " documents; nothing was changed: remove it, and type this again"
         )
     shared = sum(_is_shared(store, place) for place in keep)
     text = store.manifest.text_key
-    done = Forgotten(len(found), gone, tuple(unknown), shared, text=text)
+    done = Forgotten(len(found), removed, tuple(unknown), shared, text=text)
     return _Plan(store, frozenset(found), keep, done)
 
 
 def _found(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
-    """The numbers of the documents that are wanted, and words for those that are not there; what
-    was forgotten before is neither."""
+    """Return the numbers of the documents to forget, and the descriptions of those not found.
+
+    Numbers that were forgotten before are in neither.
+    """
     found, unknown = set[int](), list[str]()
     if wanted.numbers:
         there = np.unique(np.concatenate([np.unique(some) for some in document_numbers(store)]))
@@ -190,10 +202,10 @@ def _found(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
             ((n, hashlib.sha256(text.encode()).hexdigest()) for n, text in document_texts(store)),
             wanted.hashes, found,
         )  # fmt: skip
-        unknown += [told for key, told in wanted.hashes.items() if key not in met]
+        unknown += [about for key, about in wanted.hashes.items() if key not in met]
     if wanted.digests:
         met_digests = _met(stored_digests(store, gold=False), wanted.digests, found)
-        unknown += [told for key, told in wanted.digests.items() if key not in met_digests]
+        unknown += [about for key, about in wanted.digests.items() if key not in met_digests]
     return found, unknown
 
 
@@ -222,8 +234,8 @@ def _corpus(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(plan: _Plan) -> dict[str, Any]:
-    """The identity of the store without the documents. It tells their numbers: a hash of a short
-    text would tell the text."""
+    """Return the identity of the store without the documents."""
+    # It lists their numbers: a hash of a short text could be inverted by trying texts.
     corpus = _corpus(plan.store.identity)
     runs = [*parse_runs(corpus.get("forgotten")), *((n, n) for n in plan.numbers)]
     return {**plan.store.identity, "corpus": {**corpus, "forgotten": format_runs(runs)}}
@@ -236,12 +248,12 @@ def _carry_out(
         _rewrite(staging, plan, lease, progress)
         return
     staging.drop_kept()
-    gone = {}
+    emptied = {}
     try:
         for place, keep in progress(list(plan.keep.items())):
             number = plan.store.manifest.parts[place].number
-            gone[number] = not keep.any()
-            if keep.any():  # what stays of a part is written beside it
+            emptied[number] = not keep.any()
+            if keep.any():  # the rest of a part is written next to it
                 counts, arrays = contents_of(plan.store.part(place), keep)
                 lease.check()
                 write_part(staging.part(number), plan.store.features, number, counts, arrays)
@@ -252,23 +264,23 @@ def _carry_out(
         staging.clear(staging.mark)
         staging.drop_kept()
         raise
-    told = {
+    journal = {
         "request": request,
-        "replaced": sorted(number for number, all_of_it in gone.items() if not all_of_it),
-        "gone": sorted(number for number, all_of_it in gone.items() if all_of_it),
+        "replaced": sorted(number for number, empty in emptied.items() if not empty),
+        "gone": sorted(number for number, empty in emptied.items() if empty),
         "documents": plan.forgotten.documents,
         "sequences": plan.forgotten.sequences,
         "shared": plan.forgotten.shared,
         "text": plan.forgotten.text,
     }
-    staging.unseal(attributes | {FORGETTING: told})
+    staging.unseal(attributes | {FORGETTING: journal})
     plan.store.close()
     _finish(staging, lease)
 
 
 def _unsealed(staging: ZarrStaging, plan: _Plan) -> dict[str, Any]:
-    """Root attributes of the unfinished store: without the counts of words, as some of these may
-    occur in what is forgotten alone."""
+    """Return the root attributes of the unfinished store."""
+    # Without the word counts: some words may occur in the forgotten documents alone.
     with closing(staging.source()) as source:
         attributes = {k: v for k, v in source.attributes().items() if k != "checksum"}
     entries = {
@@ -281,26 +293,26 @@ def _unsealed(staging: ZarrStaging, plan: _Plan) -> dict[str, Any]:
 
 
 def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None:
-    """Go on with a Zarr store whose root tells what is to be replaced; returns the request and what
-    it did. None for any other store."""
+    """Finish a Zarr store whose root lists parts to replace; returns the request and its result.
+    Returns None for any other store."""
     attributes = StoreWriter.peek(staging.path)
-    told = attributes.get(FORGETTING) if attributes else None
-    if not isinstance(staging, ZarrStaging) or attributes is None or told is None:
+    journal = attributes.get(FORGETTING) if attributes else None
+    if not isinstance(staging, ZarrStaging) or attributes is None or journal is None:
         return None
     try:
-        replaced, gone = ([int(n) for n in told[key]] for key in ("replaced", "gone"))
-        counts = (int(told[key]) for key in ("documents", "sequences", "shared"))
+        replaced, emptied = ([int(n) for n in journal[key]] for key in ("replaced", "gone"))
+        counts = (int(journal[key]) for key in ("documents", "sequences", "shared"))
         documents, sequences, shared = counts
-        done = Forgotten(documents, sequences, (), shared, text=str(told.get("text", "")))
-        request = str(told["request"])
+        done = Forgotten(documents, sequences, (), shared, text=str(journal.get("text", "")))
+        request = str(journal["request"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"{staging.path}: its attribute {FORGETTING} is not valid; restore the store from a"
             " copy"
         ) from error
     lease.check()
-    staging.replace(replaced + gone, set(gone))
-    for name in ("manifest", "index", WORDS):  # sealing makes the first two anew
+    staging.replace(replaced + emptied, set(emptied))
+    for name in ("manifest", "index", WORDS):  # sealing writes the first two again
         shutil.rmtree(staging.path / name, ignore_errors=True)
     staging.clear()
     rest = {key: value for key, value in attributes.items() if key != FORGETTING}
@@ -309,23 +321,23 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
 
 
 def _rewrite(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progress) -> None:
-    """Write an HDF5 file without the documents, and put it in place of the old one."""
+    """Write an HDF5 file without the documents, and rename it over the old one."""
     staging.clean()
     try:
         work = staging.path.with_name(f".{staging.path.name}.new-{lease.token}")
         work.mkdir()
         store, new = plan.store, work / staging.path.name
-        kept = [
+        left = [
             place
             for place in range(len(store.manifest.parts))
             if place not in plan.keep or plan.keep[place].any()
         ]
-        numbers = [store.manifest.parts[place].number for place in kept]
+        numbers = [store.manifest.parts[place].number for place in left]
         identity = _identity(plan)
         with closing(
             begin_copy(new, store, store.features, identity, numbers, words=False)
         ) as writer:
-            for place, number in progress(list(zip(kept, numbers, strict=True))):
+            for place, number in progress(list(zip(left, numbers, strict=True))):
                 take_part(writer, number, store, place, plan.keep.get(place))
             writer.seal()
         store.close()

@@ -62,7 +62,7 @@ def bytes_on_disk(path: str) -> dict[str, int] | None:
 
 
 def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
-    """Bytes as `bytes_on_disk` tells them, and of each kind of feature in all parts; "" has what
+    """Bytes as `bytes_on_disk` returns them, and of each kind of feature in all parts; "" has what
     belongs to none."""
     roots, kinds, total = Counter[str](), Counter[str](), 0
     for name, size in _zarr_sizes(target) if target.is_dir() else _hdf5_sizes(target):
@@ -134,7 +134,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
 
 
 def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> list[str]:
-    """Describe a store for people, line by line, by what `describe` tells of it."""
+    """Describe a store for people, line by line, from the result of `describe`."""
     about, features = about or describe(store), store.features
     size = ", ".join(counted(about[what], what[:-1]) for what in ("sequences", "tokens", "parts"))
     rows = [
@@ -164,7 +164,7 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
 
 
 def _hidden(features: Features) -> str:
-    """The names of the states, and how wide they are."""
+    """The names of the states, and their hidden size."""
     return f"{', '.join(features.hidden)} ({features.width} wide)" if features.hidden else "none"
 
 
@@ -230,10 +230,10 @@ def _corpus(corpus: Any) -> Iterator[str]:
     yield from found[:SOURCES]
     if len(found) > SOURCES:
         yield f"and {counted(len(found) - SOURCES, 'more source')}"
-    told = corpus if isinstance(corpus, Mapping) else {}
-    if isinstance(before := told.get("grown_from"), Mapping):
+    about = corpus if isinstance(corpus, Mapping) else {}
+    if isinstance(before := about.get("grown_from"), Mapping):
         yield f"grown from a store of content {_word(before.get('content'))}"
-    if runs := parse_runs(told.get("forgotten")):
+    if runs := parse_runs(about.get("forgotten")):
         yield f"without {counted(count_numbers(runs), 'document')} that were forgotten"
 
 

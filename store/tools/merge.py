@@ -36,7 +36,7 @@ FREE = frozenset(
         "mixed_vocab",  # which one of the stores alone has: of no one sequence
     }
 )
-"""Keys of the identity that say what was dumped and how, but not what is kept of a sequence."""
+"""Keys of the identity that do not affect the stored values of a sequence."""
 
 
 def facts(store: FeatureStore) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def free(features: Features) -> frozenset[str]:
 
 
 def _check_alike(stores: Sequence[FeatureStore]) -> None:
-    """Raise UserError unless every store would keep a sequence in the same way."""
+    """Raise UserError unless every store would encode a sequence in the same way."""
     first = stores[0]
     for other in stores[1:]:
         if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
@@ -90,7 +90,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         unlike = [
             f"{key} is {one} and {two}"
             for key, one, two in differences(_features(first), _features(other))
-            # Of other codecs they are others.
+            # Encodings differ with the codec, which is compared itself.
             if key.split(".")[0] != "encodings" or first.features.codec == other.features.codec
         ]
         if unlike:
@@ -161,7 +161,7 @@ def merge(
 ) -> None:
     """Join sealed stores of one teacher and one set of features; their corpora may differ.
 
-    Parts are numbered anew; document numbers of each store follow those of the one before.
+    Parts are renumbered; document numbers of each store follow those of the previous one.
     Calibration, files and weights are the first store's. Raises UserError if they do not fit, or
     if their calibrations differ and `recode` does not allow to encode states again.
     """

@@ -24,7 +24,7 @@ ENCODED = re.compile(
 
 
 def check_codec(old: str, new: str) -> None:
-    """UserError if recoding would claim less error than the store has."""
+    """Raise UserError if the new codec claims less error than the stored values have."""
     forms_of(new)  # raises for an unknown one
     # How much a codec of another package loses is not known: nothing is recoded from it.
     to_added = old in BUILT_IN and new not in BUILT_IN
@@ -120,19 +120,19 @@ def _codes(result: dict[str, Array], path: str, before: Elementwise, after: Elem
 def _recoded(
     stored: Mapping[str, Array],
     arrays: Mapping[str, CodecArray],
-    again: Callable[[dict[str, Array]], dict[str, Array]],
+    encode: Callable[[dict[str, Array]], dict[str, Array]],
     problem: str,
 ) -> dict[str, Array]:
-    """`arrays` filled with what `again` makes of `stored`, some rows at a time.
+    """Return `arrays`, filled with `encode(stored)` some rows at a time.
 
-    Raises a StoreError that tells the problem if a scale, or a value, becomes infinite.
+    Raises StoreError with the text `problem` if a scale or value becomes infinite.
     """
     rows = len(stored["values"])
     made = {key: np.empty((rows, *array.row), array.dtype) for key, array in arrays.items()}
     step = ROWS if stored["values"].ndim > 1 else ROWS * 64
     for begin in range(0, rows, step):
         block = slice(begin, begin + step)
-        for key, part in again({name: array[block] for name, array in stored.items()}).items():
+        for key, part in encode({name: array[block] for name, array in stored.items()}).items():
             if part.dtype.kind == "f" and not np.isfinite(part).all():
                 raise StoreError(problem)
             made[key][block] = part

@@ -31,11 +31,11 @@ def seal(path: str | Path) -> bool:
     if StoreWriter.peek(path, "sealed"):
         return False
     with closing(Lease(staging.path)) as lease:
-        if StoreWriter.peek(path, "sealed"):  # another process has been faster
+        if StoreWriter.peek(path, "sealed"):  # by another process, before this had the lease
             return False
         _check_complete(path)
         staging.mark = lease.token
-        staging.clear()  # what processes left that were killed, or too slow
+        staging.clear()  # temporary files of processes that were killed or lost their lease
         StoreWriter(staging, StoreWriter.unfinished(staging), lease).seal()
         PartQueue(path).remove()
     return True
@@ -52,13 +52,13 @@ def lacking(path: str | Path) -> set[int] | None:
 
 
 def complete(path: str | Path) -> bool:
-    """Tell whether every part of an unfinished store is published."""
+    """Return whether every part of an unfinished store is published."""
     counts = PartQueue(path).ended()
     return counts is not None and local_staging_of(path).published() >= set(range(counts["parts"]))
 
 
 def _check_complete(path: str | Path) -> None:
-    """Raise UserError, which tells what to do, if anything of an unfinished store is lacking."""
+    """Raise UserError, with what to do, if anything of an unfinished store is missing."""
     staging, counts = local_staging_of(path), PartQueue(path).ended()
     attributes = StoreWriter.unfinished(staging)
     again = f"type the command that makes it again ({making_command(attributes['identity'])})"

@@ -107,7 +107,7 @@ def sequence_facts(
     best: int = BEST,
     pieces: Pieces | None = None,
 ) -> dict[str, Any]:
-    """Tell all of a sequence but its arrays: text, tokens with spans, masked words and the `best`
+    """Return all of a sequence but its arrays: text, tokens with spans, masked words and the `best`
     most likely pieces of each. Where the teacher was fine-tuned for a task, the gold labels and the
     teacher's. Give `pieces` where several sequences are asked for.
 
@@ -192,7 +192,7 @@ def _labels(said: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def told_best(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
+def best_pieces(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
     """Write the most likely pieces with their probabilities, or of `draws` how many they have."""
 
     def figure(share: float) -> str:
@@ -215,7 +215,7 @@ def token_table(facts: Mapping[str, Any]) -> Table:
     of_next = " of the next" if facts["next_token"] else ""
     more: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
         "masked": ("masked", lambda token: "x" if token["masked"] else ""),
-        "best": (SAYS + of_next, lambda token: told_best(token["best"], facts["draws"])),
+        "best": (SAYS + of_next, lambda token: best_pieces(token["best"], facts["draws"])),
         "tag": ("tag", lambda token: token["tag"] or ""),
         "says": (SAYS, lambda token: _labels(token["says"])),
     }

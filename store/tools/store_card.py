@@ -30,7 +30,7 @@ def store_card(store: FeatureStore, repository: str, name: str) -> str:
 # What {teacher} knew: {name}
 
 {counted(about["sequences"], "sequence")} of text, {counted(about["tokens"], "token")}{size}: what
-the teacher {teacher} gave for each token, kept by teachonce. Small students are trained from it,
+the teacher {teacher} gave for each token, stored by teachonce. Small students are trained from it,
 with no teacher in memory.
 
 {_how_to_open(repository, name)}
@@ -101,12 +101,12 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
 
 def _teacher_of(store: FeatureStore) -> str:
     teacher = store.identity.get("teacher")
-    told = teacher.get("id") if isinstance(teacher, Mapping) else None
-    return PurePath(str(told)).name if told else "an unnamed teacher"
+    name = teacher.get("id") if isinstance(teacher, Mapping) else None
+    return PurePath(str(name)).name if name else "an unnamed teacher"
 
 
 def _facts(store: FeatureStore) -> str:
-    """Return what `feature-store info` tells, without paths of the machine that made the store."""
+    """Return the lines of `feature-store info`, without local paths."""
     lines = "\n".join(info_lines(store))
     for path in _paths(store):  # they may hold blanks
         lines = lines.replace(path, PurePath(path).name)
@@ -116,6 +116,6 @@ def _facts(store: FeatureStore) -> str:
 def _paths(store: FeatureStore) -> Iterator[str]:
     yield store.path
     teacher = store.identity.get("teacher")
-    told = str(teacher.get("id")) if isinstance(teacher, Mapping) else ""
-    if told.startswith(("/", ".", "~")):
-        yield told
+    path = str(teacher.get("id")) if isinstance(teacher, Mapping) else ""
+    if path.startswith(("/", ".", "~")):
+        yield path

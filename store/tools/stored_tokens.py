@@ -20,8 +20,8 @@ BATCH = 256  # sequences that are tokenised at once
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
-    """The places of parts of which the stored tokenizer gives other tokens than are stored, each
-    with a line. Raises StoreError for a tokenizer that goes beyond its bounds."""
+    """Return the places of parts whose stored tokens differ from the stored tokenizer's, each with
+    a line. Raises StoreError for a tokenizer that exceeds its limits."""
     found: list[tuple[int, str]] = within_bounds(
         store.teacher_file("tokenizer.json"),
         sum(store.manifest.parts[place].counts.text_bytes for place in places),

@@ -147,7 +147,7 @@ def _of_part(
 
 
 def _read(report: Report, name: str, problem: str | None, size: int) -> None:
-    """Note that an array was read, and what is wrong with it."""
+    """Record that an array was read, and its problem."""
     report.arrays, report.bytes = report.arrays + 1, report.bytes + size
     if problem:
         _, number, inside = name.split("/", 2) if name.startswith("parts/") else ("", "", "")
@@ -245,13 +245,13 @@ def _flaws(
 
 
 def _add(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
-    """Add flaws of the container to what was found. Lost arrays, and groups whose metadata cannot
-    be read, were told already."""
-    told = {problem.group for problem in report.found}
+    """Add flaws of the container to the report, except for lost arrays and groups with unreadable
+    metadata, which were reported already."""
+    reported = {problem.group for problem in report.found}
     for flaw in flaws:
         if flaw.unknown:
             report.unknown_flaws.append(flaw)
-        elif flaw.path not in told and not (flaw.explained_by_unknown and report.unknown_flaws):
+        elif flaw.path not in reported and not (flaw.explained_by_unknown and report.unknown_flaws):
             report.found.append(_problem(flaw.line, flaw.path, flaw.path in arrays))
 
 

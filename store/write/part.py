@@ -77,7 +77,7 @@ class PartWriter:
         return int(np.searchsorted(self.token_start, row, "right")) - 1
 
     def _claim(self, name: str, rows: ArrayLike) -> Array:
-        """Mark rows (tokens, or sequences for attention, classes and vectors) as put."""
+        """Mark rows (tokens, or sequences for attention, classes and vectors) as filled."""
         if name not in self._seen:
             raise StoreError(
                 f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._seen))}"

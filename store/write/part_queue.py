@@ -1,9 +1,9 @@
-"""The queue of the parts that several processes make of one store.
+"""A queue of parts, shared by the processes that write one store.
 
-It is a folder `.<name>.queue` next to the unfinished store. One process at a time, which holds the
-lease of the store, fills it: the file `<n>` holds what part n is made of, in bytes that only the
-processes understand, and `end.json` says that there are no more parts. A process takes a part by a
-lease of its file, and removes the file when the part is published.
+It is a folder `.<name>.queue` next to the unfinished store. The process that holds the lease of the
+store fills it: file `<n>` describes part n, in bytes that only these processes interpret, and
+`end.json` marks the end. A process takes a part by a lease of its file, and removes the file when
+the part is published.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class PartQueue:
         self.folder.mkdir(exist_ok=True)
 
     def numbers(self) -> set[int]:
-        """Return the numbers of all parts in the queue, those that somebody makes too."""
+        """Return the numbers of all parts in the queue, including those being made."""
         return self._numbers("")
 
     def leased(self) -> set[int]:
-        """Return the numbers of the parts that somebody has taken, who may have died since."""
+        """Return the numbers of the parts with a lease, whose holder may have died."""
         return self._numbers(".lease")
 
     def _numbers(self, ending: str) -> set[int]:
@@ -62,11 +62,13 @@ class PartQueue:
         return {number for number in found if number is not None}
 
     def put(self, number: int, data: bytes, mark: str) -> None:
-        """Queue a part. Raises OSError if it cannot be written or the queue is gone."""
+        """Queue a part. Raises OSError if it cannot be written or the queue is missing."""
         self._write(str(number), data, mark)
 
     def _write(self, name: str, data: bytes, mark: str) -> None:
-        new = self.folder / f"{TEMPORARY}{mark}-{name}"  # two fillers may not share it
+        new = (
+            self.folder / f"{TEMPORARY}{mark}-{name}"
+        )  # a filler that lost its lease may still be writing
         try:
             new.unlink(missing_ok=True)
             with os.fdopen(files.create(new), "wb") as file:
@@ -86,9 +88,9 @@ class PartQueue:
         return None
 
     def take(self, place: int = 0, size: int = 1) -> Waiting | None:
-        """Take a part that nobody makes; None if there is none.
+        """Take a part that no living process has taken; None if there is none.
 
-        Numbers k with k % `size` == `place` come first, those of processes that have died last.
+        Numbers k with k % `size` == `place` come first, parts of dead processes last.
         """
         leased = self.leased()
         found = self.numbers() - set(tuple(self._taken))  # another thread may release one
@@ -98,7 +100,7 @@ class PartQueue:
                 lease = Lease(self.folder / str(number))
             except Taken:
                 continue
-            except FileNotFoundError:  # the queue is gone, for the store was finished
+            except FileNotFoundError:  # the queue was removed: the store is finished
                 return None
             self._taken[number] = lease
             if (data := self.read(number)) is not None:
@@ -107,7 +109,7 @@ class PartQueue:
         return None
 
     def drop(self, number: int) -> None:
-        """Remove a part from the queue; it may be gone."""
+        """Remove a part from the queue, if it is there."""
         (self.folder / str(number)).unlink(missing_ok=True)
 
     def release(self, number: int) -> None:
@@ -121,7 +123,7 @@ class PartQueue:
             self.release(number)
 
     def end(self, counts: Mapping[str, int], mark: str) -> None:
-        """Tell that all parts are, or were, in the queue: `counts` has their number as `parts`."""
+        """Mark the end of the queue; `counts["parts"]` is the number of all parts."""
         self._write(END, json.dumps(counts).encode(), mark)
 
     def ended(self) -> dict[str, int] | None:

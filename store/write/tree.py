@@ -175,9 +175,9 @@ def complete(
 
 def _other(path: str, name: str) -> StoreError:
     return StoreError(
-        f"{path}: {name} is lacking, and what is made now is not what it was: with the very same"
-        " arguments, versions and machine it would be; else restore the store from a copy, or"
-        " remove it and type the command that made it again"
+        f"{path}: {name} is missing, and its values now differ from those before; use the same"
+        " arguments, versions and machine, or restore the store from a copy, or remove it and type"
+        " the command that made it again"
     )
 
 

@@ -53,7 +53,7 @@ class StoreWriter:
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
         self._calibration = existing.calibration(self.path) or {}
-        self.software: dict[str, Any] = attributes["software"]  # of the process that began it
+        self.software: dict[str, Any] = attributes["software"]  # of the process that started it
         self.outside = read_entries(attributes["arrays"], str(self.path))
         self.published: set[int] = staging.published()
 
@@ -127,7 +127,7 @@ class StoreWriter:
         if not existing.check_continued(staging, attributes, shared=True):
             raise UserError(f"{path}: was removed while parts of it were made; start again")
         staging.mark = lease.token
-        with suppress(OSError):  # one who was too slow may be writing it yet
+        with suppress(OSError):  # a process that lost its lease may still be writing it
             staging.clear_part(number)
         return StoreWriter(staging, existing.root_of(staging) or attributes, lease)
 

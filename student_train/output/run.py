@@ -52,7 +52,7 @@ from teachonce.support.lease import Lease
 from teachonce.support.options import scoped
 from teachonce.support.redaction import redacted
 from teachonce.training.checkpoint import remove_checkpoints
-from teachonce.training.ranks import ALONE, Ranks, joined
+from teachonce.training.ranks import ALONE, Ranks, join_ranks
 from teachonce.training.wordpiece import fewer_pieces
 
 Prepared = tuple[PreTrainedModel, Collator, list[str]]
@@ -75,7 +75,7 @@ def run(
 
 def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
     """Train the student of a resolved and checked plan; see `run`."""
-    with joined(plan.options.device) as ranks:
+    with join_ranks(plan.options.device) as ranks:
         say = say if ranks.lead else lambda line: None
         check_memory(plan)
         ranks.check(plan.options.accumulate)

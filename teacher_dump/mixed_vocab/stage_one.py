@@ -59,14 +59,14 @@ def mixed_vocab(
     Under torchrun each process trains on its share of a step's batches; rank 0 dumps, and the
     others return None. Raises UserError for bad input before anything is written.
     """
-    from teachonce.training.ranks import joined
+    from teachonce.training.ranks import join_ranks
 
     with stoppable(lambda: _saved_line(options)) as stop:
         check_existing(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
-        with joined(options.dump.device) as ranks:
+        with join_ranks(options.dump.device) as ranks:
             say = say if ranks.lead else lambda line: None
             ranks.check(options.accumulate)
             stage_one = _from_store(options) if ranks.lead else None

@@ -130,10 +130,10 @@ def _mlm(asked: Asked) -> dict[str, Any] | None:
         each = [score_as_is(model, tests, length, _say(asked)) for model in asked.model]
         return score_tables.of_models(each)
     from teachonce.training.device import resolved_device
-    from teachonce.training.ranks import joined
+    from teachonce.training.ranks import join_ranks
 
     settings = asked.settings(MlmSettings, model=asked.model[0], **more)
-    with joined(resolved_device("auto")) as ranks:
+    with join_ranks(resolved_device("auto")) as ranks:
         say = _say(asked) if ranks.lead else lambda line: None
         result = train_seeds(settings, asked.seeds or 1, tests, say, ranks, asked.log)
         return result if ranks.lead else None

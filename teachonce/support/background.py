@@ -1,4 +1,4 @@
-"""Do work in a thread: ahead of its caller, or behind it."""
+"""Run work in a thread: prefetch for the caller, or make its calls in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teachonce.support.errors import first_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-PATIENCE = 10.0  # seconds that an item under way is waited for when nobody wants it any more
+PATIENCE = 10.0  # seconds to wait for the thread after its consumer has stopped
 
 
 def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
@@ -40,7 +40,7 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
                 if stop.is_set():
                     return
             put("end", None)
-        except BaseException as error:  # handed on to the reader, who raises it
+        except BaseException as error:  # raised again in the thread of the reader
             put("error", error)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -61,8 +61,8 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
 def in_order(
     threads: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ready: int
 ) -> Iterator[Result]:
-    """Yield what `work` makes of each item, in order; at most `ready` items are under way, where
-    `ThreadPoolExecutor.map` takes all of them at once."""
+    """Yield `work(item)` for each item, in order, with at most `ready` items in progress."""
+    # Not ThreadPoolExecutor.map: it submits all items at once.
     under_way = deque[Future[Result]]()
     for item in items:
         under_way.append(threads.submit(work, item))
@@ -73,7 +73,7 @@ def in_order(
 
 
 class Calls(Protocol):
-    """Something that makes calls in order, in a thread behind its caller."""
+    """Makes calls in order, in another thread."""
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Queue a call."""
@@ -82,9 +82,9 @@ class Calls(Protocol):
 class BackgroundCalls:
     """Makes calls in one thread, in order, while the caller goes on; at most `waiting` calls wait.
 
-    An error of a call is raised by the next `call` or `finish`, and later calls are left out.
+    An error of a call is raised by the next `call` or `finish`, and later calls are skipped.
     Leaving the context makes the waiting calls first. If another error or a stop ends the context,
-    `say` gets a line with the error of a call.
+    `say` receives a line with the error of a call.
     """
 
     def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:

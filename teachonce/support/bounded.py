@@ -1,4 +1,4 @@
-"""Run a function on a stranger's data in a process of its own, within bounds of time and memory."""
+"""Run a function on untrusted data in a separate process, with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from teachonce.support.errors import UserError, first_line
 
 MEMORY = 3 << 30  # bytes of address space: a vocabulary of 250,000 pieces takes a fifth
 THREADS = 4  # each takes address space of its own
-PATIENCE = 10  # times the seconds of work that a busy machine may take
+PATIENCE = 10  # wall-clock limit as a multiple of the CPU limit: the machine may be busy
 PR_SET_PDEATHSIG = 1
-inside = False  # whether this process is one with bounds
+inside = False  # whether this process has limits
 CHILD = """
 import json, sys
 call = json.load(sys.stdin)
@@ -30,18 +30,18 @@ _child(**call)
 
 
 class Exceeded(UserError):
-    """A function that went beyond its bounds, or crashed; the text tells which."""
+    """Raised if the function exceeds a limit or crashes; the message names the limit."""
 
 
 def run_bounded(
     function: Callable[..., Any], *arguments: Any, seconds: float, memory: int = MEMORY
 ) -> Any:
-    """The result of `function(*arguments)` from a process that may use so many seconds of a
-    processor and bytes of memory.
+    """Return `function(*arguments)`, computed in a process with limits.
 
-    The function is a module's; its arguments and its result are values of JSON. Raises Exceeded
-    where the process goes beyond a bound or crashes; UserError, with its line, for any error of the
-    function; TypeError for an argument that JSON does not have.
+    function: of a module's top level; its arguments and result are JSON values.
+    seconds: of CPU time. memory: bytes of address space.
+    Raises Exceeded if the process exceeds a limit or crashes; UserError, with its line, for any
+    error of the function; TypeError for an argument that is not JSON.
     """
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
     place = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
@@ -77,7 +77,7 @@ def run_bounded(
 
 
 def _child(module: str, name: str, arguments: list[Any], seconds: float, memory: int) -> None:
-    """Do the work of the process that `run_bounded` started."""
+    """Main function of the process that `run_bounded` starts."""
     import resource
 
     global inside

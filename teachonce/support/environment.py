@@ -1,4 +1,4 @@
-"""Variables of the environment: set for a while, of torchrun, and how torch's threads wait."""
+"""Environment variables: set them temporarily, read torchrun's, and make torch's threads sleep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VARIABLE, SLEEPING = "OMP_WAIT_POLICY", "PASSIVE"
-_told = False  # torch was imported while its threads were told to sleep
+_imported_sleeping = False  # whether torch was imported inside `sleeping_waits`
 
 
 @contextmanager
@@ -34,26 +34,24 @@ def is_main_process() -> bool:
 
 @contextmanager
 def sleeping_waits() -> Iterator[None]:
-    """Let the threads of a torch that is first imported within sleep while they wait.
+    """Set OMP_WAIT_POLICY=PASSIVE while torch may be imported; restore the environment afterwards.
 
-    Spinning threads take the cores from those that prepare batches, and make small students several
-    times slower. OpenMP reads the setting once, as torch loads it. It leaves nothing behind:
-    neither the environment of this process nor that of others is changed afterwards. A torch that
-    is there already, and a setting that is, stay as they are.
+    Does nothing if torch is imported already, or if the variable is set.
     """
-    global _told
+    # Spinning threads take the cores from those that prepare batches, and make small students
+    # several times slower. OpenMP reads the variable once, when torch loads it.
+    global _imported_sleeping
     if "torch" in sys.modules:
         yield
         return
     with variable(VARIABLE, os.environ.get(VARIABLE, SLEEPING)):
         yield
-    _told = "torch" in sys.modules
+    _imported_sleeping = "torch" in sys.modules
 
 
 def warn_of_spinning(threads: int) -> None:
-    """Warn, in the name of the caller's caller, where several threads of torch may spin while they
-    wait: nothing told them to sleep when torch was imported."""
-    if threads > 1 and not _told and VARIABLE not in os.environ:
+    """Warn, at the caller's caller, if several threads of torch may spin while they wait."""
+    if threads > 1 and not _imported_sleeping and VARIABLE not in os.environ:
         warnings.warn(
             f"torch was imported before teachonce, and its {threads} threads spin while they wait,"
             " which slows small students down: set OMP_WAIT_POLICY=PASSIVE, or import what you use"

@@ -12,17 +12,19 @@ from teachonce.support.redaction import redacted
 
 
 class UserError(Exception):
-    """One line that says what is wrong, where, what was expected and found, and what to do next;
-    without passwords of URLs, as lines are logged and sent around."""
+    """One line for the user: what is wrong, where, what was expected and found, what to do next.
+
+    Passwords in URLs are removed, as messages are logged and copied into issues.
+    """
 
     def __init__(self, *words: object) -> None:
         super().__init__(*map(redacted, words))
 
 
 ANOTHER = "give another name, or remove what is there"
-"""What to do where something is in the way of a new store."""
+"""Remedy if the path of a new store is taken."""
 
-FOLLOWING = 120  # characters that are told of what a colon announces
+FOLLOWING = 120  # characters shown after a first line that ends in a colon
 NO_MEMORY = (
     "out of memory",
     "allocate memory",
@@ -34,7 +36,7 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory was short; torch says so in words of a RuntimeError."""
+    """Whether an error means that memory ran out; torch raises RuntimeError for it."""
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)
@@ -46,8 +48,8 @@ UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "un
 
 
 def of_library(error: BaseException) -> str | None:
-    """One line for a file that safetensors, tokenizers or torch could not read or write; None for
-    any other error."""
+    """Return one line for a failed read or write of safetensors, tokenizers or torch; None for any
+    other error."""
     if found := re.search(r"\(os error (\d+)\)", str(error)):
         return f"{os.strerror(int(found[1]))}, while a file was written or read; {ROOM}"
     if isinstance(error, RuntimeError) and any(words in str(error) for words in UNWRITTEN):
@@ -56,15 +58,17 @@ def of_library(error: BaseException) -> str | None:
 
 
 def of_path(error: OSError) -> str:
-    """One line for an OSError: the file or folder, the cause, and what to check."""
+    """Return one line for an OSError: the file or folder, the cause, and what to check."""
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     cause = error.strerror or first_line(error)
     return f"{where}{cause}; check the name, its permissions and the room that is left"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none. A line that ends in a colon
-    announces what follows: it is told with that, shortened."""
+    """Return the first line of an error's message, or its type if it has none.
+
+    If the line ends in a colon, the next FOLLOWING characters are included.
+    """
     text = str(error).strip() or type(error).__name__
     first = text.splitlines()[0].rstrip()
     if not first.endswith(":"):

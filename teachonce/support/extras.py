@@ -1,4 +1,4 @@
-"""Imports libraries that an extra of pyproject.toml brings, and tells how to get a missing one."""
+"""Import libraries of an extra of pyproject.toml; if one is missing, say how to install it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from teachonce.support.errors import UserError, first_line
 
 
 def library(name: str, extra: str, what_for: str) -> Any:
-    """Import a module of a library that not everyone has.
+    """Import a module of an optional library.
 
-    Raises UserError, in one line with the command that installs it, where it cannot be imported.
-    `what_for` says who needs it: `--task retrieval`.
+    what_for: what needs it, such as `--task retrieval`. Raises UserError, with the command that
+    installs it, if it cannot be imported.
     """
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Commands of many options, whose --help shows them in groups; commands with subcommands beside."""
+"""Commands whose --help groups their options, and commands that also have subcommands."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Groups = Mapping[str, Sequence[str]]
 
 
 class CommandWithSubcommands(click.Group):
-    """A group that does work of its own unless its first word names a subcommand."""
+    """A command that also has subcommands: it runs itself unless its first word names one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Before a subcommand the group's own options, some of them required, are not asked for.
+        # With a subcommand, the required options of the command itself must not be demanded.
         before = ctx.resilient_parsing  # a shell completes words that are not all there yet
         ctx.resilient_parsing = before or (bool(args) and args[0] in self.commands)
         rest = super().parse_args(ctx, args)
@@ -25,7 +25,7 @@ class CommandWithSubcommands(click.Group):
 
 
 class GroupedCommand(click.Command):
-    """A command whose --help shows its options under headings. What no group names comes last."""
+    """A command whose --help shows options under headings; those in no group come last."""
 
     def __init__(self, *args: Any, groups: Groups, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,4 +51,4 @@ class GroupedCommand(click.Command):
 
 
 class GroupedCommandWithSubcommands(GroupedCommand, CommandWithSubcommands):
-    """Both."""
+    """A command with grouped help and subcommands."""

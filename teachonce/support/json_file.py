@@ -1,4 +1,4 @@
-"""Read JSON of a file that anybody may have written or damaged: bounded, and of a known shape."""
+"""Read a JSON file that is untrusted or damaged: bounded in size and checked against a shape."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from teachonce.support.environment import sleeping_waits
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
     """Return `__getattr__` and `__all__` of the package whose `__init__.py` is `file`.
 
-    The stub beside it has only lines such as `from a.b import c as c`, and `from . import d as d`
-    for a module of the package itself. `__getattr__` raises AttributeError for any other name. A
-    name that brings torch along has it wait as `sleeping_waits` says.
+    The stub next to it has only lines such as `from a.b import c as c`, and `from . import d as d`
+    for a module of the package itself. `__getattr__` raises AttributeError for any other name. It
+    imports inside `sleeping_waits`, as some names import torch.
     """
     statements = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
     homes = {

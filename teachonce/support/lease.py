@@ -1,10 +1,10 @@
-"""A lease lets one process write a store, a part or a student: a small file beside it that the
-writer keeps fresh.
+"""A lease lets one process write a store, a part or a student: a small file next to it that the
+writer updates regularly.
 
 `.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
 the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine a
-lock on the file, or else the process number, tells at once whether the writer lives. On other
-machines only silence tells, as a server may keep the lock of a machine that is gone.
+lock on the file, or else the process number, shows at once whether the writer lives. On other
+machines only missing heartbeats do: a file server may hold the lock of a machine that has died.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 from teachonce.support import files
 from teachonce.support.errors import UserError
 
-BEAT, MISSED = 20.0, 3  # seconds between heartbeats; so many missed, and the writer counts as dead
-SETTLE = 1.0  # seconds in which somebody else may take over the lease of the same silent writer
-SIZE = 1024  # of a lease: written at once, it is never seen half
-TRIES = 100  # to open or make a lease that others make and remove meanwhile
-_own: dict[Path, Lease] = {}  # of this process, which may begin a store anew
+BEAT, MISSED = 20.0, 3  # seconds between heartbeats; missed ones until a writer counts as dead
+SETTLE = 1.0  # seconds to wait after a takeover, as two processes may take over at once
+SIZE = 1024  # bytes of a lease: written in one call, so no reader sees half of it
+TRIES = 100  # to open or create a lease while other processes create and remove it
+_own: dict[Path, Lease] = {}  # of this process, which may open a store for writing again
 
 
 class Taken(UserError):
@@ -55,7 +55,9 @@ class Lease:
                 self._sign(self._file)
                 time.sleep(0 if certain else SETTLE)
             self.check()
-            files.discard(self.path.parent, f"{self.path.name}-")  # of one killed as it began
+            files.discard(
+                self.path.parent, f"{self.path.name}-"
+            )  # of a process that was killed in `_make`
         except BaseException:
             os.close(self._file)
             if new:
@@ -73,7 +75,7 @@ class Lease:
                 return made, True
             with contextlib.suppress(FileNotFoundError):  # it was closed just now
                 return _open(self.path), False
-        raise UserError(f"{self.store}: {self.path.name} beside it comes and goes; start again")
+        raise UserError(f"{self.store}: {self.path.name} next to it comes and goes; start again")
 
     def _make(self) -> int | None:
         """Make a new lease, locked and signed before it gets its name; None if there is one."""
@@ -116,7 +118,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
-            with contextlib.suppress(OSError):  # `check` tells what became of the lease
+            with contextlib.suppress(OSError):  # `check` reports what became of the lease
                 os.utime(self._file)
 
     def check(self) -> None:
@@ -136,7 +138,7 @@ class Lease:
 
 
 def lease_path(store: Path) -> Path:
-    """The path of the lease of a store."""
+    """Return the path of the lease of a store."""
     return (whole := store.resolve()).parent / f".{whole.name}.lease"
 
 
@@ -188,16 +190,18 @@ def _dead(store: Path, file: int) -> bool:
 
 
 def lease_bytes(token: str) -> bytes:
-    """What a lease of this process says, SIZE bytes."""
+    """Return the content of a lease of this process, SIZE bytes of JSON."""
     return json.dumps({"token": token, **_process(os.getpid())}).ljust(SIZE).encode()
 
 
 def check_token(store: object, name: str, writer: Mapping[str, Any], token: str) -> None:
-    """Raise UserError unless the lease `name` beside a store says that it has this token; a lease
-    that is gone says nothing."""
+    """Raise UserError unless `writer`, the content of the lease `name` of a store, has this token.
+
+    writer: empty if the lease was removed.
+    """
     if not writer:
         raise UserError(
-            f"{store}: {name} beside it was removed, so this process may not"
+            f"{store}: {name} next to it was removed, so this process may not"
             " write it any more; start again with the same arguments"
         )
     if writer.get("token") != token:
@@ -208,7 +212,7 @@ def check_token(store: object, name: str, writer: Mapping[str, Any], token: str)
 
 
 def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
-    """The error for a store whose writer lives, heard of so many seconds ago."""
+    """Return the error for a store whose writer lives; `silent` seconds since its heartbeat."""
     return Taken(
         f"{store}: another process is writing it: {_named(writer)}, last heard of"
         f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
@@ -217,7 +221,7 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
 
 
 def is_running(writer: Mapping[str, Any]) -> bool | None:
-    """Whether the process that has signed a lease runs; None where only its machine can tell."""
+    """Whether the process named in a lease runs; None if it belongs to another machine."""
     here = _process(0)
     if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
         return None
@@ -225,8 +229,8 @@ def is_running(writer: Mapping[str, Any]) -> bool | None:
 
 
 def _process(pid: object) -> dict[str, Any]:
-    """Describe a process of this machine; `begun` tells processes with one number apart, None if it
-    is gone."""
+    """Describe a process of this machine, as its lease does; `begun` is None if it has ended."""
+    # The start time distinguishes processes: the kernel reuses their numbers.
     host, namespace, begun = socket.gethostname(), None, None
     boot = host
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -238,7 +242,7 @@ def _process(pid: object) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read what a lease says; empty if it cannot be read."""
+    """Read a lease; empty if it is missing or cannot be parsed."""
     try:
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
             return parse_lease(file.read(SIZE))
@@ -247,7 +251,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_lease(data: bytes) -> dict[str, Any]:
-    """What the bytes of a lease say; empty if they cannot be read."""
+    """Parse the bytes of a lease; empty if they are not a JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
         writer = json.loads(data)
         return writer if isinstance(writer, dict) else {}

@@ -44,9 +44,9 @@ KEY = "option"  # of a field's metadata
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option takes, and what a refusal says is `expected`.
+    """The numbers that an option accepts; `expected` describes them in error messages.
 
-    The bounds belong to the range unless they are `open`. Infinity and NaN never do.
+    The bounds are included unless they are `open`. Infinity and NaN never are.
     """
 
     expected: str
@@ -74,21 +74,21 @@ def at_least(least: int) -> Range:
 
 @dataclass(frozen=True)
 class Option:
-    """What there is to know of an option beside its name, type and default, which its field has.
+    """An option, except for its name, type and default, which its field holds.
 
-    choices: the words that it takes; any where there are none.
-    added: the group of entry points by which other packages add choices.
-    words: words that it takes, or that a value may begin with, for the shell to offer.
-    paths: besides words a path; without words a text may always be one.
-    within: the numbers that it takes; any where there is none.
-    scope: where it may be given, or what it decides, in the words of its package.
-    default_text: what --help says of a default that other things decide.
+    choices: the words that it accepts; empty: any.
+    added: group of entry points by which other packages add choices.
+    words: words for shell completion; a value may also start with one.
+    paths: complete paths in addition to `words`; without `words` paths are always completed.
+    within: the numbers that it accepts; None: any.
+    scope: where it may be given, or what it decides, in the terms of its package.
+    default_text: the default as --help prints it, if it depends on other options or on the store.
     repeated: it may be given several times; its field is a tuple.
-    read: from a word (or a tuple of words, if repeated) to the value; raises UserError.
-    check: raises UserError for a value that choices and range cannot tell from a good one.
-    flag: how the command line spells it, where that does not follow from the name.
-    required: a command cannot do without it.
-    bare: its value on the command line where no word follows it; empty: a word must.
+    read: parse a word (or a tuple of words, if repeated); raises UserError.
+    check: raise UserError for a wrong value that choices and range do not exclude.
+    flag: its spelling on the command line, if it does not follow from the name.
+    required: whether the command requires it.
+    bare: its value on the command line if no word follows; empty: a word must follow.
     """
 
     help: str
@@ -115,7 +115,7 @@ def option(
     scope: Iterable[str] = (),
     **about: Any,
 ) -> Any:
-    """A field of a dataclass that is an option; `about` has the other fields of `Option`."""
+    """Declare a dataclass field as an option; `about` holds the other fields of `Option`."""
     metadata = {KEY: Option(help, scope=frozenset(scope), **about)}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
@@ -123,14 +123,14 @@ def option(
 
 
 def same_option(settings: type[Any], name: str, default: Any, **changes: Any) -> Any:
-    """A field that is the option `name` of another dataclass with another default, and `changes`
-    of what there is to know of it."""
+    """Declare the option `name` of another dataclass again, with another default and `changes` of
+    the fields of its `Option`."""
     about = dataclasses.replace(options_of(settings)[name], **changes)
     return dataclasses.field(default=default, metadata={KEY: about})
 
 
 def options_of(settings: type[Any]) -> Mapping[str, Option]:
-    """The options of a dataclass by the names of their fields, in their order."""
+    """Return the options of a dataclass by field name, in the order of the fields."""
     return _options_of(settings)  # type: ignore[arg-type]  # a class is hashable
 
 
@@ -143,18 +143,18 @@ def _options_of(settings: type[Any]) -> Mapping[str, Option]:
 
 
 def scoped(settings: type[Any], scope: str) -> frozenset[str]:
-    """Names of the options that have a scope."""
+    """Return the names of the options that have this scope."""
     found = options_of(settings)
     return frozenset(name for name, about in found.items() if scope in about.scope)
 
 
 def flag_of(name: str) -> str:
-    """How the command line spells an option: `--batch-tokens` of `batch_tokens`."""
+    """Return the spelling on the command line: `--batch-tokens` for `batch_tokens`."""
     return f"--{name.replace('_', '-')}"
 
 
 def default_of(settings: type[Any], name: str) -> Any:
-    """The default of a field; None where it has none."""
+    """Return the default of a field; None if it has none."""
     (field,) = (field for field in dataclasses.fields(settings) if field.name == name)
     if field.default is not dataclasses.MISSING:
         return field.default
@@ -186,21 +186,21 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _words_of(settings: type[Any], name: str) -> tuple[str, ...]:
-    """The words that an option takes beside numbers: `int | Literal["epoch"]`."""
+    """Return the words that an option accepts in addition to numbers: `int | Literal["epoch"]`."""
     hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
     literals = (kind for kind in _kinds(hint) if typing.get_origin(kind) is Literal)
     return tuple(word for kind in literals for word in typing.get_args(kind))
 
 
 def check_values(settings: Any) -> None:
-    """Refuse, in one line, a value that the option of its field does not take: a UserError."""
+    """Raise UserError for the first value that the option of its field does not accept."""
     of: type[Any] = type(settings)
     for name, about in options_of(of).items():
         check_value(of, name, about, getattr(settings, name))
 
 
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
-    """UserError where an option of a dataclass does not take this value."""
+    """Raise UserError if an option of a dataclass does not accept this value."""
     kind, optional = _type_of(settings, name)
     if (value is None and optional) or value in (words := _words_of(settings, name)):
         return
@@ -215,7 +215,7 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
         problem = f"expected {about.within.expected}"
     if problem:
         problem += "".join(f", or {word}" for word in words)
-        raise UserError(f"{flag_of(name)} {_told(value)}: {problem}")
+        raise UserError(f"{flag_of(name)} {_printed(value)}: {problem}")
     if about.check is not None:
         about.check(value)
 
@@ -237,12 +237,12 @@ def _is_of(kind: type[Any], value: Any) -> bool:
     return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
 
 
-def _told(value: Any) -> str:
+def _printed(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
-    """How click reads a word of an option."""
+    """Return the type by which click parses a word of an option."""
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     if about.choices:
         return (
@@ -271,7 +271,7 @@ class _Count(click.types.IntParamType):
 
 
 class _Number(click.types.FloatParamType):
-    """A number, refused in our words."""
+    """A number, with an error message that shows how to write it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -299,31 +299,31 @@ class _NumberOrWord(click.ParamType[Any]):
 def click_option(
     settings: type[Any], name: str, *, varied: bool = False, **changes: Any
 ) -> click.Option:
-    """One option for click, with the default of its field; `changes` go over its arguments.
+    """Return an option for click, with the default of its field; `changes` override its arguments.
 
-    Its value for a command is as click reads it: `read_words` gives what the field takes. A
-    `varied` option may be given several times, each time with another setting; it has no default,
-    and its help tells that of the field.
+    The command receives the value as click parses it; `read_words` converts it for the field. A
+    `varied` option may be given several times, each time with another setting. It has no default,
+    and its help shows the default of the field.
     """
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     default = default_of(settings, name)
-    told = about.default_text
-    if varied and not told and not about.read and isinstance(default, (str, int, float)):
+    shown_default = about.default_text
+    if varied and not shown_default and not about.read and isinstance(default, (str, int, float)):
         word = flag_of(name).removeprefix("--")
-        told = str(default) if kind is not bool else word if default else f"no-{word}"
-    help = about.help + (f"  [default: {told}]" if told else "")
+        shown_default = str(default) if kind is not bool else word if default else f"no-{word}"
+    help = about.help + (f"  [default: {shown_default}]" if shown_default else "")
     arguments: dict[str, Any] = {
         "type": click_type(settings, name),
         "help": help,
         "required": about.required,
         "multiple": about.repeated or varied,
         "default": default,
-        "show_default": not told,
+        "show_default": not shown_default,
     }
     spelt = about.flag or flag_of(name)
     if kind is bool:
         spelt = about.flag or f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
-        shown = "/" in spelt and not told
+        shown = "/" in spelt and not shown_default
         arguments |= {"type": click.BOOL, "is_flag": True, "show_default": shown}
     if about.bare:
         arguments |= {"is_flag": False, "flag_value": about.bare}
@@ -333,12 +333,12 @@ def click_option(
 
 
 def click_options(settings: type[Any]) -> list[click.Parameter]:
-    """The options of a dataclass for the `params` of a command."""
+    """Return the options of a dataclass, for the `params` of a command."""
     return [click_option(settings, name) for name in options_of(settings)]
 
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the fields, of those that a command line gave: what click has read, or words."""
+    """Return values for the fields from those of a command line, parsed by click or still words."""
     found, about = dict(given), options_of(settings)
     for name, value in given.items():
         read = about[name].read if name in about else None
@@ -348,13 +348,13 @@ def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_flag(settings: type[Any], name: str) -> bool:
-    """Whether an option is given or not, and takes no value."""
+    """Whether an option is a flag, without a value."""
     return _type_of(settings, name)[0] is bool
 
 
 def words_of(table: Mapping[str, Any]) -> list[str]:
-    """Words of a command line for a table of TOML: true is a flag alone, false nothing, and a list
-    repeats its option."""
+    """Return a TOML table as words of a command line: true gives the flag alone, false nothing, and
+    a list repeats its option."""
     words = list[str]()
     for key, value in table.items():
         for each in value if isinstance(value, list) else [value]:
@@ -366,10 +366,11 @@ def words_of(table: Mapping[str, Any]) -> list[str]:
 def read_values(
     settings: type[Any], table: Mapping[str, Any], where: str, known: Iterable[str]
 ) -> dict[str, Any]:
-    """Values for the fields, of a table of TOML: the types, choices and ranges of the command line.
+    """Return values for the fields from a TOML table; types, choices and ranges are checked as on
+    the command line.
 
-    A list stands for a comma list. Raises UserError, naming `where`, for a key that is not `known`
-    and for a value that its option does not take.
+    A list is read as a comma list. Raises UserError, naming `where`, for a key that is not `known`
+    and for a value that its option does not accept.
     """
     found, allowed = {}, set(known)
     for name, value in table.items():

@@ -40,7 +40,7 @@ def write_page(path: Path, templates: Path, name: str, what_for: str, **values: 
 def check_page(path: Path, what_for: str) -> None:
     """Raise UserError where Jinja2 is missing, and where something that is no page has the name.
 
-    A page of before is replaced, as a page can be made anew at any time.
+    An older page is replaced, as a page can be made again at any time.
     """
     library("jinja2", "report", what_for)
     if path.is_dir():

@@ -51,7 +51,7 @@ class Home:
 
     @classmethod
     def here(cls, driven: Path, lease: Lease) -> Home:
-        """Tell of this process, the driver."""
+        """Describe this process, the driver."""
         return cls(os.getcwd(), driven, lease.token, installed())
 
     def enter(self) -> None:
@@ -65,10 +65,10 @@ class Home:
                     " install the same on every node"
                 )
         os.chdir(self.folder)
-        beside = lease_path(self.driven)
-        if not beside.exists() or self.token not in beside.read_text():
+        lease = lease_path(self.driven)
+        if not lease.exists() or self.token not in lease.read_text():
             raise UserError(
-                f"{beside.parent} there is not the folder that the driver sees; --out must lie on a"
+                f"{lease.parent} there is not the folder that the driver sees; --out must lie on a"
                 " disk that all nodes share, under the same path"
             )
 

@@ -18,8 +18,8 @@ PATH = re.compile(r"(?<![\w.:/~<])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2
 
 
 def redacted(value: Any) -> Any:
-    """Return text, or JSON, without what opens a door: user and password in URLs, the query of
-    URLs, tokens of the hub and what variables of the environment hold of this kind."""
+    """Return text, or JSON, without secrets: user and password in URLs, the query of URLs, tokens
+    of the hub, and the values of the variables in SECRETS."""
     return _each_text(value, _redacted)
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints of a training: written whole or not at all, with a checksum.
+"""Checkpoints of a training: written atomically, with a checksum.
 
-Torch is imported where it is used: a command stopped while torch loads asks for checkpoints.
+Torch is imported inside functions: a command that is stopped while torch loads lists checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
 
-KEPT = 2
+RETAINED = 2  # checkpoints of a folder
 DIGEST_BYTES = 32
 NAME = re.compile(r"step-\d{9,}\.pt")
 
@@ -59,29 +59,29 @@ def fitting(where: Path) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError) as error:
         raise UserError(
             f"{where}: is no checkpoint of this training ({type(error).__name__}:"
-            f" {first_line(error)}); remove it to begin anew"
+            f" {first_line(error)}); remove it to start from scratch"
         ) from error
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{where}: holds more than numbers, and code in it is never run (weights_only); remove"
-            " it to begin anew"
+            " it to start from scratch"
         ) from error
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write `state` as the checkpoint of a step into a folder that keeps the last two."""
+    """Write `state` as the checkpoint of a step; the folder retains the last RETAINED."""
     folder.mkdir(exist_ok=True)
     files.discard(folder, files.UNFINISHED)  # of a process that was killed as it saved
     write_checkpoint(folder / f"step-{step:09d}.pt", {"step": step, **state})
-    for old in _newest_first(folder)[KEPT:]:
+    for old in _newest_first(folder)[RETAINED:]:
         old.unlink()
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
     """Read the newest whole checkpoint of a folder (None where there is none).
 
-    Also returns the torn checkpoints after it. They are removed: they must not count among those
-    that are kept.
+    Also returns the torn checkpoints after it, which are removed: they must not count among the
+    RETAINED.
     """
     torn: list[Path] = []
     for path in _newest_first(folder):
@@ -93,7 +93,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
 
 
 def newest_checkpoint(folder: Path) -> str:
-    """Say, in a few words, where the newest checkpoint of a folder is and of which step."""
+    """Describe the newest checkpoint of a folder: its step and path."""
     paths = _newest_first(folder)
     return f"saved at step {int(paths[0].stem[5:])} ({paths[0]})" if paths else "nothing saved yet"
 

@@ -1,6 +1,6 @@
 """The one training loop: steps, dropout by (seed, step), a refusal to diverge, saving and stopping.
 
-A training is a subclass of `Training`: it says what a step learns from, and what happens between
+A training is a subclass of `Training`: it defines the batches of a step, and what happens between
 two steps.
 """
 
@@ -25,7 +25,7 @@ from teachonce.support.signals import Stop
 from teachonce.training.ranks import ALONE, Ranks
 
 CAPACITY, PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
-EVERY = 5  # steps between two times that freed blocks are given back
+EVERY = 5  # steps between two calls of `give_back`
 Losses = dict[str, float]
 """The losses of one step by name, each averaged over its batches; `loss` is the one minimised."""
 
@@ -120,10 +120,10 @@ class Training(ABC):
                 self.after(losses, progress)
                 if self.step % EVERY == 0:
                     give_back()
-                asked = self.ranks.any(stop.requested)
-                if self.ranks.lead and (asked or self.is_due()):
+                stopping = self.ranks.any(stop.requested)
+                if self.ranks.lead and (stopping or self.is_due()):
                     self.save()
-                if asked:
+                if stopping:
                     stop.request()
                     stop.check()
 
@@ -180,7 +180,7 @@ class Training(ABC):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         self.step = int(state["step"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

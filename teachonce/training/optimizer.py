@@ -1,4 +1,4 @@
-"""What moves the weights: AdamW, LAMB for large batches, or Adadelta."""
+"""Optimizers: AdamW, LAMB for large batches, or Adadelta."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADADELTA_LR = 1.0  # the method has no rate of its own
 
 
 def check_optimizer(name: str) -> None:
-    """UserError where the package of an optimizer, one of `OPTIMIZERS`, is not installed."""
+    """Raise UserError if the package of an optimizer, one of `OPTIMIZERS`, is not installed."""
     if name == "lamb" and importlib.util.find_spec("pytorch_optimizer") is None:
         raise UserError(
             "--optimizer lamb: is in the package pytorch-optimizer, which is not installed; `pip"
@@ -35,7 +35,7 @@ def optimizer_of(
     betas: tuple[float, float],
     fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer called `name`, over the parameters of a model that are not frozen.
+    """Return the optimizer called `name`, over the parameters of a model that are not frozen.
 
     Biases and norms do not decay. LAMB (You et al. 2020, https://arxiv.org/abs/1904.00962,
     algorithm 2) gives the step of a matrix the norm of the matrix, at most 10, times the learning

@@ -46,9 +46,9 @@ class Ranks:
         here = installed()
         first = self.agreed(here)
         other = list(differences(first, here))
-        found = f"{socket.gethostname()}: {'; '.join(_told(*each) for each in other)}"
+        found = f"{socket.gethostname()}: {'; '.join(_difference_line(*each) for each in other)}"
         each: list[Any] = [None] * self.size
-        with _together():
+        with _peer_errors():
             distributed.all_gather_object(each, found if other else None)
         if unlike := next(filter(None, each), None):
             raise UserError(
@@ -68,7 +68,7 @@ class Ranks:
         if self.size == 1:
             return dict(values)
         each: list[Any] = [None] * self.size
-        with _together():
+        with _peer_errors():
             distributed.all_gather_object(each, dict(values))
         names = dict.fromkeys(name for found in each for name in found)
         return {name: sum(found.get(name, 0.0) for found in each) for name in names}
@@ -82,14 +82,14 @@ class Ranks:
         if self.size == 1:
             return value
         found = [value]
-        with _together():
+        with _peer_errors():
             distributed.broadcast_object_list(found, src=0)
         return found[0]
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Replace each gradient by its sum over all processes, the same bits in each of them.
 
-        A weight without a gradient in any of them keeps none.
+        A weight without a gradient in all of them remains without one.
         """
         if self.size == 1:
             return
@@ -99,14 +99,14 @@ class Ranks:
         device = weights[0].device
         present = [weight.grad is not None for weight in weights]
         somewhere = torch.tensor(present, dtype=torch.int32, device=device)
-        with _together():
+        with _peer_errors():
             distributed.all_reduce(somewhere, distributed.ReduceOp.MAX)
         used = [weight for weight, has in zip(weights, somewhere.tolist(), strict=True) if has]
         flat = torch.cat([
             (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten()
             for weight in used
         ])  # fmt: skip
-        with _together():
+        with _peer_errors():
             distributed.all_reduce(flat)
         parts = flat.split([weight.numel() for weight in used])
         for weight, part in zip(used, parts, strict=True):
@@ -116,33 +116,33 @@ class Ranks:
 ALONE = Ranks()
 
 
-def _told(name: str, first: Any, here: Any) -> str:
+def _difference_line(name: str, first: Any, here: Any) -> str:
     return f"{name} is {here}, and {first} of the first process"
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _peer_errors() -> Iterator[None]:
     """Raise UserError where another process has ended."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            "another process of this training has ended, or cannot be reached; a line of its own"
-            f" tells why ({first_line(error)[:120]})"
+            "another process of this training has ended, or cannot be reached; its own error"
+            f" message says why ({first_line(error)[:120]})"
         ) from error
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Ranks]:
-    """Join the other processes of this training, which torchrun has told of in the environment,
-    until the end of the block; alone where it has not.
+def join_ranks(device: str) -> Iterator[Ranks]:
+    """Join the other processes of this training until the end of the block.
 
-    Raises UserError where they cannot be reached, or are not of one version.
+    torchrun describes them in the environment; without it the process is alone. Raises UserError if
+    they cannot be reached, or have other versions.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
-    with _together():
+    with _peer_errors():
         gpu = device.startswith("cuda")
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
     try:

@@ -1,5 +1,5 @@
-"""Learning rates: warm-up, then down a line or a cosine, or halved when the validation loss stands
-still; and the end of a training that no longer gets better."""
+"""Learning-rate schedules: warm-up, then linear or cosine decay, or halving on a plateau of the
+validation loss; and early stopping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Schedule:
     idle: int = 0  # validations since the best
 
     def factor(self, step: int) -> float:
-        """For step 0, 1, ...: a pure function of the step and of the validations so far."""
+        """Return the factor for step 0, 1, ...: a pure function of step and validations so far."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.kind == "plateau":
@@ -46,7 +46,7 @@ class Schedule:
         return self.end + (1 - self.end) * left
 
     def validated(self, loss: float) -> None:
-        """Take note of a validation loss."""
+        """Record a validation loss."""
         if loss < self.best:
             self.best, self.waited, self.idle = loss, 0, 0
             return
@@ -57,5 +57,5 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience is at its end."""
+        """Whether the training is to stop early."""
         return self.patience is not None and self.idle >= self.patience

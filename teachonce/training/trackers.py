@@ -126,7 +126,7 @@ class Trackers:
             except Exception as error:  # each tracker raises its own
                 del self._open[name]
                 self._say(
-                    f"log       {name} fails and is told no more ({first_line(error)}); the figures"
+                    f"log       {name} fails and is disabled ({first_line(error)}); the figures"
                     f" are in {self._facts.figures}"
                 )
 

@@ -1,5 +1,4 @@
-"""Vocabularies made of a text, WordPieces or whole words: the student's, for those who read a store
-and for those who write one."""
+"""Train vocabularies on text, of WordPieces or whole words, for students and for dumps."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any, characters: str = ""
 ) -> Tokenizer:
     """WordPiece of `size` pieces that folds case and accents as the teacher does and knows every
-    character. A text that has fewer pieces to give gives all of them; `fewer_pieces` tells so.
+    character. A small text may give fewer pieces; `fewer_pieces` reports that.
 
     characters: known as well, although the text may lack them, if that leaves half of the pieces.
 

@@ -19,7 +19,7 @@ import torch
 from teachonce.store import open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.support.errors import UserError
-from teachonce.training.ranks import Ranks, joined
+from teachonce.training.ranks import Ranks, join_ranks
 from tests.end_to_end.support import ROOT, Words, write_corpus
 from tests.end_to_end.watched import Done, processes, together
 
@@ -151,7 +151,7 @@ def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
 def joins(code: str) -> None:
     with mock.patch("teachonce.training.ranks.installed", lambda: {"code": code, "torch": "2"}):
         try:
-            with joined("cpu"):
+            with join_ranks("cpu"):
                 print("joined")
         except UserError as error:
             print(error)

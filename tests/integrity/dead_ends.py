@@ -147,7 +147,11 @@ def advised(scene: Scene, line: str) -> Words:
         return ("feature-store", "repair", path)
     elif "`feature-store verify`" in line:
         return ("feature-store", "verify", path)
-    if f"`{maker}`" not in line and "type this again" not in line and "to begin anew" not in line:
+    if (
+        f"`{maker}`" not in line
+        and "type this again" not in line
+        and "to start from scratch" not in line
+    ):
         raise DeadEnd(f"no command of a {scene.state} store in: {line}")
     return scene.command
 

@@ -83,7 +83,7 @@ def test_what_is_no_checkpoint_is_a_line(tmp_path: Path, data: bytes) -> None:
     save_checkpoint(tmp_path, 1, state(1))
     (path,) = tmp_path.iterdir()
     path.write_bytes(data + hashlib.sha256(data).digest())
-    with pytest.raises(UserError, match=r"step-000000001\.pt: .* remove it to begin anew"):
+    with pytest.raises(UserError, match=r"step-000000001\.pt: .* remove it to start from scratch"):
         load_checkpoint(tmp_path)
 
 

@@ -1,11 +1,11 @@
 """Blocks of HDF5 metadata, read from a map of the file: each lies in the file and matches its
-checksum. Their names are those of the HDF5 File Format Specification, version 3.0.
+checksum. Their names are those of the HDF5 File Format Specification, version 3.0."""
 
-We read HDF5 ourselves because no library keeps both promises. pyfive 1.3 does not know the indices
-of chunks that HDF5 writes since 1.10, so it reads no array of a store, and it compares no checksum
-of metadata. HDF5's own library crashed on 2 of 3,000 forged files; in a process of its own it costs
-0.2 s for each process that opens a store (benchmarks/RESULTS.md, "Other readers of HDF5").
-"""
+# We read HDF5 ourselves because no library is both complete and safe. pyfive 1.3 does not support
+# the chunk indices that HDF5 writes since 1.10, so it reads no array of a store, and it compares no
+# checksum of metadata. HDF5's own library crashed on 2 of 3,000 forged files; in a process of its
+# own it costs 0.2 s for each process that opens a store (benchmarks/RESULTS.md, "Other readers of
+# HDF5").
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Blocks:
         if fields.take(8) != SUPERBLOCK:
             raise Damage("it does not begin as HDF5 does")
         if fields.number(1) not in (2, 3):
-            raise Damage("its metadata are of before HDF5 1.10 and have no checksums")
+            raise Damage("its metadata are older than HDF5 1.10 and have no checksums")
         fields = self.block(0, 48, SUPERBLOCK, "the superblock")
         fields.expect("its version", 1, 2, 3)
         fields.expect("the size of an address", 1, 8)

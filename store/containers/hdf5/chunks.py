@@ -228,7 +228,7 @@ class Hdf5Slices(RowSlices):
         super().__init__(dataset.shape, dataset.dtype, where)
         self._blocks, self.dataset = blocks, dataset
         self._sound: set[int] = set()  # chunks whose checksum was compared
-        self._begun: set[int] = set()  # rows of chunks that the disk was asked for
+        self._prefetched: set[int] = set()  # rows of chunks
 
     def decode(self, begin: int, end: int, out: Array) -> None:
         rows = self.dataset.chunk[0]
@@ -273,9 +273,9 @@ class Hdf5Slices(RowSlices):
         that its chunks follow one another."""
         rows, columns = self.dataset.chunk[0], prod(self.dataset.grid[1:])
         first, last = begin // rows, -(-end // rows)
-        if self._begun.issuperset(range(first, last)):
+        if self._prefetched.issuperset(range(first, last)):
             return
-        self._begun.update(range(first, last))
+        self._prefetched.update(range(first, last))
         places = self.dataset.places[first * columns : last * columns]
         places = places[places[:, 0] != UNDEFINED]
         if len(places):

@@ -33,10 +33,11 @@ def _created(path: str, flags: int) -> int:
 class NewFile(io.RawIOBase):
     """A file for HDF5 to write that never refuses a write.
 
-    HDF5 cannot give up a file: what it failed to write, it tries again whenever something is
-    closed, until it crashes. So the first error is stored for `check`, and all later writes are
-    dropped.
+    The first error is stored for `check`, and all later writes are dropped.
     """
+
+    # HDF5 cannot abandon a file: after a failed write it tries again whenever something is closed,
+    # until it crashes.
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -59,11 +59,11 @@ def _entries(
     fields.expect("the address of its header", 8, header)
     if not pages:
         return fields.take(fields.left)
-    begun, found = fields.take(bitmap), []
+    used, found = fields.take(bitmap), []
     for number in range(pages):
         length = min(page, count - number * page) * row
         place = address + first + number * (page * row + CHECKSUM)
-        if not begun[number // 8] & 128 >> number % 8:
+        if not used[number // 8] & 128 >> number % 8:
             raise Damage("its chunks are not all there")
         found.append(blocks.block(place, length + CHECKSUM, b"", WHAT).take(length))
     return b"".join(found)

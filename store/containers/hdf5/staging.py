@@ -23,8 +23,8 @@ OUTSIDE = {"calibration", "teacher"}  # groups outside the parts
 
 
 def _check(path: Path) -> None:
-    """Raise StoreError unless our reader knows every object of a file: HDF5 copies them, and a file
-    that was made for it crashes it."""
+    """Raise StoreError unless our own reader can read every object of a file."""
+    # Before HDF5 copies them: a crafted file crashes HDF5's library.
     source = Hdf5Source(str(path))
     for name in source.arrays():
         source.stored_bytes(name)
@@ -105,9 +105,9 @@ class Hdf5Staging(OnDisk):
         sink.attributes("", attributes)
         write("manifest", np.frombuffer(manifest, np.uint8))
         _check(self.path)
-        with h5py.File(self.path, "r") as begun:
-            for name in sorted(OUTSIDE & set(begun)):  # strangers stay where they are
-                begun.copy(name, sink.file)
+        with h5py.File(self.path, "r") as unsealed:
+            for name in sorted(OUTSIDE & set(unsealed)):  # unknown objects are not copied
+                unsealed.copy(name, sink.file)
                 sink.check()
         create_group(sink.file, "parts")
         for number in sorted(self.published()):
@@ -121,7 +121,7 @@ class Hdf5Staging(OnDisk):
         self.clean()
 
     def clean(self) -> None:
-        """Remove the parts of a sealed store; strangers stay, and what a link leads to."""
+        """Remove the parts of a sealed store; unknown files and the target of a link remain."""
         if self.parts.is_symlink():
             return
         with suppress(OSError):  # there may be no such folder

@@ -111,7 +111,7 @@ def _has(members: Mapping[str, set[str]], path: str) -> bool:
     return leaf in members[parent]
 
 
-def _stranger(path: str) -> str:
+def _unknown_line(path: str) -> str:
     if (number := part_number(path.removeprefix("parts/"))) is not None:
         return f"extra part {number}, which is not in the manifest"
     return f"extra object {path}"
@@ -234,12 +234,11 @@ class Hdf5Source:
             if inner != "parts" or part_number(name) not in parts
         ]
         flaws = [Flaw(f"missing array {name}", name) for name in missing]
-        flaws += [Flaw(_stranger(name), name, unknown=True) for name in strange]
+        flaws += [Flaw(_unknown_line(name), name, unknown=True) for name in strange]
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
-        """Report if any byte of the file was altered, unless a stranger explains it: whoever
-        added one need not have damaged anything."""
+        """Report if any byte of the file was altered; see `Flaw.explained_by_unknown`."""
         whole = Path(self.path)
         end = max(0, whole.stat().st_size - DIGEST_BYTES)
         with whole.open("rb") as file:

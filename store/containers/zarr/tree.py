@@ -96,9 +96,9 @@ def _inner_groups(name: str, group: str) -> list[str]:
     return [above for above in groups_above(name) if above.startswith(f"{group}/".lstrip("/"))]
 
 
-def _strangers(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
-    """A flaw for each file or whole folder that does not belong; none in arrays that cannot be
-    opened, as what these should hold is not known."""
+def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
+    """Return a flaw for each file or whole folder that the format does not define, except in arrays
+    that cannot be opened, whose expected files are not known."""
     folders = {"", *broken, *(folder for file in expected for folder in groups_above(file))}
     tops = set()
     for file in found - expected - folders:
@@ -168,8 +168,8 @@ def _present(where: str, shard: str) -> Iterator[None]:
 class ZarrSource:
     """Reads a Zarr store from a folder or from anything fsspec knows.
 
-    What no reader of ours knows zarr-python reads. `maps` is None for what is not a local folder,
-    `ranges` for what is one.
+    Arrays in a layout that FORMAT.md does not define are read by zarr-python. `maps` is None for a
+    remote store, `ranges` for a local one.
     """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
@@ -343,7 +343,7 @@ class ZarrSource:
         found, always = self._listed(expected, group, parts)
         missing = sorted(name for name in expected - found if not self._linked(name))
         flaws = [Flaw(f"missing file {name}", name.rpartition("/")[0]) for name in missing]
-        flaws += _strangers(always, expected, broken)
+        flaws += _unknown_files(always, expected, broken)
         inside = {above for name in arrays for above in _inner_groups(name, group)}
         for inner in sorted(inside.union(_tops(group))):
             file = f"{inner}/zarr.json".lstrip("/")

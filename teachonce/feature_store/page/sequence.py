@@ -14,7 +14,7 @@ from teachonce.align import Alignment, Tokens
 from teachonce.feature_store.page.lattice import Cluster, clusters
 from teachonce.feature_store.student import Student, WrittenPieces, direction
 from teachonce.store import FeatureStore, Record
-from teachonce.store.tools.show import BEST, headline, sequence_facts, told_best
+from teachonce.store.tools.show import BEST, best_pieces, headline, sequence_facts
 from teachonce.support.arrays import Array, starts
 
 SHOWN = 8  # most likely pieces of a token
@@ -68,7 +68,7 @@ class Shown:
     def said(self, view: int, token: int) -> str:
         """The most likely pieces of a token, for a cell of a table."""
         facts = self.views[view]
-        return told_best(facts["tokens"][token].get("best", ())[:BEST], facts["draws"])
+        return best_pieces(facts["tokens"][token].get("best", ())[:BEST], facts["draws"])
 
     def masked(self, token: int) -> str:
         """The views in which a token is of a masked word."""

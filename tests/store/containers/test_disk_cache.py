@@ -188,7 +188,7 @@ def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     (line,) = caplog.messages
-    assert "nothing more is kept there: File too large; make room" in line
+    assert "nothing more is cached there: File too large; make room" in line
     assert cache.get("s", "small", 0, 1) and sum(sizes(tmp_path)) == counted(tmp_path) == UNIT
 
 

@@ -201,7 +201,7 @@ def test_a_stopped_conversion_does_not_go_on_with_another_store(
         convert(tmp_path / "other.h5", target, codec, progress=stop)
     before = target.read_bytes()
     line = refused("convert", source, target, "--codec", codec)
-    assert f"begun from another store than {source}" in line and told in line
+    assert f"started from another store than {source}" in line and told in line
     assert target.read_bytes() == before
     convert(tmp_path / "other.h5", target, codec)
     assert run("verify", target).exit_code == 0

@@ -126,7 +126,7 @@ def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> Non
         (("1", "short"), "part 3 differs"),
     ):
         line = refused("merge", *(tmp_path / f"{name}.h5" for name in others), target)
-        assert told in line and "begun from another store" in line
+        assert told in line and "started from another store" in line
     assert run("merge", *words, target).exit_code == 0
     assert len(open_store(target)) == 40 and run("verify", target).exit_code == 0
 
