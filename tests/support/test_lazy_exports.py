@@ -59,7 +59,7 @@ warn_of_spinning(2)  # says nothing
 
 
 def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_told", False)
+    monkeypatch.setattr(environment, "_imported_sleeping", False)
 
     def train(count: int) -> None:
         environment.warn_of_spinning(count)

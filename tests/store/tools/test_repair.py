@@ -130,7 +130,7 @@ def test_what_is_made_again_must_be_what_it_was(store: Path) -> None:
     repair(store)
     before = contents(store)
     for weights in ({"pooler.bias": np.zeros(4)}, {}):
-        with pytest.raises(StoreError, match=f"{BIAS} is lacking, .*restore the store from a copy"):
+        with pytest.raises(StoreError, match=f"{BIAS} is missing, .*restore the store from a copy"):
             begin(store, SMALL, weights=weights)
         assert contents(store) == before
     assert made_again(store) == set() and verify(store).problems == []
