@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.reproduce.costs import given
-from teachonce.downstream.checked import asked_of
 from teachonce.downstream.cli import main as downstream
+from teachonce.downstream.early_checks import read_options
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 
@@ -24,13 +24,13 @@ def chance(words: Sequence[str], figure: str) -> float:
     """
     if figure not in GUESSES:
         return 0.0
-    asked = asked_of(given(downstream, [*words, "--model", "none", "--out", "none"]))
-    kind = {"classify": Classify, "pos": PartsOfSpeech}.get(asked.task or "")
+    options = read_options(given(downstream, [*words, "--model", "none", "--out", "none"]))
+    kind = {"classify": Classify, "pos": PartsOfSpeech}.get(options.task or "")
     if kind is None:
         return 0.0
-    task = kind(columns=asked.columns())
+    task = kind(columns=options.columns())
     found = []
-    for path in asked.test:
+    for path in options.test:
         labels = Counter(label for example in task.read(path) for label in task.labels_of(example))
         found.append(GUESSES[figure]({name: n / labels.total() for name, n in labels.items()}))
     return statistics.mean(found)

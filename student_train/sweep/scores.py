@@ -21,7 +21,7 @@ from teachonce.support.toml_file import read_toml
 
 FILE = "scores.json"
 DOWNSTREAM = (sys.executable, "-c", "from teachonce.downstream.cli import main; main()")
-CHECK = (sys.executable, "-c", "from teachonce.downstream.checked import main; main()")
+CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import main; main()")
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Uses a checkpoint: trains it as a masked LM, fine-tunes, scores, probes and measures it."""
+"""Trains a checkpoint as a masked LM, fine-tunes it, scores it and measures its speed."""

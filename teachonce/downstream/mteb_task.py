@@ -1,4 +1,4 @@
-"""The tasks `mteb:NAME`: score a model as it is by a task of the package mteb."""
+"""The tasks `mteb:NAME`: score a model, without training, on a task of the package mteb."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from teachonce.support.extras import library
 
 
 def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, Any]:
-    """Score a model by the task of mteb that `task`, `mteb:NAME`, names: by its main score, the
-    mean over the languages (subsets) that it has.
+    """Score a model by the main score of an mteb task, the mean over its languages (subsets).
 
-    mteb fetches the data from the hub. Returns what `fine_tune` returns, of a single run without a
-    seed.
+    task: `mteb:NAME`. mteb fetches the data from the hub.
+    Returns the same dictionary as `fine_tune`, for one run without a seed.
 
-    Raises UserError without mteb, for a name that it does not know, and for data that it cannot
-    fetch.
+    Raises UserError if mteb is missing, has no such task, or cannot fetch the data.
     """
     mteb: Any = library("mteb", "mteb", f"--task {task}")
     name = task.partition(":")[2]
     try:
         chosen = mteb.get_task(name)
     except KeyError as error:
-        raise UserError(f"--task {task}: mteb does not know it: {first_line(error)}") from None
+        raise UserError(f"--task {task}: mteb has no such task: {first_line(error)}") from None
     embedder = Embedder(model, max_length)
     split = TEST if TEST in chosen.eval_splits else chosen.eval_splits[0]
     try:
@@ -49,6 +47,6 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
     settings = {"as_is": True, "max_length": max_length, "mteb": mteb.__version__, "split": split}
     run = {TEST: {"primary": figure, "main_score": figure}}
     data = chosen.dataset
-    plain = isinstance(data, dict) and split in data  # others have a table a language
+    plain = isinstance(data, dict) and split in data  # else one table for each language
     rows = len(data[split]) if plain else 0
     return result_of(about, model, {TEST: f"{name} {split}"}, settings, {TEST: rows}, [run])

@@ -1,8 +1,8 @@
-"""The options of `downstream`: what each may be, which tasks take it and need it, its default.
+"""The options of `downstream`: the values and the default of each, and the tasks that take it.
 
-`Asked` has every option of the command line. The settings of a kind of work (`settings.py`) take
-theirs from it and add a default. The command, its --help (`checked.py`) and the refusals follow
-from these fields, so that Python refuses what the command line refuses.
+`DownstreamOptions` has every option of the command line. The settings of a kind of task
+(`settings.py`) are made from it, and add defaults. The command, its --help (`early_checks.py`) and
+the checks are derived from these fields, so that Python refuses what the command line refuses.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ FINE_TUNED = ("pos", "ner", "classify", *SCORED, "qa")
 TRAINED = ("mlm", *FINE_TUNED)
 SEARCHES = ("retrieval", "rerank")
 MTEB = "mteb"
-"""Stands in scopes for the tasks `mteb:NAME` of the package mteb."""
+"""In scopes: the tasks `mteb:NAME` of the package mteb."""
 UNTRAINED = (*SEARCHES, MTEB)
-"""Tasks that score models as they are, and train none."""
+"""Tasks that score models without training."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
 WORDS = tuple(f"{task}:" if task == MTEB else task for task in TASKS)
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
-"""Stands in a scope beside the tasks: the option may be given together with --as-is."""
-COLUMN = "_column"  # ends the names of options that name columns
+"""In scopes, in addition to tasks: the option can be combined with --as-is."""
+COLUMN = "_column"  # the suffix of options that name columns
 SHORTEST = 8
-"""Tokens of the shortest --max-length."""
+"""The smallest --max-length, in tokens."""
 PREFIX = "scratch:"
 OPTION = f"--model {PREFIX}"
-KIND = "modernbert"  # of a model from scratch that names none
+KIND = "modernbert"  # the default kind of a model from scratch
 CONTRADICTING = (
     ("steps", "epochs"),
     ("batch_size", "batch_tokens"),
@@ -64,9 +64,9 @@ CONTRADICTING = (
 
 @dataclass(frozen=True)
 class TaskOption(Option):
-    """An option whose `scope` are the tasks that take it, and AS_IS.
+    """An option whose `scope` contains the tasks that take it, and perhaps AS_IS.
 
-    needed: the tasks (or AS_IS) that cannot do without it.
+    needed: the tasks (or AS_IS) that require it.
     several: the tasks (or AS_IS) that take more than one value of it.
     """
 
@@ -74,7 +74,7 @@ class TaskOption(Option):
     several: frozenset[str] = frozenset()
 
 
-def _asked(
+def _option(
     help: str,
     tasks: Iterable[str],
     *,
@@ -83,7 +83,7 @@ def _asked(
     several: Iterable[str] = (),
     **about: Any,
 ) -> Any:
-    """A field of `Asked`; `about` has the other fields of `Option`."""
+    """Return a field of `DownstreamOptions`; `about` has the other fields of `Option`."""
     found = TaskOption(
         help,
         scope=frozenset(tasks),
@@ -96,21 +96,21 @@ def _asked(
 
 
 def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
-    """A field of `Asked` that is given or not."""
-    return _asked(help, tasks, default=False, flag=flag)
+    """Return a field of `DownstreamOptions` that is a flag."""
+    return _option(help, tasks, default=False, flag=flag)
 
 
 def _column(role: str, *tasks: str) -> Any:
-    """A field of `Asked` with the name of the column that holds `role`."""
-    return _asked(f"Name of the column, where it is not {role}.", (*tasks, AS_IS))
+    """Return a field of `DownstreamOptions` with the name of the column that holds `role`."""
+    return _option(f"Name of the column, if it is not {role}.", (*tasks, AS_IS))
 
 
-def as_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
+def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
     return tuple(map(Path, words))
 
 
 def _check_task(task: str) -> None:
-    """UserError for what is none of TASKS, and for MTEB without a name or a name elsewhere."""
+    """Raise UserError for an unknown task, MTEB without a name, or another task with a name."""
     kind, _, name = task.partition(":")
     if kind not in TASKS or bool(name) != (kind == MTEB):
         known = ", ".join(f"{each}:NAME" if each == MTEB else each for each in TASKS)
@@ -118,14 +118,14 @@ def _check_task(task: str) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command line asks for. None, () or False: not given."""
+class DownstreamOptions:
+    """The options of a command line. None, () or False means that an option was not given."""
 
-    task: str = _asked("What to do.", TASKS, required=True, words=WORDS, check=_check_task)
-    runs: tuple[Path, ...] = _asked(
+    task: str = _option("The task.", TASKS, required=True, words=WORDS, check=_check_task)
+    runs: tuple[Path, ...] = _option(
         "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
     )
-    model: tuple[str, ...] = _asked(
+    model: tuple[str, ...] = _option(
         "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed,"
         " retrieval, rerank, mteb and --as-is.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
@@ -135,111 +135,119 @@ class Asked:
         words=(*ALIASES, PREFIX),
         paths=True,
     )
-    train: tuple[Path, ...] = _asked(
+    train: tuple[Path, ...] = _option(
         "Training examples. Repeatable for mlm.",
         TRAINED,
         default=(),
         needed=TRAINED,
         several=["mlm"],
-        read=as_paths,
+        read=read_paths,
     )
-    dev: Path | None = _asked(
+    dev: Path | None = _option(
         "Held-out examples.", TRAINED, default_text="mlm: a hundredth of the lines of --train"
     )
-    test: tuple[Path, ...] = _asked(
-        "Report this as well. Repeatable, e.g. a file for each language: each of them and their"
-        " mean. speed: single texts. retrieval, rerank: folders of corpus.jsonl, queries.jsonl and"
-        " qrels.tsv.",
+    test: tuple[Path, ...] = _option(
+        "Score on this file as well. Repeatable, e.g. one file per language: prints the scores of"
+        " each and their mean. speed: time these texts. retrieval, rerank: folders of corpus.jsonl,"
+        " queries.jsonl and qrels.tsv.",
         [*TRAINED, *SEARCHES, "speed", AS_IS],
         default=(),
         needed=[*SEARCHES, AS_IS],
         several=[*TRAINED, *SEARCHES, AS_IS],
-        read=as_paths,
+        read=read_paths,
         default_text="speed: random tokens",
     )
-    out: Path | None = _asked(
-        "A new folder. speed and table do not need it.",
+    out: Path | None = _option(
+        "Write to this folder, which must not exist. Optional for speed and table.",
         [*TASKS, AS_IS],
         needed=[*TRAINED, *UNTRAINED, AS_IS],
     )
-    seeds: int | None = _asked(
-        "Number of runs; mlm saves several in OUT/seed-N.",
+    seeds: int | None = _option(
+        "Number of trainings; mlm saves several in OUT/seed-N.",
         TRAINED,
         within=at_least(1),
         default_text="mlm 1, fine-tuning 3",
     )
-    seed: int | None = _asked(
+    seed: int | None = _option(
         "The (first) seed.",
         [*TRAINED, "speed"],
         within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
     )
-    steps: int | None = _asked("Optimiser steps.", TRAINED, within=at_least(1))
-    epochs: int | None = _asked("Passes over the training examples.", TRAINED, within=at_least(1))
-    batch_size: int | None = _asked("Sequences.", [*TRAINED, "speed"], within=at_least(1))
-    batch_tokens: int | None = _asked("Instead of --batch-size.", ["mlm"], within=at_least(1))
-    lr: float | None = _asked(
+    steps: int | None = _option("Optimiser steps.", TRAINED, within=at_least(1))
+    epochs: int | None = _option("Passes over the training examples.", TRAINED, within=at_least(1))
+    batch_size: int | None = _option(
+        "Sequences per batch.", [*TRAINED, "speed"], within=at_least(1)
+    )
+    batch_tokens: int | None = _option(
+        "Tokens per batch, in place of --batch-size.", ["mlm"], within=at_least(1)
+    )
+    lr: float | None = _option(
         "Peak learning rate.",
         TRAINED,
         within=POSITIVE,
-        default_text="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (less than 384 wide 5e-4,"
-        " BiLSTMs 3e-3, adadelta 1)",
+        default_text="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (hidden size below 384:"
+        " 5e-4, BiLSTMs 3e-3, adadelta 1)",
     )
-    accumulate: int | None = _asked(
-        "Batches of one optimiser step.", FINE_TUNED, within=at_least(1)
+    accumulate: int | None = _option(
+        "Batches per optimiser step (gradient accumulation).", FINE_TUNED, within=at_least(1)
     )
-    optimizer: str | None = _asked(
+    optimizer: str | None = _option(
         "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`. adadelta"
         " (Zeiler 2012).",
         FINE_TUNED,
         choices=OPTIMIZERS,
     )
-    warmup: float | None = _asked(
+    warmup: float | None = _option(
         "Share of the steps in which the learning rate rises.",
         FINE_TUNED,
         within=SHARE,
     )
-    max_length: int | None = _asked(
-        "Tokens; all but mlm cut it to what the model takes, which retrieval, rerank and folders of"
-        " sentence-transformers take where none is given.",
+    max_length: int | None = _option(
+        "Truncate inputs to this number of tokens. All tasks except mlm reduce it to the model's"
+        " limit; the limit is the default of retrieval, rerank and sentence-transformers folders.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         within=at_least(SHORTEST),
         default_text="128, qa 384, speed 512",
     )
-    vocab: str | None = _asked("From scratch: pieces of its WordPiece, e.g. 30k.", ["mlm"])
-    mask_prob: float | None = _asked(
-        "Share of tokens masked in training; validation always masks 0.15.",
+    vocab: str | None = _option(
+        "Size of the WordPiece vocabulary of a model from scratch, e.g. 30k.", ["mlm"]
+    )
+    mask_prob: float | None = _option(
+        "Share of tokens that are masked in training; validation always masks 0.15.",
         ["mlm"],
         within=INNER_SHARE,
     )
-    evaluate_every: int | None = _asked("Steps between validations.", ["mlm"], within=at_least(1))
-    precision: str | None = _asked("Of the training.", TRAINED, choices=("fp32", "bf16"))
-    resume: bool = _flag("Continue a run that was stopped, in --out.", ["mlm"], "--resume")
-    save: bool = _flag("Keep the first seed's model in OUT/model, a teacher.", FINE_TUNED, "--save")
-    as_is: bool = _flag(
-        "Score MODEL on --test, untrained.", ["mlm", *LABELLED, *SCORED, AS_IS], "--as-is"
+    evaluate_every: int | None = _option("Steps between validations.", ["mlm"], within=at_least(1))
+    precision: str | None = _option("Precision of the training.", TRAINED, choices=("fp32", "bf16"))
+    resume: bool = _flag("Continue the interrupted training in --out.", ["mlm"], "--resume")
+    save: bool = _flag(
+        "Save the first seed's model in OUT/model; it can be a teacher.", FINE_TUNED, "--save"
     )
-    limit: int | None = _asked("First N training examples.", FINE_TUNED, within=at_least(1))
-    per_class: int | None = _asked(
-        "N training examples of each class, other ones for each seed.",
+    as_is: bool = _flag(
+        "Score MODEL on --test without training.", ["mlm", *LABELLED, *SCORED, AS_IS], "--as-is"
+    )
+    limit: int | None = _option("Train on the first N examples.", FINE_TUNED, within=at_least(1))
+    per_class: int | None = _option(
+        "Train on N examples of each class, drawn again for each seed.",
         ["classify"],
         within=at_least(1),
     )
-    unseen_labels: str | None = _asked(
-        "Labels of --dev or --test that training (--as-is: the model) does not have; count: the"
-        " model has each of them wrong.",
+    unseen_labels: str | None = _option(
+        "Handling of labels in --dev or --test that are missing in training (--as-is: in the"
+        " model): refuse the file, or count each as an error.",
         [*LABELLED, AS_IS],
         choices=("refuse", "count"),
         default_text="refuse",
     )
-    pieces: str | None = _asked(
-        "What of a word is taught, its first word piece or all: those after it the label X, which"
-        " the model, its store and its students keep (TinyMBERT).",
+    pieces: str | None = _option(
+        "Pieces of a word that are labelled: the first, or all. With all, pieces after the first"
+        " have the label X, as have the model's store and students (TinyMBERT).",
         ["ner"],
         choices=("first", "all"),
         default_text="first",
     )
-    stride: int | None = _asked(
-        "Tokens that two windows of a long context share.",
+    stride: int | None = _option(
+        "Tokens that neighbouring windows of a long context share.",
         ["qa"],
         within=at_least(0),
         default_text="a third of --max-length",
@@ -252,35 +260,37 @@ class Asked:
     question_column: str | None = _column("question", "qa")
     context_column: str | None = _column("context", "qa")
     answer_column: str | None = _column("answer", "qa")
-    teacher: str | None = _asked(
-        "The model that the others are compared with: their speed, or its ranking with theirs.",
+    teacher: str | None = _option(
+        "Compare speeds, or rankings, with this model.",
         ["speed", *SEARCHES],
         words=ALIASES,
         paths=True,
     )
-    documents_by: str | None = _asked(
-        "The model that embeds the documents, such as the teacher whose index there is; MODEL"
+    documents_by: str | None = _option(
+        "Embed the documents with this model, such as the teacher of an existing index; MODEL"
         " embeds the queries.",
         ["retrieval"],
         words=ALIASES,
         paths=True,
     )
-    candidates: Path | None = _asked(
-        "The documents to rank: a run of TREC, `query Q0 document rank score name` lines.",
+    candidates: Path | None = _option(
+        "Rank the documents of this TREC run: lines `query Q0 document rank score name`.",
         ["rerank"],
     )
-    candidates_by: str | None = _asked(
-        "Or the model of vectors that finds the documents to rank.",
+    candidates_by: str | None = _option(
+        "Rank the documents that this embedding model finds, in place of --candidates.",
         ["rerank"],
         words=ALIASES,
         paths=True,
     )
-    depth: int | None = _asked("Candidates of a query.", ["rerank"], within=at_least(1))
-    repeat: int | None = _asked("Runs to take medians of.", ["speed"], within=at_least(1))
+    depth: int | None = _option("Number of candidates per query.", ["rerank"], within=at_least(1))
+    repeat: int | None = _option(
+        "Number of runs; figures are their medians.", ["speed"], within=at_least(1)
+    )
 
-    log: tuple[str, ...] = _asked(
-        "wandb | mlflow | trackio, or a comma list: told the losses, the scores on --dev and, at"
-        " the end, on --test; a run for each seed.",
+    log: tuple[str, ...] = _option(
+        "Log losses, scores on --dev and, at the end, on --test: wandb | mlflow | trackio, or a"
+        " comma list. One tracked run per seed.",
         TRAINED,
         default=(),
         several=TRAINED,
@@ -289,7 +299,7 @@ class Asked:
         check=check_known,
     )
     json: bool = _flag(
-        "Print what scores.json holds in place of the table, and all else to stderr.",
+        "Print the content of scores.json in place of the table, and progress to stderr.",
         [*TASKS, AS_IS],
         "--json",
     )
@@ -306,11 +316,11 @@ class Asked:
 
     @property
     def kind(self) -> str:
-        """The task without the name that follows it: `mteb` of `mteb:NAME`."""
+        """Return the task without the name after it: `mteb` for `mteb:NAME`."""
         return self.task.partition(":")[0]
 
     def given(self) -> dict[str, Any]:
-        """What was given, but for the task. 0 is a value: `--stride 0` was said."""
+        """Return the options that were given, without the task. 0 is a value: `--stride 0`."""
         return {
             name: value
             for name in OPTIONS
@@ -320,18 +330,18 @@ class Asked:
         }
 
     def settings(self, kind: type[Settings], **more: Any) -> Settings:
-        """Settings of what was given and the defaults of their kind; `more` goes over both."""
+        """Make settings of the given options and the defaults of `kind`; `more` overrides both."""
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         given = {name: value for name, value in self.given().items() if name in fields}
         return kind(**{**given, **more})
 
     def columns(self) -> dict[str, str]:
-        """Names of columns that are not called as what they hold, by what they hold."""
+        """Return the names of columns that were given, by role (`text`, `label`, ...)."""
         names = {name: each for name, each in self.given().items() if name.endswith(COLUMN)}
         return {name.removesuffix(COLUMN): each for name, each in names.items()}
 
     def _check_scope(self) -> None:
-        """UserError for options that the task does not take, lacks, or has too often."""
+        """Raise UserError for options that the task does not take, that are missing or repeated."""
         given, scope, what = self.given(), {self.kind}, f"--task {self.task}"
         if self.as_is and self.kind in OPTIONS["as_is"].scope:
             scope, what = {self.kind, AS_IS}, f"{what} --as-is"
@@ -365,12 +375,12 @@ class Asked:
                 )
 
 
-OPTIONS = cast(Mapping[str, TaskOption], options_of(Asked))
+OPTIONS = cast(Mapping[str, TaskOption], options_of(DownstreamOptions))
 
 
-def check(name: str, value: Any) -> None:
-    """UserError for a value that an option of the command line does not take."""
-    check_value(Asked, name, OPTIONS[name], value)
+def check_option(name: str, value: Any) -> None:
+    """Raise UserError for a value that the option `name` of the command line does not take."""
+    check_value(DownstreamOptions, name, OPTIONS[name], value)
 
 
 def _spelt(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads what Linux says of the memory of this process; light, for processes that measure."""
+"""Reads memory figures of this process from /proc. Imports nothing that would add to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STATUS = Path("/proc/self/status")
 
 
 def status_bytes(name: str) -> int:
-    """Return `VmRSS`, `VmHWM` (its peak) and so on in bytes. Raises OSError where there is none."""
+    """Return `VmRSS`, its peak `VmHWM` or another field in bytes. Raises OSError without /proc."""
     found = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.M)
     if not found:
         raise OSError(f"{STATUS} has no {name}")

@@ -1,4 +1,4 @@
-"""Shows how a transformers Trainer gets on: a line for each evaluation, bars on a terminal."""
+"""Prints the progress of a transformers Trainer: a line per evaluation, bars on a terminal."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from teachonce.training.loop import pace
 
 COUNTED = "non_padding"
-"""What a Trainer must be told of `include_num_input_tokens_seen`, for `Progress` to tell it."""
+"""The value of `include_num_input_tokens_seen` with which `Progress` can report tokens/s."""
 
 
 class ReplacingPrinter(TrainerCallback):
-    """A callback that is shown instead of the Trainer's own, which prints dictionaries."""
+    """A callback that replaces the Trainer's own printer, which prints dictionaries."""
 
     def follow(self, trainer: Trainer) -> None:
-        """Take the place of the Trainer's own callback."""
+        """Replace the printer of a Trainer by this callback."""
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
 
 
 class Progress(ReplacingPrinter):
-    """Says step, training loss, `measures`, speed and time left at every evaluation in training.
+    """Prints step, training loss, `measures`, speed and time left at every evaluation.
 
-    say: is called with each line.
-    measures: metrics of the Trainer by what to call them.
-    what: begins each line, such as "seed 0, ".
+    say: prints a line.
+    measures: names of the Trainer's metrics, by their headings.
+    prefix: the start of each line, such as "seed 0, ".
     """
 
     def __init__(
-        self, say: Callable[[str], object], measures: Mapping[str, str], what: str = ""
+        self, say: Callable[[str], object], measures: Mapping[str, str], prefix: str = ""
     ) -> None:
-        self.say, self.measures, self.what = say, measures, what
+        self.say, self.measures, self.prefix = say, measures, prefix
         self.bar: Any = None
-        self.begun, self.before, self.first, self.evaluated = 0.0, 0, 0, 0
+        self.started, self.before, self.first, self.evaluated = 0.0, 0, 0, 0
         self.losses = dict[int, float]()
-        """Since the last evaluation, by the step at which the Trainer has logged them."""
+        """Losses logged since the last evaluation, by step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.begun, self.before = time.perf_counter(), int(state.num_input_tokens_seen)
+        self.started, self.before = time.perf_counter(), int(state.num_input_tokens_seen)
         self.first = self.evaluated = int(state.global_step)
         self.bar = tqdm(
             total=state.max_steps,
@@ -53,14 +53,14 @@ class Progress(ReplacingPrinter):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        speed = self._pace(state)[0]  # the bar tells the time left by itself
+        speed = self._pace(state)[0]  # tqdm shows the time left itself
         self.bar.set_postfix_str(speed, refresh=False)
         self.bar.update(1)
 
     def _pace(self, state: Any) -> tuple[str, str]:
         tokens = state.num_input_tokens_seen - self.before
         steps, left = state.global_step - self.first, state.max_steps - state.global_step
-        return pace(tokens, time.perf_counter() - self.begun, steps, left)
+        return pace(tokens, time.perf_counter() - self.started, steps, left)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in (logs or {}):
@@ -71,16 +71,16 @@ class Progress(ReplacingPrinter):
     ) -> None:
         if self.bar is None:  # not in training
             return
-        told = [f"loss {self._mean_loss():.4f}"] if self.losses else []
-        told += [f"{name} {metrics[key]:.4f}" for name, key in self.measures.items()]
+        figures = [f"loss {self._mean_loss():.4f}"] if self.losses else []
+        figures += [f"{name} {metrics[key]:.4f}" for name, key in self.measures.items()]
         with tqdm.external_write_mode():
             self.say(
-                f"{self.what}step {state.global_step:,}/{state.max_steps:,}: {', '.join(told)};"
-                f" {', '.join(self._pace(state))}"
+                f"{self.prefix}step {state.global_step:,}/{state.max_steps:,}:"
+                f" {', '.join(figures)}; {', '.join(self._pace(state))}"
             )
 
     def _mean_loss(self) -> float:
-        """Take the mean over the steps since the last evaluation."""
+        """Return the mean training loss over the steps since the last evaluation."""
         first, total = self.evaluated, 0.0
         for step, loss in self.losses.items():  # each the mean over the steps since the one before
             total += loss * (step - self.evaluated)

@@ -1,4 +1,4 @@
-"""Writes scores.json of a run, joins those of several, and shows them as tables."""
+"""Writes the scores.json of a run, combines several of them, and prints tables."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from teachonce.support.console import counted, readable, wide_console
 from teachonce.support.errors import UserError
 
 FILE = "scores.json"
-TEST = "test"  # of several files, the mean over them
+TEST = "test"  # with several test files, the mean over them
 SHARES = 100
-"""Shares are read times this `scale`; older files of scores have no `scale` and are shares."""
+"""The `scale` that prints shares in percent. Older scores.json have no `scale`: all are shares."""
 ABOUT = ("task", "data", "model", "seeds")
 NATS = "nats/character"
-OF_STUDENTS = {
+OF_A_SWEEP = {
     NATS: "valid_mlm_per_character",
     "accuracy": "valid_accuracy",
     "agreement": "valid_agreement",
     "Spearman with the teacher": "valid_spearman",
 }
-"""Figures of a sweep's validations that compare its students, by their headings."""
-Told = Callable[[float], str]
+"""Keys of the validation figures of a sweep that compare its students, by heading."""
+FormatFigure = Callable[[float], str]
 
 
 def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
     """Name the splits of files to test: "test" for one file, "test FILE" for each of several.
 
-    Raises UserError where a file is given twice.
+    Raises UserError for a file that is given twice.
     """
     for path in paths:
         if paths.count(path) > 1:
@@ -43,7 +43,7 @@ def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def show(table: Table) -> None:
-    """Print a table, into a file or pipe at its full width."""
+    """Print a table; in a file or pipe at its full width."""
     wide_console().print(table)
 
 
@@ -61,13 +61,13 @@ def result_of(
     examples: Mapping[str, int],
     runs: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Make what scores.json says of the runs of a task.
+    """Make the content of scores.json from the runs of a task.
 
     about: the task's name, measures, primary and scale.
 
-    Where several files are tested, the mean over them is added to `examples` and to each of the
-    `runs`, and `file_deviation` is the sample deviation over their means. `deviation` is the sample
-    deviation over the runs, 0 for a single run.
+    `deviation` is the sample deviation over the runs, 0 for a single run. With several test files,
+    the mean over them is added to `examples` and to each run, and `file_deviation` is the sample
+    deviation over the means of the files.
     """
     tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
     if len(tests) > 1:
@@ -84,7 +84,7 @@ def result_of(
 
 
 def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make what scores.json says of several models that were scored as they are, each a run."""
+    """Make the content of scores.json for models scored without training; each is one run."""
     if len(results) == 1:
         return results[0]
     models = [result["model"] for result in results]
@@ -116,9 +116,9 @@ def _deviation(values: list[float]) -> float:
 
 
 def seed_table(result: dict[str, Any]) -> Table:
-    """Show a row for each split: mean ± deviation over the seeds, of a single seed the mean.
+    """Make a table with a row for each split: mean ± deviation over the seeds, shares in percent.
 
-    Shares are in percent.
+    A single seed has no deviation.
     """
     as_is = result["settings"].get("as_is")
     runs = len(result["seeds"])
@@ -146,23 +146,23 @@ def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
     ]
 
 
-def joined(runs: Sequence[Path]) -> dict[str, Any]:
-    """Join finished runs of any tasks, given as folders or as their scores.json.
+def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
+    """Combine finished runs of any tasks, given as folders or as their scores.json.
 
-    A folder of student-sweep is a run, too: each of its students, the best first, with the figures
-    of its validation that compare students, and each run of downstream by which the sweep scored
-    them and the models of its [models].
+    A folder of student-sweep can be a run, too. It gives a row for each student with its validation
+    figures, the best first, and the rows of the downstream runs that the sweep made for its
+    students and the models of its [models].
 
-    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: its scores on
-    test or, where there is no test, on dev; `split` says which. Several files to test have a row
-    each and one for their mean. `speed` is what a run of speed measured of the model; where several
-    runs did, there is a row for each. Models of which only the speed is known come last.
+    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: the scores on
+    test or, without a test, on dev; `split` names which. Several test files have a row each, and
+    one for their mean. `speed` holds the model's figures from a run of speed; if several runs
+    measured it, there is a row for each. Models with a speed and no score come last.
 
-    Raises UserError where a run is not finished.
+    Raises UserError for a run that is not finished.
     """
-    swept = [row for run in runs if run.is_dir() for row in _students(run)]
+    swept = [row for run in runs if run.is_dir() for row in _sweep_rows(run)]
     results = [
-        _read(each)
+        _read_scores(each)
         for run in runs
         for each in (
             sorted((run / SCORED).glob(f"*/*/{FILE}")) if (run / SWEEP).exists() else [run]
@@ -174,28 +174,31 @@ def joined(runs: Sequence[Path]) -> dict[str, Any]:
         for row in result.get("models", ())
     ]
     scored = sorted(
-        (*(row for result in results if "mean" in result for row in _rows(result)), *swept),
+        (*(row for result in results if "mean" in result for row in _score_rows(result)), *swept),
         key=lambda row: (row["task"], row["data"]),
     )
     rows, met = [], set()
     for row in scored:
-        found = [each for each in speeds if _name(each["model"]) in row["names"]]
+        found = [each for each in speeds if _resolved_name(each["model"]) in row["names"]]
         met |= row.pop("names")
         rows += [{**row, "speed": each} for each in found or [None]]
     return {
         "task": "table",
-        "rows": rows + [_unscored(each) for each in speeds if _name(each["model"]) not in met],
+        "rows": rows
+        + [_unscored(each) for each in speeds if _resolved_name(each["model"]) not in met],
     }
 
 
-def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
     tests = [name for name in result["mean"] if name.startswith(TEST)]
     for split in tests or ["dev"]:
         yield {
             "task": result["task"],
             "data": ", ".join(filter(None, (_data(result, split, tests), result.get("setup")))),
             "model": result["model"],
-            "names": {_name(model) for model in (result["model"], *result.get("saved", ()))},
+            "names": {
+                _resolved_name(model) for model in (result["model"], *result.get("saved", ()))
+            },
             "split": split,
             "seeds": len(result["seeds"]),
             "scale": result.get("scale", SHARES),
@@ -205,20 +208,20 @@ def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _students(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the row of each student of a sweep, the best first; nothing of another folder."""
+def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each student of a sweep, the best first; no row if it is no sweep."""
     if not (folder / SWEEP).exists():
         return
     try:
         students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
         for student in students:
-            found = {name: student[key] for name, key in OF_STUDENTS.items() if key in student}
+            found = {name: student[key] for name, key in OF_A_SWEEP.items() if key in student}
             model = str(folder / student["folder"])
             yield {
                 "task": "sweep",
                 "data": "held out of the store",
                 "model": model,
-                "names": {_name(model)},
+                "names": {_resolved_name(model)},
                 "split": "held-out",
                 "seeds": 1,
                 "scale": 1 if NATS in found else SHARES,
@@ -228,7 +231,7 @@ def _students(folder: Path) -> Iterator[dict[str, Any]]:
             }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"run {folder}: its {SWEEP} was not written by student-sweep ({error}); type the sweep"
+            f"run {folder}: its {SWEEP} was not written by student-sweep ({error}); run the sweep"
             " again"
         ) from None
 
@@ -239,13 +242,13 @@ def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
     return {"task": "speed", "data": "", "model": speed["model"], **nothing, "speed": speed}
 
 
-def _name(model: str) -> str:
-    """Return one name for all ways to write the path of a folder."""
+def _resolved_name(model: str) -> str:
+    """Return the resolved path of a folder, or the name of a model that is none."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _data(result: dict[str, Any], split: str, tests: Sequence[str]) -> str:
-    """Name the file that was scored; of several, its path, as they may have one name."""
+    """Return the name of the scored file; with several test files its path, as names may repeat."""
     file = result["files"].get(split)
     if file:
         return file if len(tests) > 1 else Path(file).name
@@ -254,7 +257,7 @@ def _data(result: dict[str, Any], split: str, tests: Sequence[str]) -> str:
     return f"held out of {', '.join(Path(file).name for file in result['files']['train'])}"
 
 
-def _read(run: Path) -> dict[str, Any]:
+def _read_scores(run: Path) -> dict[str, Any]:
     path = run / FILE if run.is_dir() else run
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -269,11 +272,11 @@ def _read(run: Path) -> dict[str, Any]:
     raise UserError(f"run {run}: {problem}; give --out folders of downstream, of any other task")
 
 
-def joined_table(result: dict[str, Any]) -> Table:
-    """Show a row for each run and a column for each figure that any run has; shares in percent.
+def combined_table(result: dict[str, Any]) -> Table:
+    """Make a table with a row for each run and a column for each figure; shares in percent.
 
-    The title says how and where speeds were measured. Where this was done in several ways, it
-    numbers them, and a column has the number.
+    The title names the hardware and settings of the speeds. If they differ between runs, the title
+    numbers them, and the column `measured` has the number.
     """
     rows = result["rows"]
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
@@ -295,7 +298,7 @@ def joined_table(result: dict[str, Any]) -> Table:
 
 
 def speed_table(result: dict[str, Any]) -> Table:
-    """Show a row for each model; (1/N): a figure is N times less than the teacher's."""
+    """Make a table with a row for each model. (1/N): the figure is 1/N of the teacher's."""
     rows = [(row["model"], _speed_cells({**result, **row})) for row in result["models"]]
     table = _table(_measured(result), ("model", *rows[0][1]))
     for model, cells in rows:
@@ -308,11 +311,11 @@ def _measured(speed: dict[str, Any]) -> str:
 
 
 def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
-    """Return what a run of speed says of a model, by heading."""
+    """Return the figures of a speed measurement as text, by heading."""
     batch = f"{speed['settings']['batch_size']} x {speed['length']}"
     cells = {
         "parameters": _figure(speed, _millions, None, "parameters"),
-        "disk": _figure(speed, _stored(speed.get("disk_dtype", "")), None, "disk_bytes"),
+        "disk": _figure(speed, _size_with_dtype(speed.get("disk_dtype", "")), None, "disk_bytes"),
     }
     for device in speed["devices"]:
         cells |= {
@@ -324,8 +327,9 @@ def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
     return cells
 
 
-def _stored(dtype: str) -> Told:
-    """Return how bytes on disk are told: with their dtype, as they halve in another."""
+def _size_with_dtype(dtype: str) -> FormatFigure:
+    """Return the function that formats a size on disk with its dtype."""
+    # Sizes in different dtypes do not compare: the same weights take half the bytes in fp16.
     return lambda size: f"{readable(size)} {dtype}".rstrip()
 
 
@@ -337,13 +341,13 @@ def _milliseconds(number: float) -> str:
     return f"{number:,.2f}"
 
 
-def _figure(row: dict[str, Any], told: Told, device: str | None, name: str) -> str:
+def _figure(row: dict[str, Any], format: FormatFigure, device: str | None, name: str) -> str:
     figures, ratios = row, row.get("ratio", {})
     if device:
         figures, ratios = figures[device], ratios.get(device, {})
     if figures.get(name) is None:
         return "not known"
-    return told(figures[name]) + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
+    return format(figures[name]) + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:

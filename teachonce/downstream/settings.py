@@ -1,4 +1,4 @@
-"""The settings of each kind of work; ranges and choices are those of the command's options."""
+"""The settings of each kind of task. Their ranges and choices are those of the options."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from teachonce.support.options import KEY, check_values
 from teachonce.training.optimizer import check_optimizer
 
 
-def _taken(name: str, default: Any = None) -> Any:
-    """A field of settings: an option of `Asked` with a default."""
+def _from_option(name: str, default: Any = None) -> Any:
+    """Return a field with the checks of an option of `DownstreamOptions`, and a default."""
     return dataclasses.field(default=default, metadata={KEY: OPTIONS[name]})
 
 
 @dataclass(frozen=True)
 class MlmSettings:
-    """Everything that decides a masked-LM run. `steps` wins over `epochs`.
+    """All settings of a masked-LM training. `steps` overrides `epochs`.
 
     Raises UserError for a value that the command line refuses.
     """
@@ -29,17 +29,17 @@ class MlmSettings:
     train: Sequence[Path]
     out: Path
     dev: Path | None = None
-    steps: int | None = _taken("steps")
-    epochs: float = _taken("epochs", 1.0)
-    batch_size: int = _taken("batch_size", 32)
-    lr: float | None = _taken("lr")
-    seed: int = _taken("seed", 0)
-    max_length: int = _taken("max_length", 128)
-    vocab: str = _taken("vocab", "30k")
-    mask_prob: float = _taken("mask_prob", 0.15)
-    evaluate_every: int = _taken("evaluate_every", 500)
-    precision: str = _taken("precision", "fp32")
-    resume: bool = _taken("resume", False)
+    steps: int | None = _from_option("steps")
+    epochs: float = _from_option("epochs", 1.0)
+    batch_size: int = _from_option("batch_size", 32)
+    lr: float | None = _from_option("lr")
+    seed: int = _from_option("seed", 0)
+    max_length: int = _from_option("max_length", 128)
+    vocab: str = _from_option("vocab", "30k")
+    mask_prob: float = _from_option("mask_prob", 0.15)
+    evaluate_every: int = _from_option("evaluate_every", 500)
+    precision: str = _from_option("precision", "fp32")
+    resume: bool = _from_option("resume", False)
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -47,30 +47,30 @@ class MlmSettings:
 
 @dataclass(frozen=True)
 class FineTuneSettings:
-    """How a checkpoint is fine-tuned. The best epoch is chosen on dev.
+    """All settings of a fine-tuning. The best epoch is chosen on dev.
 
     steps: optimiser steps instead of `epochs`; the last epoch may be shorter than the others.
-    accumulate: batches of one step, whose gradient is the mean over them.
-    lr: None for that of `fine_tune.default_lr`, with adadelta 1.
+    accumulate: gradient accumulation: batches per step; the gradient is the mean over them.
+    lr: None for `fine_tune.default_lr`, 1 with adadelta.
     warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
-    max_length: None for that of the task; it is cut to what the model takes.
-    limit: number of training examples, the first ones; None for all.
+    max_length: tokens; None for the task's default. Longer values are reduced to the model's limit.
+    limit: train on the first `limit` examples; None for all.
 
     Raises UserError for a value that the command line refuses.
     """
 
-    epochs: int = _taken("epochs", 3)
-    steps: int | None = _taken("steps")
-    batch_size: int = _taken("batch_size", 16)
-    accumulate: int = _taken("accumulate", 1)
-    optimizer: str = _taken("optimizer", "adamw")
-    lr: float | None = _taken("lr")
-    warmup: float = _taken("warmup", 0.1)
-    max_length: int | None = _taken("max_length")
-    seeds: int = _taken("seeds", 3)
-    seed: int = _taken("seed", 0)
-    limit: int | None = _taken("limit")
-    precision: str = _taken("precision", "fp32")
+    epochs: int = _from_option("epochs", 3)
+    steps: int | None = _from_option("steps")
+    batch_size: int = _from_option("batch_size", 16)
+    accumulate: int = _from_option("accumulate", 1)
+    optimizer: str = _from_option("optimizer", "adamw")
+    lr: float | None = _from_option("lr")
+    warmup: float = _from_option("warmup", 0.1)
+    max_length: int | None = _from_option("max_length")
+    seeds: int = _from_option("seeds", 3)
+    seed: int = _from_option("seed", 0)
+    limit: int | None = _from_option("limit")
+    precision: str = _from_option("precision", "fp32")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -79,15 +79,18 @@ class FineTuneSettings:
 
 @dataclass(frozen=True)
 class SpeedSettings:
-    """What is measured. `texts` are single sentences, the first 20; without them 32 random tokens.
+    """All settings of a speed measurement.
+
+    texts: sentences that are timed one by one, the first 20 of them; without texts, sentences of 32
+    random tokens are timed.
 
     Raises UserError for a value that the command line refuses.
     """
 
-    batch_size: int = _taken("batch_size", 16)
-    max_length: int = _taken("max_length", 512)
-    repeat: int = _taken("repeat", 5)
-    seed: int = _taken("seed", 0)
+    batch_size: int = _from_option("batch_size", 16)
+    max_length: int = _from_option("max_length", 512)
+    repeat: int = _from_option("repeat", 5)
+    seed: int = _from_option("seed", 0)
     texts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -96,35 +99,35 @@ class SpeedSettings:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How models rank documents.
+    """All settings of a ranking of documents.
 
-    documents_by: the model of the documents, None for that of the queries.
-    teacher: the model whose own ranking is compared with.
-    candidates, candidates_by: of rerank, who names the documents to rank; one of both.
-    depth: candidates of a query.
-    max_length: tokens at which texts are cut, None for what each model's folder says.
+    documents_by: the model that embeds documents; None for the model that embeds queries.
+    teacher: the model whose ranking is the reference for agreement.
+    candidates, candidates_by: for rerank, the file or the model that gives the candidates.
+    depth: number of candidates for each query.
+    max_length: tokens at which texts are truncated; None for the limit in the model's folder.
 
     Raises UserError for a value that the command line refuses.
     """
 
-    documents_by: str | None = _taken("documents_by")
-    teacher: str | None = _taken("teacher")
-    candidates: Path | None = _taken("candidates")
-    candidates_by: str | None = _taken("candidates_by")
-    depth: int = _taken("depth", 100)
-    max_length: int | None = _taken("max_length")
+    documents_by: str | None = _from_option("documents_by")
+    teacher: str | None = _from_option("teacher")
+    candidates: Path | None = _from_option("candidates")
+    candidates_by: str | None = _from_option("candidates_by")
+    depth: int = _from_option("depth", 100)
+    max_length: int | None = _from_option("max_length")
 
     def __post_init__(self) -> None:
         check_values(self)
 
-    def told(self) -> str:
-        """Say what else but the model decides a ranking, for tables; "" for nothing."""
+    def setup(self) -> str:
+        """Describe for tables which documents are ranked and embedded; "" by default."""
         if self.documents_by:
             return f"documents by {self.documents_by}"
         first = self.candidates_by or self.candidates
         return f"of the {self.depth} best by {first}" if first else ""
 
-    def as_words(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the settings for scores.json."""
         found = dataclasses.asdict(self)
         return {**found, "candidates": str(self.candidates) if self.candidates else None}
@@ -136,4 +139,4 @@ KINDS = {
     "speed": SpeedSettings,
     "rerank": SearchSettings,
 }
-"""The settings of each kind of work, by its name in --help."""
+"""The settings of each kind of task, by its name in --help."""

@@ -34,8 +34,8 @@ PEAK_RESET = Path("/proc/self/clear_refs")
 Say = Callable[[str], object]
 
 
-class Subject:
-    """A model that is measured: its encoder in float32 without heads, and what it reads."""
+class MeasuredModel:
+    """A model to measure: its encoder in float32 without a head, and its inputs."""
 
     def __init__(self, name: str) -> None:
         model = resolve_model(name)
@@ -43,14 +43,14 @@ class Subject:
         self.tokenizer = load_tokenizer(model)
         self.encoder, missing = load_network(AutoModel, model, dtype=torch.float32)
         if any("pooler" in key for key in missing):
-            self.encoder.pooler = None  # not the checkpoint's
+            self.encoder.pooler = None  # transformers added it: the checkpoint has none
         config = cached_file(model.path_or_id, "config.json", revision=model.revision)
         folder = Path(str(config)).parent
         self.encoder.eval()
         self.name = name
         files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
         self.disk = sum(file.stat().st_size for file in files)
-        self.stored = _stored(files)
+        self.stored = _stored_dtype(files)
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
         self.longest = input_limit(self.encoder.config, self.tokenizer)
 
@@ -77,38 +77,42 @@ class Subject:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
-        """Return the seconds of one forward pass over each of the inputs."""
+        """Run a forward pass over each of the inputs; return the seconds of all."""
         inputs = [ids.to(device) for ids in inputs]
         masks = [torch.ones_like(ids) for ids in inputs]
         _wait(device)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for ids, mask in zip(inputs, masks, strict=True):
             self.encoder(input_ids=ids, attention_mask=mask)
         _wait(device)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
 
 def measure_speed(
     models: Sequence[str], teacher: str | None, settings: SpeedSettings, say: Say = print
 ) -> dict[str, Any]:
-    """Measure `models` and the teacher, if there is one, on the CPU and on a GPU that is there.
+    """Measure `models` and the teacher, if there is one, on the CPU and, if present, on a GPU.
 
     Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
     "parameters", "disk_bytes", "disk_dtype", "cpu": {"batch_ms", "batch_memory_bytes",
-    "sentence_ms", "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last. `ratio`
-    says how many times less each figure is than the teacher's; of bytes on disk that are of other
-    dtypes, what both would be in float32. All models read batches of one length, at most what each
-    of them takes. Times are medians of runs that go through all models in turn; the time of a
-    sentence is the mean over the sentences. Memory is the bytes of the weights and the most that
-    the batch, or any of the sentences, takes beside them, None where the system does not tell.
+    "sentence_ms", "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last.
 
-    Raises UserError on a wrong model.
+    `ratio` is each figure of the teacher divided by the model's; if the dtypes on disk differ,
+    `disk_bytes` are compared as in float32. All models run batches of the same length, the smallest
+    of their limits. Times are medians over the runs; a sentence's time is the mean over the
+    sentences. Memory is the size of the weights plus the peak of the batch, or of the largest
+    sentence; None if the system does not report it.
+
+    Raises UserError for a wrong model.
     """
-    subjects = [Subject(name) for name in [*models, *([teacher] if teacher else [])]]
+    subjects = [MeasuredModel(name) for name in [*models, *([teacher] if teacher else [])]]
     length = min(settings.max_length, *(subject.longest for subject in subjects))
     if length < settings.max_length:
         least = min(subjects, key=lambda subject: subject.longest)
-        say(f"batches of {length} tokens, not {settings.max_length}: {least.name} takes no more")
+        say(
+            f"batches of {length} tokens, not {settings.max_length}: the limit of {least.name} is"
+            f" {length}"
+        )
     for subject in subjects:
         subject.prepare(settings, length)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -147,7 +151,7 @@ def measure_speed(
 
 
 def _on(
-    device: str, subjects: Sequence[Subject], settings: SpeedSettings, say: Say
+    device: str, subjects: Sequence[MeasuredModel], settings: SpeedSettings, say: Say
 ) -> list[dict[str, Any]]:
     for subject in subjects:
         subject.encoder.to(device)
@@ -160,6 +164,7 @@ def _on(
     ]  # warms up, too
     batches: list[list[float]] = [[] for _ in subjects]
     sentences: list[list[float]] = [[] for _ in subjects]
+    # Models in turn within each run, so that a slow moment of the machine hits all of them.
     for run in range(settings.repeat):
         for number, subject in enumerate(subjects):
             batches[number].append(1000 * subject.run([subject.batch], device))
@@ -174,8 +179,8 @@ def _on(
     ]
 
 
-def _stored(files: Sequence[Path]) -> str:
-    """Name the dtype that most bytes of the weights are stored in; "" where the files tell none."""
+def _stored_dtype(files: Sequence[Path]) -> str:
+    """Return the dtype of most bytes of the weights; "" if the files are not safetensors."""
     sizes: Counter[str] = Counter()
     for file in files:
         if file.suffix == ".safetensors":
@@ -193,7 +198,7 @@ def _in_float32(row: dict[str, Any]) -> float:
 
 
 def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
-    """Divide the teacher's figures by those of a row, where both have them."""
+    """Divide each figure of the teacher by the figure of the same name in a row."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -208,10 +213,10 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -> int | None:
-    """Return the bytes of the weights and of the most that any of the inputs takes beside them.
+def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: str) -> int | None:
+    """Return the bytes of the weights plus the peak of the forward passes.
 
-    On a CPU this is the growth of the process, whose peak Linux keeps; on other systems None.
+    On a CPU the peak is the growth of the process, from /proc; None on a system without /proc.
     """
     weights: int = sum(
         each.numel() * each.element_size()
@@ -223,9 +228,9 @@ def peak_memory(subject: Subject, inputs: Sequence[torch.Tensor], device: str) -
         before = torch.cuda.memory_allocated()
         subject.run(inputs, device)
         return weights + torch.cuda.max_memory_allocated() - before
-    subject.run([subject.sentences[0]], device)  # libraries load once what is no model's
+    subject.run([subject.sentences[0]], device)  # libraries allocate buffers at their first call
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # else a batch fits into memory that was freed before
+        ctypes.CDLL(None).malloc_trim(0)  # else a batch reuses freed memory, and nothing grows
         PEAK_RESET.write_text("5")
         before = status_bytes("VmRSS")
         subject.run(inputs, device)

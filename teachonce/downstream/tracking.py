@@ -1,4 +1,4 @@
-"""Sends the figures of a transformers Trainer to trackers of experiments (`--log`)."""
+"""Sends the metrics of a transformers Trainer to experiment trackers (`--log`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from transformers import TrainerCallback
 
 from teachonce.training.trackers import Facts, Trackers
 
-EVERY = 10  # steps between two losses
+EVERY = 10  # steps between two logged losses
 LOGGED = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "learning_rate": "lr",
     "eval_loss": "valid_loss",
 }
-"""Names of a tracker for figures of the Trainer's log, by their names there."""
+"""Metric names for trackers, by the names in the Trainer's log."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """Trackers of runs, and the folder around these runs."""
+    """The names of trackers, and the folder of the runs that they track."""
 
     names: Sequence[str] = ()
     out: Path = Path()
@@ -38,12 +38,12 @@ def folder_of(out: Path, seed: int, seeds: int) -> Path:
     return out if seeds == 1 else out / f"seed-{seed}"
 
 
-class Tracked(TrainerCallback):
-    """Sends trackers the losses of a Trainer and what it measures on held-out examples.
+class TrackedRun(TrainerCallback):
+    """Sends the losses and held-out metrics of a Trainer to trackers.
 
-    A run with each tracker begins with the training, and ends with the block `with Tracked(...)`.
+    The tracked run starts with the training, and ends with the block `with TrackedRun(...)`.
 
-    measures: metrics of the Trainer by what to call them.
+    measures: names of the metrics of the Trainer that are sent as `dev_NAME`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Tracked(TrainerCallback):
     def __exit__(self, kind: object, *_: object) -> None:
         if self.trackers is not None:
             self.trackers.close(kind is None)
-            with suppress(OSError):  # none has put anything there
+            with suppress(OSError):  # empty, unless a tracker wrote files there
                 self.facts.folder.rmdir()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -84,7 +84,7 @@ class Tracked(TrainerCallback):
             self.trackers.add(found, state.global_step)
 
     def add_scores(self, scores: Mapping[str, Mapping[str, float]]) -> None:
-        """Send the figures of each split, at the last step of the training."""
+        """Send the scores of each split, at the last step of the training."""
         if self.trackers is not None:
             found = {
                 f"{split}_{name}": value

@@ -15,7 +15,7 @@ from benchmarks.reproduce.papers import NAMES, sources
 from benchmarks.reproduce.reproduction import key_of
 from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Arm, Source
 from teachonce.downstream.cli import main as score
-from teachonce.downstream.options import AS_IS, Asked
+from teachonce.downstream.options import AS_IS, DownstreamOptions
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.qa import QA
 from teachonce.downstream.tasks.sts import SentenceSimilarity
@@ -77,7 +77,10 @@ def test_all_words_of_a_source_are_understood(data: Path) -> None:
         for task in source.tasks:
             words = [word.replace("{seed}", "0") for word in task.words]
             found = given(score, [*words, "--model", "m", "--out", "o"])
-            taken, as_is = scoped(Asked, found["task"]), scoped(Asked, AS_IS)
+            taken, as_is = (
+                scoped(DownstreamOptions, found["task"]),
+                scoped(DownstreamOptions, AS_IS),
+            )
             known = taken & as_is if found.get("as_is") else taken - {"as_is"}
             assert found.keys() <= known | {"task"}
 

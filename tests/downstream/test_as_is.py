@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
             *("classify", "classifier", texts),
             "a.tsv, line 3: label 'SMITH' is unknown to the model, which has STUDENT, KEEPER",
         ),
-        ("pair", "classifier", pairs, "tells 3 labels apart"),
+        ("pair", "classifier", pairs, "has 3 labels"),
         ("pair", "one", same, "every score is 1"),
     ):
         out = tmp_path / "out"

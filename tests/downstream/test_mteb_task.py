@@ -85,4 +85,4 @@ def test_the_main_score_of_a_local_task(
     assert "cosine_spearman" in result.output and f"{100 * expected:.2f}" in result.output
     assert "mteb:LocalSTS" in run("--task", "table", out).output
     words = ("--model", folder, "--out", tmp_path / "no")
-    assert "mteb does not know it" in refused("--task", "mteb:Nonsense", *words)
+    assert "mteb has no such task" in refused("--task", "mteb:Nonsense", *words)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from teachonce.downstream.cli import _task, main
 from teachonce.downstream.mlm.scoring import train_seeds
-from teachonce.downstream.options import OPTIONS, TASKS, Asked
+from teachonce.downstream.options import OPTIONS, TASKS, DownstreamOptions
 from teachonce.downstream.settings import FineTuneSettings, MlmSettings, SpeedSettings
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.qa import QA
@@ -52,9 +52,9 @@ def mlm(**values: Any) -> MlmSettings:
 def test_python_refuses_what_the_command_line_refuses(
     make: Callable[..., Any], name: str, value: Any, message: str
 ) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as printed:
         make(**{name: value})
-    assert str(told.value) == message
+    assert str(printed.value) == message
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_every_option_has_tasks_and_needs_only_what_it_takes() -> None:
 
 def test_what_was_given_decides_and_defaults_fill_up() -> None:
     words: dict[str, Any] = {"model": ("m",), "train": (Path("a"),), "out": Path("nowhere")}
-    asked = Asked("classify", **words, seed=0, lr=1e-3, text_column="sentence")
+    asked = DownstreamOptions("classify", **words, seed=0, lr=1e-3, text_column="sentence")
     assert asked.given() == {**words, "seed": 0, "lr": 1e-3, "text_column": "sentence"}
     assert asked.settings(FineTuneSettings, seeds=1) == FineTuneSettings(lr=1e-3, seeds=1)
     assert asked.columns() == {"text": "sentence"}
@@ -91,23 +91,25 @@ def test_a_text_and_a_pair_contradict_each_other(column: str) -> None:
     words: dict[str, Any] = {"model": ("m",), "train": (Path("a"),), "out": Path("nowhere")}
     words |= {"text_column": "a", column: "b"}
     with pytest.raises(UserError, match="--text-column and --text-.-column contradict"):
-        Asked("classify", **words)
+        DownstreamOptions("classify", **words)
 
 
 def test_help_tells_tasks_defaults_and_ranges() -> None:
-    told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    # wide, so that no line is broken at a hyphen
+    printed = " ".join(CliRunner().invoke(main, ["--help"], terminal_width=200).output.split())
     for words in (
         "--epochs INTEGER Passes over the training examples. "
         "[default: mlm 1, fine-tuning 3; at least 1]",
-        "--batch-size INTEGER Sequences. [default: mlm 32, fine-tuning and speed 16; at least 1]",
+        "--batch-size INTEGER Sequences per batch. "
+        "[default: mlm 32, fine-tuning and speed 16; at least 1]",
         "--seed INTEGER The (first) seed. [default: 0; 0 to 4294967295]",
         "[default: 128, qa 384, speed 512; at least 8]",
         "--evaluate-every INTEGER mlm: Steps between validations. [default: 500; at least 1]",
-        "--precision [fp32|bf16] Of the training. [default: fp32]",
-        "--limit INTEGER fine-tuning: First N training examples. [at least 1]",
+        "--precision [fp32|bf16] Precision of the training. [default: fp32]",
+        "--limit INTEGER fine-tuning: Train on the first N examples. [at least 1]",
         "--train PATH Training examples.",
     ):
-        assert words in told, words
+        assert words in printed, words
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,8 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
     ],
 )
 def test_a_task_gets_its_own_options(words: dict[str, Any], own: dict[str, Any]) -> None:
-    asked = Asked(**words, model=("m",), train=(Path("a"),), out=Path("nowhere"), seed=3)
+    asked = DownstreamOptions(
+        **words, model=("m",), train=(Path("a"),), out=Path("nowhere"), seed=3
+    )
     task = _task(asked)
     assert (task.name, task.options()) == (words["task"], own)

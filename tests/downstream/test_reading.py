@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from teachonce.downstream.mlm.text_blocks import read_lines
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.example_rows import read_rows
-from teachonce.downstream.tasks.qa import Answer, Question, read_questions
+from teachonce.downstream.tasks.qa import GoldAnswer, Question, read_questions
 from teachonce.downstream.tasks.tagging import Sentence, read_tagged
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus import text_files
@@ -23,8 +23,8 @@ from tests.teacher_dump.corpus.corpora import texts
 
 
 def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
-    asked_for = Question("who?", "a lamp, a lamp", (Answer("lamp", 10),))
-    first = Question("who?", "a lamp, a lamp", (Answer("lamp", 2),))
+    asked_for = Question("who?", "a lamp, a lamp", (GoldAnswer("lamp", 10),))
+    first = Question("who?", "a lamp, a lamp", (GoldAnswer("lamp", 2),))
     none = Question("who?", "a lamp, a lamp", ())
     cells, header = ("who?", "a lamp, a lamp"), "question context answer answer_start"
     lines = [(*cells, "lamp", 10), (*cells, "lamp", ""), (*cells, "", "")]
@@ -80,7 +80,7 @@ def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("\ufeff" + json.dumps(squad), encoding="utf-8")
     assert path.stat().st_size > text_files.MAX_LINE
-    assert read_questions(path, {}) == [Question("what?", context, (Answer("lamp", 2),))]
+    assert read_questions(path, {}) == [Question("what?", context, (GoldAnswer("lamp", 2),))]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_classes_have_the_names_of_the_schema(tmp_path: Path) -> None:
 def test_questions_in_an_array_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"question": "who?", "context": "a lamp", "answer": "lamp"}]))
-    assert read_questions(path, {}) == [Question("who?", "a lamp", (Answer("lamp", 2),))]
+    assert read_questions(path, {}) == [Question("who?", "a lamp", (GoldAnswer("lamp", 2),))]
 
 
 def test_lines_of_tables_are_their_texts(tmp_path: Path) -> None:
@@ -183,5 +183,7 @@ def test_lines_of_tables_are_their_texts(tmp_path: Path) -> None:
     path = table(tmp_path / "a.jsonl", "id text", [(1, "one"), (2, " "), (3, "three")])
     assert read_lines(path) == ["one", "three"]
     path = table(tmp_path / "b.jsonl", "s t", [("a", "b")])
-    with pytest.raises(UserError, match="expected a column 'text', or one of texts alone, got 's'"):
+    with pytest.raises(
+        UserError, match="expected a column 'text', or a single column of texts, got 's'"
+    ):
         read_lines(path)

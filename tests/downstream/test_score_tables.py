@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from teachonce.downstream.process_memory import STATUS
 from teachonce.downstream.score_tables import save
-from teachonce.downstream.speed import Subject, peak_memory
+from teachonce.downstream.speed import MeasuredModel, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import Words
@@ -42,7 +42,7 @@ def runs(tiny_teacher: Teacher, tmp_path: Path) -> list[Path]:
             *("--out", tmp_path / task, "--epochs", 1, "--seeds", 1, *more),
         )
         assert result.exit_code == 0, result.output
-        assert ("the model takes no more" in result.output) == (task == "qa")
+        assert ("the model's limit" in result.output) == (task == "qa")
         outs.append(tmp_path / task)
     return outs
 
@@ -215,7 +215,7 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
 def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teacher) -> None:
     from teachonce.downstream.settings import SpeedSettings
 
-    subject = Subject(str(tiny_teacher("bert")))
+    subject = MeasuredModel(str(tiny_teacher("bert")))
     assert all("pooler" not in name for name, _ in subject.encoder.named_parameters())
     peaks = []
     for size in (1, 256):

@@ -1,1 +1,1 @@
-"""Masked-LM training of a checkpoint, continued or begun, and its scores."""
+"""Masked-LM training of a checkpoint or of a new model, and its scores."""

@@ -1,4 +1,4 @@
-"""A transformers Trainer for masked LMs: a cheap head, a fixed validation, repeatable masks."""
+"""A transformers Trainer for masked LMs: the head at masked positions only, repeatable masks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from teachonce.training.ranks import ALONE, Ranks
 
 
 class BatchMasking(DataCollatorForLanguageModeling):
-    """Masks tokens 80/10/10 (Devlin et al. 2019) as a pure function of seed and the batch's ids.
-
-    With one generator for the whole run, a resumed run would mask other tokens.
-    """
+    """Masks tokens 80/10/10 (Devlin et al. 2019) as a pure function of seed and the batch's ids."""
 
     def __init__(self, tokenizer: Any, mask_prob: float, seed: int) -> None:
         super().__init__(tokenizer=tokenizer, mlm_probability=mask_prob)
         self.base = seed
 
     def torch_call(self, examples: Any) -> dict[str, Any]:
-        """Return `input_ids` and `labels`, [B, S]; a label is -100 where nothing is asked."""
+        """Return `input_ids` and `labels`, [B, S]; a label is -100 where no token is masked."""
+        # One generator for the whole run would mask other tokens in a resumed run.
         ids = np.asarray([example["input_ids"] for example in examples], np.int32)
         seed = zlib.crc32(ids.tobytes(), self.base)
         self.generator = torch.Generator().manual_seed(seed)
@@ -49,8 +47,8 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Blocks [n, S] in masked batches. Each is masked when it is read, and always alike: every
-    validation of a run asks for the same tokens."""
+    """Blocks [n, S] in masked batches. A batch has the same masks each time it is read, so that all
+    validations of a run predict the same tokens."""
 
     def __init__(self, collator: BatchMasking, rows: Array, batch_size: int) -> None:
         self.collator, self.rows, self.batch_size = collator, rows, batch_size
@@ -65,10 +63,9 @@ class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class MlmTrainer(Trainer):
-    """A Trainer that computes the head at masked positions alone and validates on fixed masks.
+    """A Trainer that computes the head at masked positions only, and validates on fixed masks.
 
-    Six sevenths of the positions have no label, and with a large vocabulary the head costs more
-    than the encoder. The loss stays the mean over labelled tokens, of all `ranks` together.
+    The loss is the mean over the labelled tokens of all `ranks` together.
     """
 
     def __init__(self, *, fixed_dev: MaskedBatches, ranks: Ranks = ALONE, **kwargs: Any) -> None:
@@ -80,9 +77,10 @@ class MlmTrainer(Trainer):
         return DataLoader(self.fixed_dev, batch_size=None)
 
     def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-        """Sum the gradients of the processes' shares of a batch; return the loss, of which the mean
-        over the processes is that of the batch."""
-        assert not isinstance(model, DistributedDataParallel)  # it would take their mean
+        """Sum the gradients of all processes. The mean of the returned losses over the processes is
+        the loss of the whole batch."""
+        # DistributedDataParallel would take the mean of the gradients, not their sum.
+        assert not isinstance(model, DistributedDataParallel)
         loss = super().training_step(model, *arguments, **named)
         self.ranks.sum_gradients(model)
         return loss * self.ranks.size
@@ -90,12 +88,16 @@ class MlmTrainer(Trainer):
     def compute_loss(  # type: ignore[override]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
-        """Return the mean cross-entropy in nats over the tokens whose label is not -100; in
-        training this process's share of the mean over the tokens of all."""
+        """Return the mean cross-entropy in nats over the tokens whose label is not -100.
+
+        In training, the sum over this process's tokens is divided by the count over all processes.
+        """
+        # Six sevenths of the positions have no label, and with a large vocabulary the head costs
+        # more than the encoder: so the head sees the labelled positions alone.
         labels = inputs["labels"].view(-1)
         chosen = labels.ne(-100).nonzero().squeeze(1)
         body = self.accelerator.unwrap_model(model).base_model
-        handle = body.register_forward_hook(lambda _module, _args, output: _only(output, chosen))
+        handle = body.register_forward_hook(lambda _module, _args, output: _select(output, chosen))
         try:
             features = {name: value for name, value in inputs.items() if name != "labels"}
             logits = model(**features).logits[0]
@@ -109,28 +111,26 @@ class MlmTrainer(Trainer):
         return (loss, {"loss": loss}) if return_outputs else loss
 
 
-def _only(output: Any, chosen: torch.Tensor) -> Any:
-    """Cut the states of an encoder's output, [B, S, D], to the chosen flat rows, [1, M, D]."""
+def _select(output: Any, chosen: torch.Tensor) -> Any:
+    """Reduce the hidden states of an output, [B, S, D], to the chosen positions, [1, M, D]."""
     states = output.last_hidden_state
     output["last_hidden_state"] = states.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
     return output
 
 
-class Minutes(TrainerCallback):
-    """Counts the minutes of a training, those before the checkpoint that it resumes from included.
-
-    It writes them into every row of the log, which checkpoints keep.
-    """
+class TrainingMinutes(TrainerCallback):
+    """Counts the minutes of a training, including the time before a checkpoint that it resumes."""
 
     def __init__(self) -> None:
-        self.begun = time.perf_counter()
+        self.started = time.perf_counter()
 
     def spent(self) -> float:
-        return (time.perf_counter() - self.begun) / 60
+        return (time.perf_counter() - self.started) / 60
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.log_history:
-            self.begun -= 60 * state.log_history[-1].get("minutes", 0)
+            self.started -= 60 * state.log_history[-1].get("minutes", 0)
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Checkpoints contain the log, so that a resumed training finds the minutes there.
         state.log_history[-1]["minutes"] = self.spent()

@@ -23,9 +23,9 @@ from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.mlm.masked_trainer import (
     BatchMasking,
     MaskedBatches,
-    Minutes,
     MlmTrainer,
     Rows,
+    TrainingMinutes,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
 from teachonce.downstream.options import KIND, OPTION, PREFIX
@@ -43,32 +43,32 @@ from teachonce.support.signals import stoppable
 from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.wordpiece import fewer_pieces, vocabulary_size
 
-BEGUN, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
+SETTINGS_FILE, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 STATE = "trainer_state.json"
 EVAL_SEED = 0
-EVAL_MASK_PROB = 0.15  # the same whatever the training masks, so that figures compare
+EVAL_MASK_PROB = 0.15  # independent of --mask-prob, so that the losses of trainings compare
 EVAL_TOKENS = 32_768
-MOST = 100.0  # nats a token; a network with sound weights stays far below
+MAX_LOSS = 100.0  # nats per token; the loss of a network with sound weights is far below
 
 
 def train_mlm(
     settings: MlmSettings,
     say: Callable[[str], None] = print,
     ranks: Ranks = ALONE,
-    watchers: Sequence[TrainerCallback] = (),
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
 
-    `watchers` are told of each step. Several `ranks` share out each batch, and the first of them
-    writes. The `minutes` of a resumed
-    run are those up to its checkpoint and those since.
+    ranks: the processes that share each batch; the first of them writes.
+    callbacks: further callbacks of the Trainer.
+    The `minutes` of a resumed run include the time up to its checkpoint.
 
-    Raises UserError on a wrong model, text, size or output folder, and where the training does not
-    stay finite.
+    Raises UserError for a wrong model, text, size or output folder, and if the loss becomes NaN or
+    infinite.
     """
     _check_out(settings)
     _check_shares(settings, ranks)
-    ranks.any(False)  # all have looked at the folder
+    ranks.any(False)  # a barrier: the first process writes into the folder that all have checked
     set_seed(settings.seed)
     lines = [line for path in settings.train for line in read_lines(path)]
     train, held_out = (
@@ -76,7 +76,8 @@ def train_mlm(
     )
     model, tokenizer = _load(settings, train, say)
     if not torch.cuda.is_available():
-        model.set_attn_implementation("eager")  # quicker on a CPU: the fused kernel's backward
+        # On a CPU the backward pass of eager attention is faster than that of the fused kernel.
+        model.set_attn_implementation("eager")
     length = length_of(settings.max_length, model, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
@@ -88,7 +89,7 @@ def train_mlm(
             f"batch of {batch}; add text or lower --batch-size (or --batch-tokens)"
         )
     every = blocks(tokenizer, held_out, length, "held-out text")
-    dev_rows = every[: max(1, EVAL_TOKENS // length)]  # validated often: some of them are enough
+    dev_rows = every[: max(1, EVAL_TOKENS // length)]  # a validation every 500 steps must be short
     sampled = f" (the first of {len(every):,})" if len(dev_rows) < len(every) else ""
     say(
         f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')}"
@@ -98,16 +99,19 @@ def train_mlm(
     )
     if ranks.lead:
         settings.out.mkdir(parents=True, exist_ok=True)
-        files.write(settings.out / BEGUN, json.dumps(told(settings), indent=1).encode())
-        save_tokenizer(tokenizer, settings.out)  # first: a resumed run must read the same one
+        files.write(
+            settings.out / SETTINGS_FILE, json.dumps(recorded_settings(settings), indent=1).encode()
+        )
+        save_tokenizer(tokenizer, settings.out)  # before training: a resumed run loads it
     found: dict[str, Any] = ranks.agreed(
-        _run(settings, model, tokenizer, (rows, dev_rows), say, ranks, watchers)
+        _run(settings, model, tokenizer, (rows, dev_rows), say, ranks, callbacks)
     )
     return found
 
 
-def _newest_whole(out: Path) -> str | None:
-    """Return the newest checkpoint that was saved to its end: the Trainer writes its state last."""
+def _newest_checkpoint(out: Path) -> str | None:
+    """Return the newest complete checkpoint."""
+    # The Trainer writes the state last: a checkpoint without a readable state is incomplete.
     found = dict[int, Path]()
     for folder in out.glob(CHECKPOINTS):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -130,7 +134,7 @@ def _run(
     blocks_of: tuple[Array, Array],
     say: Any,
     ranks: Ranks,
-    watchers: Sequence[TrainerCallback],
+    callbacks: Sequence[TrainerCallback],
 ) -> dict[str, Any]:
     rows, dev_rows = blocks_of  # of training and of validation
     trainer = MlmTrainer(
@@ -143,18 +147,18 @@ def _run(
         processing_class=tokenizer,
     )
     Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
-    clock = Minutes()
-    for callback in (clock, *watchers):
+    clock = TrainingMinutes()
+    for callback in (clock, *callbacks):
         trainer.add_callback(callback)
-    # before the checkpoint of a resumed run is loaded, so that it says what the first run said
+    # Before a checkpoint is loaded, so that a resumed run reports the same loss as the first run.
     before = trainer.evaluate()["eval_loss"]
     say(f"held-out loss before: {before:.4f} nats per masked token")
-    kept = (
-        f"{settings.out}: a checkpoint every {settings.evaluate_every} steps is kept; go on with"
+    advice = (
+        f"{settings.out}: has a checkpoint every {settings.evaluate_every} steps; continue with"
         " the same command and --resume"
     )
-    with stoppable(lambda: kept):
-        trainer.train(resume_from_checkpoint=_newest_whole(settings.out))
+    with stoppable(lambda: advice):
+        trainer.train(resume_from_checkpoint=_newest_checkpoint(settings.out))
     after = trainer.evaluate()["eval_loss"]
     check_loss(after, f" after training at {_lr(settings):g}; lower --lr and give another --out")
     minutes = clock.spent()
@@ -182,16 +186,14 @@ def _run(
 
 
 def check_loss(loss: float, blame: str) -> None:
-    """Raises UserError for a loss that is not finite, or as large as if it were not."""
-    if not loss < MOST:
+    """Raise UserError for a loss that is NaN, infinite or above MAX_LOSS."""
+    if not loss < MAX_LOSS:
         raise UserError(f"the model's loss is {loss:g}{blame}")
 
 
 def held_out_batches(tokenizer: Any, rows: Any) -> MaskedBatches:
-    """Mask blocks for validation, in batches of one size whatever the training takes.
-
-    Masks depend on what is in a batch.
-    """
+    """Make the masked batches of a validation."""
+    # In batches of one size, whatever the training's: the masks depend on the whole batch.
     masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
     return MaskedBatches(masking, rows, MlmSettings.batch_size)
 
@@ -240,8 +242,8 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
         else:
             say(f"training a WordPiece of {settings.vocab} pieces on {len(lines):,} lines")
             tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
-            if told := fewer_pieces(settings.vocab, len(tokenizer)):
-                say(told)
+            if note := fewer_pieces(settings.vocab, len(tokenizer)):
+                say(note)
         return random_encoder(size, tokenizer, settings.max_length), tokenizer
     resolved = resolve_model(settings.model)
     load_config(resolved)
@@ -250,7 +252,7 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
 
 
 def masking_tokenizer(model: ResolvedModel) -> Any:
-    """Load a tokenizer. Raises UserError where it lacks a token that masked blocks need."""
+    """Load a tokenizer. Raises UserError if it lacks a special token that masked blocks need."""
     tokenizer = load_tokenizer(model)
     missing = [
         role
@@ -266,10 +268,10 @@ def masking_tokenizer(model: ResolvedModel) -> Any:
 
 
 def load_masked_lm(resolved: ResolvedModel, say: Callable[[str], None] = print) -> Any:
-    """Load a masked LM in float32. A head that the checkpoint lacks is added, and `say` is told.
+    """Load a masked LM in float32. If the checkpoint has no head, add one and report it to `say`.
 
     The added decoder is tied to the word embeddings, its transform is random and its bias zero.
-    Raises UserError where more than the head is missing or transformers cannot load the folder.
+    Raises UserError if more than the head is missing, or transformers cannot load the folder.
     """
     model, missing = load_network(AutoModelForMaskedLM, resolved, dtype=torch.float32)
     if missing:
@@ -281,7 +283,7 @@ def load_masked_lm(resolved: ResolvedModel, say: Callable[[str], None] = print) 
 
 
 def length_of(asked: int, model: Any, tokenizer: Any) -> int:
-    """Return the length of a block as asked. Raises UserError where the model takes less."""
+    """Return `asked`, the length of a block. Raises UserError if it is above the model's limit."""
     limit = input_limit(model.config, tokenizer)
     if asked > limit:
         raise UserError(
@@ -291,24 +293,24 @@ def length_of(asked: int, model: Any, tokenizer: Any) -> int:
 
 
 def finished(settings: MlmSettings) -> dict[str, Any] | None:
-    """Read the figures of a run to resume that came to its end; None of any other run.
+    """Return the figures of a finished run that is to be resumed; None for any other run.
 
-    Raises UserError where the run was begun with other settings.
+    Raises UserError if the run was started with other settings.
     """
     if not settings.resume or not (settings.out / METRICS).exists():
         return None
-    _check_begun(settings)
+    _check_same_settings(settings)
     return dict(json.loads((settings.out / METRICS).read_text()))
 
 
 def check_new(out: Path) -> None:
-    """Raises UserError for an output that exists and is no empty folder."""
+    """Raise UserError if `out` exists and is not an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
 
 
-def told(settings: MlmSettings) -> dict[str, Any]:
-    """Return the settings that decide what comes out, as JSON."""
+def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
+    """Return the settings that determine the result, as JSON."""
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
     return {name: value for name, value in now.items() if name not in ("resume", "out")}
 
@@ -317,32 +319,32 @@ def _check_out(settings: MlmSettings) -> None:
     if not settings.resume:
         check_new(settings.out)
         return
-    _check_begun(settings)
+    _check_same_settings(settings)
     if (settings.out / METRICS).exists():
         raise UserError(
             f"--resume: the training in {settings.out} is finished; choose another --out"
         )
 
 
-def _check_begun(settings: MlmSettings) -> None:
-    out, now = settings.out, told(settings)
+def _check_same_settings(settings: MlmSettings) -> None:
+    out, now = settings.out, recorded_settings(settings)
     try:
-        before = json.loads((out / BEGUN).read_text())
+        before = json.loads((out / SETTINGS_FILE).read_text())
         changes = describe_changes({key: before[key] for key in now}, now)
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
     if changes:
         raise UserError(
-            f"{out}: cannot resume with other settings: {changes}; give those of then, or another"
-            " --out"
+            f"{out}: cannot resume with other settings: {changes}; give the same settings, or"
+            " another --out"
         )
 
 
 def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
-    """Train a cased WordPiece tokenizer of `size` (30k, 512) pieces, or of all that the lines have
-    to give, that knows every character.
+    """Train a cased WordPiece tokenizer that contains every character of the lines.
 
-    Raises UserError where `size` is no number of pieces, or the characters alone need more.
+    size: number of pieces (30k, 512); fewer if the lines yield fewer.
+    Raises UserError if `size` is no number, or smaller than the number of characters.
     """
     pieces = vocabulary_size(size)
     if pieces is None:
@@ -353,21 +355,19 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
 
 
 def random_encoder(size: str, tokenizer: Any, max_length: int) -> Any:
-    """Make a masked LM of a student's kind and size with random weights.
-
-    The kind is ModernBERT where `size` names none: with its rotary positions and normalisation
-    before each block a model finds a token's neighbours within hundreds of steps; a BERT of that
-    size, given thousands, still guessed from the bag of words.
-    """
+    """Make a masked LM with random weights. `size` may name a kind; the default is ModernBERT."""
+    # With rotary positions and pre-normalisation, a ModernBERT uses a token's neighbours after
+    # hundreds of steps. A BERT of the same size still predicted from the bag of words after
+    # thousands.
     return make_student(size, tokenizer, max_length, OPTION, KIND)
 
 
 def start_from_frequencies(model: Any, rows: Array) -> None:
-    """Set the decoder's bias to the log of each token's share of the blocks [n, S].
+    """Set the decoder's bias to the log of each token's frequency in the blocks [n, S].
 
-    Every token is counted once more than it occurs. This best guess without a context is what the
-    first hundreds of steps would learn.
+    Counts are increased by 1 (add-one smoothing).
     """
+    # The unigram distribution is what a model would learn in its first hundreds of steps.
     bias = model.get_output_embeddings().bias
     counts = np.bincount(rows.ravel(), minlength=len(bias)) + 1.0
     with torch.no_grad():

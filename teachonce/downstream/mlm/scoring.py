@@ -1,4 +1,4 @@
-"""Scores masked LMs, trained over seeds or as they are, in the form of the other tasks."""
+"""Scores masked LMs, trained over seeds or without training, with results like other tasks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from teachonce.checkpoints.loading import load_config, load_with_head
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_trainer import MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
-    BEGUN,
+    SETTINGS_FILE,
     check_loss,
     check_new,
     finished,
     held_out_batches,
     length_of,
     masking_tokenizer,
-    told,
+    recorded_settings,
     train_mlm,
 )
-from teachonce.downstream.mlm.text_blocks import cut, read_lines, tokens_a_character, tokens_of
-from teachonce.downstream.options import check
+from teachonce.downstream.mlm.text_blocks import cut, read_lines, tokens_of, tokens_per_character
+from teachonce.downstream.options import check_option
 from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
 from teachonce.downstream.settings import MlmSettings
-from teachonce.downstream.tracking import Tracked, folder_of
+from teachonce.downstream.tracking import TrackedRun, folder_of
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks
@@ -49,7 +49,7 @@ AS_IS = {
     **ABOUT,
     "measures": {NATS: PER_CHARACTER, "nats/token": "loss", "perplexity": "perplexity"},
 }
-"""Nats a character compare models of any vocabulary; nats a token do not."""
+"""Nats per character compare models of any vocabulary; nats per token do not."""
 
 
 def train_seeds(
@@ -60,18 +60,22 @@ def train_seeds(
     ranks: Ranks = ALONE,
     log: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train once for each of `seeds` seeds, `settings.seed` and those after it.
+    """Train with each of `seeds` seeds, from `settings.seed` upwards, and score the models.
 
-    The held-out text is the same for all. A single model is saved in `settings.out` itself, each of
-    several in its folder seed-N. Returns what `fine_tune.fine_tune` returns: its scores on `dev`
-    are the figures at the end of each training, its scores on `tests` those of `score_as_is`, its
-    examples are blocks, and `saved` names the models' folders. With `settings.resume` it goes on
-    with the first training that is not finished. Several `ranks` train together, and the first of
-    them scores. The trackers of `log` are told of each training.
+    The held-out text is the same for all seeds. A single model is saved in `settings.out`, each of
+    several in its folder seed-N. With `settings.resume`, training continues with the first seed
+    that is not finished.
+
+    ranks: the processes that train together; the first of them scores.
+    log: names of the trackers of each training.
+
+    Returns the same dictionary as `fine_tune.fine_tune`: scores on `dev` are the figures at the end
+    of each training, scores on `tests` are computed as in `score_as_is`, examples are blocks, and
+    `saved` lists the folders of the models.
 
     Raises UserError as `train_mlm` does.
     """
-    check("seeds", seeds)
+    check_option("seeds", seeds)
     out, saved = settings.out, []
     runs: list[dict[str, Any]] = []
     if not settings.resume:
@@ -80,13 +84,13 @@ def train_seeds(
         raise UserError(f"--resume: the training in {out} is finished; choose another --out")
     for seed in range(settings.seed, settings.seed + seeds):
         folder = folder_of(out, seed, seeds)
-        # the first is resumed even where it was never begun: `train_mlm` says so
-        resume = settings.resume and (not runs or (folder / BEGUN).exists())
+        # The first seed is resumed even if it never started, so that `train_mlm` reports it.
+        resume = settings.resume and (not runs or (folder / SETTINGS_FILE).exists())
         one = replace(settings, seed=seed, out=folder, resume=resume)
         if seeds > 1:
             say(f"seed {seed}: {folder}")
-        facts = Facts(folder, told(one), "metrics.json and scores.json")
-        with Tracked(log, facts, resume, say) as tracked:
+        facts = Facts(folder, recorded_settings(one), "metrics.json and scores.json")
+        with TrackedRun(log, facts, resume, say) as tracked:
             figures = finished(one) or train_mlm(one, say, ranks, [tracked])
             tested = str(folder), tests, settings.max_length, say
             found = _scores(*tested) if tests and ranks.lead else ({}, {})
@@ -98,10 +102,8 @@ def train_seeds(
     files: dict[str, Any] = {"train": [str(path) for path in settings.train]}
     files |= {"dev": str(settings.dev)} if settings.dev else {}
     files |= {name: str(path) for name, path in tests.items()}
-    settings_told = {**told(settings), "seeds": seeds}
-    result = result_of(
-        ABOUT, settings.model, files, settings_told, figures["blocks"] | counts, runs
-    )
+    all_settings = {**recorded_settings(settings), "seeds": seeds}
+    result = result_of(ABOUT, settings.model, files, all_settings, figures["blocks"] | counts, runs)
     return {**result, "saved": saved}
 
 
@@ -110,11 +112,12 @@ def score_as_is(
 ) -> dict[str, Any]:
     """Score a masked LM on `tests` (from `splits_to_test`) without training it.
 
-    Reads the whole of each file in blocks of `max_length`, masked as in the validation of a
-    training. Returns what `fine_tune.score_as_is` returns; its examples are blocks. Nats a
-    character are nats a token times the text's tokens for each character that is no blank.
+    Each file is read completely, in blocks of `max_length` tokens, masked as in the validation of a
+    training. Nats per character are nats per token times the tokens per non-blank character.
 
-    Raises UserError on a wrong model, length or file, and where the model has no masked-LM head.
+    Returns the same dictionary as `fine_tune.score_as_is`; its examples are blocks.
+
+    Raises UserError for a wrong model, length or file, and if the model has no masked-LM head.
     """
     scores, counts = _scores(model, tests, max_length, say, by_character=True)
     files = {name: str(path) for name, path in tests.items()}
@@ -145,10 +148,10 @@ def _scores(
             trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
             Scoring(str(tests[name])).follow(trainer)
             loss = trainer.evaluate()["eval_loss"]
-            check_loss(loss, "; its weights are damaged, train it anew")
+            check_loss(loss, "; its weights are damaged, train it again")
             scores[name] = _score(loss)
             if by_character:
-                scores[name][PER_CHARACTER] = loss * tokens_a_character(flat, text)
+                scores[name][PER_CHARACTER] = loss * tokens_per_character(flat, text)
             counts[name] = len(rows)
     return scores, counts
 

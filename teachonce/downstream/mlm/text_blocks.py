@@ -25,11 +25,12 @@ HELD_OUT_AT_MOST = 2000
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank, the texts of a table, or the words of
-    a file of words and tags, as teacher-dump does.
+    """Read the non-blank lines of a UTF-8 text file, or the texts of any corpus file.
 
-    Raises UserError where the file is missing, empty or not UTF-8, and for a table of several
-    columns of texts, none of which is called `text`.
+    Corpus files are those of teacher-dump: tables of texts, and files of words and tags.
+
+    Raises UserError if the file is missing, empty or not UTF-8, and for a table that has several
+    text columns and none of the name `text`.
     """
     try:
         texts = _texts(path)
@@ -55,19 +56,19 @@ def _column(path: Path) -> Iterator[str]:
     if len(names) != 1:
         listed = ", ".join(map(repr, table.columns)) or "none"
         raise UserError(
-            f"{table.where}: expected a column {DEFAULT_COLUMN!r}, or one of texts alone, got"
-            f" {listed}; rename the one that holds the text"
+            f"{table.where}: expected a column {DEFAULT_COLUMN!r}, or a single column of texts, got"
+            f" {listed}; rename the column that holds the text"
         )
     return (row.text for row in table_texts(table, Columns(names[0]), str(path)))
 
 
 def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide lines into training lines and held-out lines.
+    """Split lines into training lines and held-out lines.
 
-    Every hundredth line is held out, of fewer than 10,000 lines every twentieth, and of more than
-    200,000 fewer: at most 2,000, spread evenly.
+    Every 100th line is held out; every 20th if there are fewer than 10,000 lines. At most 2,000
+    lines, spread evenly, are held out.
 
-    Raises UserError where there are too few lines to hold any out.
+    Raises UserError if there are too few lines to hold any out.
     """
     step = max(100 if len(lines) >= SMALL else 20, math.ceil(len(lines) / HELD_OUT_AT_MOST))
     if len(lines) < step:
@@ -80,27 +81,27 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> Array:
-    """Make token ids [n, length]: lines joined by sep, cut into equal blocks inside cls ... sep.
+    """Make blocks of token ids [n, length]: lines, separated by sep, between cls and sep.
 
-    Tokens that do not fill a last block are dropped. Raises UserError where no block is filled.
+    Tokens that do not fill a last block are dropped. Raises UserError if no block is filled.
     """
     return cut(tokenizer, tokens_of(tokenizer, lines, what), length, what)
 
 
 def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
-    """Return token ids [n] of lines, each with a sep behind it."""
+    """Return the token ids [n] of lines, with a sep after each line."""
     pieces = list(_token_runs(tokenizer, lines, what))
     return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
 
 
-def tokens_a_character(flat: Array, lines: Sequence[str]) -> float:
-    """Return how many tokens a character that is no blank has, in the tokens of `tokens_of`."""
+def tokens_per_character(flat: Array, lines: Sequence[str]) -> float:
+    """Return the number of tokens (from `tokens_of`) per non-blank character."""
     characters = sum(len("".join(line.split())) for line in lines)
     return (len(flat) - len(lines)) / max(1, characters)
 
 
 def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
-    """Make blocks, as `blocks` does, of what `tokens_of` gave."""
+    """Cut the token ids of `tokens_of` into blocks, as `blocks` does."""
     body = length - 2
     count = len(flat) // body
     if count == 0:

@@ -1,8 +1,8 @@
-"""Reads what is searched: data sets in the layout of BEIR (Thakur et al. 2021), runs of TREC.
+"""Reads collections in the layout of BEIR (Thakur et al. 2021), and TREC runs.
 
-corpus.jsonl    _id, title (may be missing), text
+corpus.jsonl    _id, title (optional), text
 queries.jsonl   _id, text
-qrels.tsv       query-id, corpus-id, score; or qrels/test.tsv; a set without judgements has none
+qrels.tsv       query-id, corpus-id, score; or qrels/test.tsv; optional: the judgements
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from teachonce.teacher_dump.corpus.text_files import read_lines
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 JUDGED = ("qrels.tsv", "qrels/test.tsv", "qrels/dev.tsv")
-"""Files of judgements; the first one that is there counts."""
+"""Files of judgements; the first that exists is read."""
 Judgements = dict[str, dict[str, int]]
-"""Grades by document by query: 0 and below for what does not answer."""
+"""Grades by query and document; a document with a grade of 0 or below is not relevant."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Queries by id, in the order of their file; judgements, None where there are none.
+    """The queries of a folder by id, in the order of their file, and its judgements if it has them.
 
-    With judgements, queries without a document that answers are left out, as BEIR does.
+    With judgements, queries without a relevant document are left out, as in BEIR.
     """
 
     folder: Path
@@ -35,15 +35,15 @@ class Collection:
     judgements: Judgements | None
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Yield id and text of each document: its title, then its text. Only ids stay in memory.
+        """Yield the id and the text of each document, title first. Only ids stay in memory.
 
-        Raises UserError with file and line, also for an id that is there twice.
+        Raises UserError with file and line, also for a duplicate id.
         """
         met = set()
         for where, cells in _rows(self.folder / CORPUS):
             name = _id(cells, where)
             if name in met:
-                raise UserError(f"{where}: the id {name!r} is there twice; rename one")
+                raise UserError(f"{where}: duplicate id {name!r}; rename one")
             met.add(name)
             title = cells.get("title") or ""
             text = cells.get("text")
@@ -51,11 +51,11 @@ class Collection:
                 raise UserError(f"{where}: expected texts as title and text, got {text!r:.60}")
             yield name, f"{title} {text}".strip()
         if not met:
-            raise UserError(f"{self.folder / CORPUS}: has no documents; give one a line")
+            raise UserError(f"{self.folder / CORPUS}: has no documents; give one per line")
 
-    def strangers(self) -> list[str]:
-        """List the documents that are judged to answer, and are not in the corpus. Raises UserError
-        as `documents` does."""
+    def missing(self) -> list[str]:
+        """Return the relevant documents that are not in the corpus. Raises UserError as `documents`
+        does."""
         if self.judgements is None:
             return []
         judged = {
@@ -75,12 +75,12 @@ def read_collection(folder: Path) -> Collection:
     for where, cells in _rows(folder / QUERIES):
         name, text = _id(cells, where), cells.get("text")
         if name in queries:
-            raise UserError(f"{where}: the id {name!r} is there twice; rename one")
+            raise UserError(f"{where}: duplicate id {name!r}; rename one")
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{where}: expected a query as text, got {text!r:.60}")
+            raise UserError(f"{where}: expected text in `text`, got {text!r:.60}")
         queries[name] = text
     if not queries:
-        raise UserError(f"{folder / QUERIES}: has no queries; give one a line")
+        raise UserError(f"{folder / QUERIES}: has no queries; give one per line")
     path = next((folder / name for name in JUDGED if (folder / name).is_file()), None)
     if path is None:
         return Collection(folder, queries, None)
@@ -91,7 +91,7 @@ def read_collection(folder: Path) -> Collection:
 
 
 def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
-    """Read the grades of those queries that are there and have an answer."""
+    """Read the grades of the queries that are in the collection and have a relevant document."""
     found: Judgements = {}
     for where, cells in _rows(path):
         grade = cells.get("score")
@@ -135,10 +135,10 @@ def _id(cells: dict[str, Any], where: str) -> str:
 
 
 def read_run(path: Path, depth: int) -> dict[str, list[str]]:
-    """Read `query Q0 document rank score name` lines: of each query the `depth` of highest score,
-    best first; of equal ones in the order of the file.
+    """Read a TREC run: for each query the `depth` documents of highest score, best first.
 
-    Raises UserError with file and line.
+    Lines are `query Q0 document rank score name`. Documents of equal score stay in the order of the
+    file. Raises UserError with file and line.
     """
     found: dict[str, list[tuple[float, str]]] = {}
     try:
@@ -165,10 +165,10 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
 def texts_of(
     collection: Collection, candidates: dict[str, list[str]], where: str
 ) -> dict[str, str]:
-    """Take the texts of all candidates from the corpus, by id.
+    """Return the texts of all candidates by id.
 
-    Raises UserError where a query has no candidate, and where one is not in the corpus; `where`
-    says who named them.
+    where: the option that gave the candidates, for errors.
+    Raises UserError if a query has no candidate, or a candidate is not in the corpus.
     """
     lacking = [name for name in collection.queries if not candidates.get(name)]
     if lacking:
@@ -178,9 +178,9 @@ def texts_of(
         )
     wanted = {name for query in collection.queries for name in candidates[query]}
     texts = {name: text for name, text in collection.documents() if name in wanted}
-    if strangers := sorted(wanted - set(texts)):
+    if missing := sorted(wanted - set(texts)):
         raise UserError(
-            f"{where}: the document {strangers[0]!r}, and {len(strangers) - 1} more, are not in"
+            f"{where}: the document {missing[0]!r}, and {len(missing) - 1} more, are not in"
             f" {collection.folder}; give a run over this corpus"
         )
     return texts

@@ -10,16 +10,18 @@ from teachonce.support.extras import library
 Ranking = Mapping[str, Sequence[str]]
 """Ids of documents by query, the best first."""
 TOP = 10
-"""Documents of a query that the teacher's ranking and a student's are compared by."""
+"""The number of documents per query that agreement with the teacher is measured on."""
 JUDGED = {"nDCG@10": "ndcg_10", "MRR@10": "mrr_10", "recall@100": "recall_100"}
 AGREEMENT = {"nDCG@10 by teacher": "teacher_ndcg_10", "overlap@10 with teacher": "overlap_10"}
 
 
 def judged(judgements: Judgements, ranking: Ranking) -> dict[str, float]:
-    """Compute the measures of JUDGED as trec_eval does, the mean over all judged queries.
+    """Compute the measures of JUDGED as trec_eval does: the mean over all judged queries.
 
-    nDCG takes the grades as gains (Järvelin & Kekäläinen 2002, with a logarithmic discount); of the
-    others a grade above 0 is an answer. Raises UserError without ir-measures.
+    nDCG takes the grades as gains (Järvelin & Kekäläinen 2002, with a logarithmic discount). For
+    MRR and recall, a document with a grade above 0 is relevant.
+
+    Raises UserError if ir-measures is missing.
     """
     return _computed(
         {"nDCG@10": "ndcg_10", "RR@10": "mrr_10", "R@100": "recall_100"}, judgements, ranking
@@ -27,10 +29,12 @@ def judged(judgements: Judgements, ranking: Ranking) -> dict[str, float]:
 
 
 def agreement(teacher: Ranking, ranking: Ranking) -> dict[str, float]:
-    """Compute the measures of AGREEMENT: the teacher's first document has the grade 10, its tenth
-    1, all others 0; overlap is the share of these ten among the ten of the ranking.
+    """Compute the measures of AGREEMENT with the teacher's ten best documents of each query.
 
-    Raises UserError without ir-measures.
+    For nDCG the teacher's first document has the grade 10, its tenth 1, all others 0. Overlap is
+    the share of the ten that are also in the ranking's first ten.
+
+    Raises UserError if ir-measures is missing.
     """
     grades = {
         query: {name: TOP - place for place, name in enumerate(names[:TOP])}
@@ -43,7 +47,7 @@ def _computed(
     names: Mapping[str, str], judgements: Judgements, ranking: Ranking
 ) -> dict[str, float]:
     measures = library("ir_measures", "embedding", "scores of rankings")
-    # Places, not similarities: trec_eval would put equal ones into an order of its own.
+    # Ranks as scores, not similarities: trec_eval would reorder documents of equal similarity.
     run = {
         query: {name: float(-place) for place, name in enumerate(names)}
         for query, names in ranking.items()

@@ -1,4 +1,4 @@
-"""Ranks the documents of a collection for its queries: all of them, or the candidates of each."""
+"""Ranks all documents of a collection for its queries, or the candidates of each query."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ QUERIES_AT_ONCE = 256
 
 
 class Nearest:
-    """Keeps the `depth` best documents of each of `queries` [Q,W], while documents come in blocks.
+    """The `depth` nearest documents of each of `queries` [Q,D], updated by blocks of documents.
 
-    Similarity is the dot product. Of equal ones the document that came first is the nearer.
+    Similarity is the dot product. Of documents with equal similarity, the first one added wins.
     """
 
     def __init__(self, queries: Floats, depth: int) -> None:
@@ -33,16 +33,16 @@ class Nearest:
         self.seen = 0
 
     def add(self, documents: Floats) -> None:
-        """Take in the next documents [N,W]."""
-        kept = [
+        """Update the nearest documents with the next block of documents [N,D]."""
+        best = [
             self._best(slice(begin, begin + QUERIES_AT_ONCE), documents)
             for begin in range(0, len(self.queries), QUERIES_AT_ONCE)
         ]
-        self.scores, self.places = (np.concatenate(part) for part in zip(*kept, strict=True))
+        self.scores, self.places = (np.concatenate(part) for part in zip(*best, strict=True))
         self.seen += len(documents)
 
     def _best(self, rows: slice, documents: Floats) -> tuple[Floats, Array]:
-        """Choose of what some rows have kept and of new documents."""
+        """Choose the nearest for some queries, from their nearest so far and new documents."""
         found = self.queries[rows] @ documents.T
         places = self.seen + np.broadcast_to(np.arange(len(documents)), found.shape)
         scores = np.concatenate([self.scores[rows], found], axis=1)
@@ -52,7 +52,7 @@ class Nearest:
 
 
 def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> Nearest:
-    """Search all `blocks` of documents [N,W] for the `depth` nearest to each of `queries` [Q,W]."""
+    """Search all `blocks` of documents [N,D] for the `depth` nearest to each of `queries` [Q,D]."""
     found = Nearest(queries, depth)
     for block in blocks:
         found.add(block)
@@ -62,7 +62,7 @@ def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> Nearest:
 BLOCK = 4096
 """Documents that are embedded and searched at once."""
 DEPTH = 100
-"""Documents of a ranking."""
+"""Documents in a ranking."""
 
 
 def retrieved(
@@ -70,7 +70,7 @@ def retrieved(
 ) -> dict[str, list[str]]:
     """Rank the `depth` nearest documents of each query, best first.
 
-    Raises UserError where the two models give vectors of other widths.
+    Raises UserError if the vectors of the two models differ in dimension.
     """
     names: list[str] = []
 
@@ -89,8 +89,10 @@ def retrieved(
 
 
 def check_space(model: str, documents_by: str) -> None:
-    """Raise UserError for a student of ours that was never compared with a teacher's vectors: it
-    has a space of its own, however wide."""
+    """Raise UserError for a student that was not trained to reproduce the teacher's vectors.
+
+    Its vectors cannot be compared with the teacher's, even if they have the same dimension.
+    """
     report = read_report(Path(os.path.expanduser(model)))
     if report is None:
         return
@@ -98,18 +100,18 @@ def check_space(model: str, documents_by: str) -> None:
     learnt = [loss for loss in losses_for(None, names) if loss.of_text]
     if all(loss.projection == "none" for loss in learnt):
         raise UserError(
-            f"--documents-by {documents_by}: {model} has learnt {', '.join(sorted(names))}, none of"
-            " which compares its vectors with the teacher's: it cannot search the teacher's index;"
-            " train it by --loss embedding=1 as well, or leave --documents-by out"
+            f"--documents-by {documents_by}: {model} was trained with {', '.join(sorted(names))},"
+            " none of which compares its vectors with the teacher's: it cannot search the teacher's"
+            " index; train it with --loss embedding=1 as well, or leave --documents-by out"
         )
 
 
 def _check_widths(queries: Embedder, asked: Floats, documents: Embedder, found: Floats) -> None:
     if asked.shape[1] != found.shape[1]:
         raise UserError(
-            f"--documents-by {documents.name}: its vectors are {found.shape[1]} wide, and those of"
-            f" {queries.name} {asked.shape[1]}; a student searches the teacher's index where it"
-            " keeps its projection into the teacher's space"
+            f"--documents-by {documents.name}: its vectors have {found.shape[1]} numbers, the"
+            f" vectors of {queries.name} {asked.shape[1]}; to search the teacher's index, a student"
+            " needs its projection into the teacher's space"
         )
 
 
@@ -121,10 +123,10 @@ def reranked(
     max_length: int | None,
     say: Callable[[str], object] = lambda line: None,
 ) -> dict[str, list[str]]:
-    """Put the candidates of each query into the order of a model: of one that reads query and
-    document at once, or of one of vectors. Of equal ones the better candidate stays ahead.
+    """Sort the candidates of each query by the scores of a cross-encoder or an embedder.
 
-    Raises UserError as `texts_of` and the models do.
+    Candidates with equal scores stay in their order. Raises UserError as `texts_of` and the models
+    do.
     """
     texts = texts_of(collection, candidates, where)
     pairwise = reads_pairs(model)

@@ -1,4 +1,4 @@
-"""The tasks retrieval and rerank: rank documents for queries by any model, without training."""
+"""The tasks retrieval and rerank: score the rankings of any model, without training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from teachonce.support.errors import UserError
 
 Say = Callable[[str], object]
 Rank = Callable[[str], dict[str, list[str]]]
-"""From the name of a model to its ranking of a collection."""
+"""Takes the name of a model, returns its ranking of a collection."""
 
 
 def score_search(
@@ -26,27 +26,27 @@ def score_search(
     settings: SearchSettings,
     say: Say = print,
 ) -> list[dict[str, Any]]:
-    """Score `models` by their rankings of collections in the layout of BEIR.
+    """Score the rankings of `models` on collections in BEIR's layout.
 
-    task: "retrieval" ranks all documents by vectors, "rerank" the candidates of each query, by
-    vectors or by a model that reads pairs.
+    task: "retrieval" ranks all documents by vectors; "rerank" ranks the candidates of each query,
+    by vectors or with a cross-encoder.
     files: the folders, from `splits_to_test`.
 
-    With judgements the measures are `measures.JUDGED` (of rerank without recall, which candidates
-    decide), with a teacher also `measures.AGREEMENT`. Returns for each model what `fine_tune`
-    returns, of a single run without a seed.
+    With judgements the measures are `measures.JUDGED` (rerank: without recall, which the candidates
+    decide), with a teacher also `measures.AGREEMENT`. Returns for each model the same dictionary as
+    `fine_tune`, for one run without a seed.
 
-    Raises UserError for wrong models and files, and where there are neither judgements nor teacher.
+    Raises UserError for wrong models and files, and if there are neither judgements nor a teacher.
     """
-    about = {"task": task, "scale": SHARES, "setup": settings.told()}
+    about = {"task": task, "scale": SHARES, "setup": settings.setup()}
     runs: dict[str, dict[str, Any]] = {model: {} for model in models}
     examples, named = {}, None
     for split, folder in files.items():
         collection = read_collection(folder)
-        if strangers := collection.strangers():
+        if missing := collection.missing():
             say(
-                f"{folder.name}: {len(strangers):,} documents that answer are not in the corpus,"
-                f" such as {strangers[0]!r}; they count as not found"
+                f"{folder.name}: {len(missing):,} relevant documents are not in the corpus,"
+                f" such as {missing[0]!r}; they count as not found"
             )
         rank = (
             _retrieval(collection, settings, say)
@@ -57,7 +57,7 @@ def score_search(
         if named is not None and chosen != named:
             raise UserError(
                 f"--test {folder}: has {'' if collection.judgements else 'no '}judgements, unlike"
-                " the folders before it; score those with and those without apart"
+                " the folders before it; score folders with and without judgements separately"
             )
         named, examples[split] = chosen, len(collection.queries)
         teacher = rank(settings.teacher) if settings.teacher else None
@@ -65,17 +65,17 @@ def score_search(
             found = _figures(collection, rank(model), teacher)
             runs[model][split] = {key: found[key] for key in chosen.values()}
             runs[model][split]["primary"] = found[next(iter(chosen.values()))]
-            told = ", ".join(f"{name} {SHARES * found[key]:.2f}" for name, key in chosen.items())
-            say(f"{model}, {folder.name}, queries: {len(collection.queries):,}: {told}")
+            scores = ", ".join(f"{name} {SHARES * found[key]:.2f}" for name, key in chosen.items())
+            say(f"{model}, {folder.name}, queries: {len(collection.queries):,}: {scores}")
     assert named is not None
     about |= {"measures": named, "primary": next(iter(named.values()))}
     paths = {name: str(path) for name, path in files.items()}
-    words = {"as_is": True, **settings.as_words()}
-    return [result_of(about, model, paths, words, examples, [runs[model]]) for model in models]
+    shown = {"as_is": True, **settings.as_json()}
+    return [result_of(about, model, paths, shown, examples, [runs[model]]) for model in models]
 
 
 def _measures(task: str, collection: Collection, settings: SearchSettings) -> dict[str, str]:
-    """Name the measures that there is something to compute from."""
+    """Return the measures that can be computed from the judgements and the teacher."""
     found = dict(measures.JUDGED) if collection.judgements else {}
     if task == "rerank":
         found.pop("recall@100", None)
@@ -83,8 +83,8 @@ def _measures(task: str, collection: Collection, settings: SearchSettings) -> di
         found |= measures.AGREEMENT
     if not found:
         raise UserError(
-            f"--test {collection.folder}: has no judgements (qrels.tsv); add them, or score by the"
-            " ranking of a teacher: --teacher MODEL"
+            f"--test {collection.folder}: has no judgements (qrels.tsv); add them, or compare with"
+            " the ranking of a teacher: --teacher MODEL"
         )
     return found
 
@@ -97,7 +97,7 @@ def _figures(
 
 
 def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
-    """Rank by vectors; the teacher ranks by its own alone."""
+    """Make the function that ranks all documents by vectors. The teacher embeds both sides."""
 
     def rank(model: str) -> dict[str, list[str]]:
         queries = documents = Embedder(model, settings.max_length)
@@ -115,7 +115,7 @@ def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Ra
 
 
 def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
-    """Rank candidates, which are found once for all models."""
+    """Make the function that ranks candidates, which are found once for all models."""
     if settings.candidates:
         candidates = read_run(settings.candidates, settings.depth)
         where = f"--candidates {settings.candidates}"
@@ -125,10 +125,10 @@ def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
         where = f"--candidates-by {settings.candidates_by}"
     if collection.judgements:
         found = measures.judged(collection.judgements, candidates)
-        cut = f"recall@{min(settings.depth, DEPTH)}"  # no candidate stands below
+        cut = f"recall@{min(settings.depth, DEPTH)}"  # there are no candidates below this rank
         names = {n.replace(f"recall@{DEPTH}", cut): key for n, key in measures.JUDGED.items()}
-        told = ", ".join(f"{n} {SHARES * found[key]:.2f}" for n, key in names.items())
-        say(f"candidates of {collection.folder.name}, as they come: {told}")
+        scores = ", ".join(f"{n} {SHARES * found[key]:.2f}" for n, key in names.items())
+        say(f"candidates of {collection.folder.name}, in their own order: {scores}")
 
     def rank(model: str) -> dict[str, list[str]]:
         return reranked(collection, model, candidates, where, settings.max_length, say)

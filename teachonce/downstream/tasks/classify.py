@@ -1,4 +1,4 @@
-"""The task classify: gives a text, or the two of a pair, one of several labels."""
+"""The task classify: assigns one of several labels to a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
-from teachonce.downstream.options import check
+from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
@@ -22,7 +22,7 @@ from teachonce.teacher_dump.corpus.labelled_text import several_labels
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text or the two of a pair, their one label, and where they stand."""
+    """A text or a pair of texts, its label, and its file and line for errors."""
 
     texts: tuple[str, ...]
     label: str
@@ -30,15 +30,16 @@ class Labelled:
 
 
 class Classify(LabelTask):
-    """Classifies tables of `text` and `label`, or of `text_a`, `text_b` and `label`, as are
-    paraphrases, entailment and yes/no questions of a passage. Both texts of a pair are one input.
-    The epoch is chosen by macro F1, in which all classes weigh the same. If there are
-    two classes, `F1` is that of the last one in alphabetical order: of 1 (not 0), yes (not no).
+    """Classifies the rows of tables: texts, or pairs such as paraphrases and entailment.
 
-    Rows are pairs where `columns` names one of their columns, or where they have one and no `text`.
+    Columns are `text` and `label`, or `text_a`, `text_b` and `label`. The two texts of a pair are
+    one input. A row is a pair if `columns` names a column of pairs, or if it has such a column and
+    no `text`. The best epoch has the highest macro F1, which weighs all classes equally.
+    With two classes, `F1` is the F1 of the class that is last in alphabetical order: 1 (not 0), yes
+    (not no).
 
-    columns: names of columns that differ from what they hold, by what they hold.
-    per_class: number of training examples of each class, drawn anew for each seed; None for all.
+    columns: names of columns by role (`text`, `label`, ...), if they differ from the role.
+    per_class: number of training examples per class, drawn again for each seed; None for all.
     unseen_labels: see `LabelTask`.
     """
 
@@ -59,7 +60,7 @@ class Classify(LabelTask):
         unseen_labels: str = "refuse",
     ) -> None:
         super().__init__(unseen_labels)
-        check("per_class", per_class)
+        check_option("per_class", per_class)
         self.columns, self.per_class = columns or {}, per_class
 
     def options(self) -> dict[str, Any]:
@@ -82,8 +83,8 @@ class Classify(LabelTask):
         return example.where
 
     def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Raises UserError also where there is one label alone, or too few examples `per_class`,
-        or where some examples are texts and others pairs."""
+        """Raises UserError also for a single label, for fewer examples than `per_class`, and if
+        texts and pairs are mixed."""
         _check_alike(splits)
         counts = Counter(example.label for example in splits["train"])
         if len(counts) < 2:
@@ -94,13 +95,13 @@ class Classify(LabelTask):
         if self.per_class and counts[rarest] < self.per_class:
             raise UserError(
                 f"--per-class {self.per_class}: label {rarest!r} has {counts[rarest]} training "
-                "examples; ask for at most as many"
+                "examples; give at most this number"
             )
         self._measure_the_last_of_two()
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Raises UserError also where some examples are texts and others pairs, and for a model
-        whose outputs are not those of one label of all."""
+        """Raises UserError also if texts and pairs are mixed, and for a model that does not choose
+        one of several labels."""
         if spec.output_kind != "one label":
             given = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
             raise UserError(
@@ -156,15 +157,15 @@ class Classify(LabelTask):
 
 
 def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
-    """UserError where some examples are one text and others two."""
+    """Raise UserError if texts and pairs are mixed."""
     examples = [example for some in splits.values() for example in some]
     first = examples[0]
     for example in examples:
         if len(example.texts) != len(first.texts):
             kind, other = ("a text", "a pair")[:: 1 if len(example.texts) == 1 else -1]
             raise UserError(
-                f"{example.where}: is {kind}, but {first.where} is {other}; give texts alone"
-                " (column text) or pairs alone (columns text_a and text_b)"
+                f"{example.where}: is {kind}, but {first.where} is {other}; give only texts"
+                " (column text) or only pairs (columns text_a and text_b)"
             )
 
 

@@ -1,4 +1,4 @@
-"""Rows of examples, whose cells are asked for by what they hold: text, label, answer and so on."""
+"""Rows of example tables, whose cells are read by role: text, label, answer and so on."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 class Row(dict[str, Any]):
-    """The cells of a row by column. `where` tells file and line, for errors."""
+    """The cells of a row by column. `where` is its file and line, for errors."""
 
     def __init__(self, where: str, cells: Mapping[str, Any]) -> None:
         super().__init__(cells)
         self.where = where
 
     def cell(self, role: str, columns: Mapping[str, str]) -> Any:
-        """The cell that holds `role`, in the column of that name or of the name in `columns`.
+        """Return the cell of the column `columns[role]`, or of the column `role` by default.
 
-        Raises UserError where there is no such column.
+        Raises UserError if there is no such column.
         """
         name = columns.get(role, role)
         if not has_cell(self, name):
@@ -41,7 +41,7 @@ class Row(dict[str, Any]):
         return cell_of(self, name)
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:
-        """The cell that holds `role`. Raises UserError where it is no text, or a blank one."""
+        """Return the text in the cell of `role`. Raises UserError if it is no text, or blank."""
         value = self.cell(role, columns)
         if not isinstance(value, str) or not value.strip():
             got = "nothing" if value is None or value == "" else f"{value!r:.60}"
@@ -53,23 +53,23 @@ class Row(dict[str, Any]):
 
 
 PAIR = ("text_a", "text_b")
-"""What the columns of the two texts of a pair hold, in the order in which a model reads them."""
+"""The roles of the two texts of a pair, in the order of the model's input."""
 
 
 def text_roles(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Tell what the columns of a classified text hold: a pair where `columns` names one of its
-    columns, or where the row has one and no `text`."""
+    """Return the roles of a row's texts: PAIR if `columns` names a column of pairs, or if the row
+    has such a column and no `text`."""
     named = not columns.keys().isdisjoint(PAIR)
     met = "text" not in columns and "text" not in row and not row.keys().isdisjoint(PAIR)
     return PAIR if named or met else ("text",)
 
 
 def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
-    """Raise UserError as reading does for a first row that lacks a column of a task; nothing
-    heavier than the file is loaded for it. A file of another layout passes."""
+    """Raise UserError if the first row of a table lacks a column of the task, without importing
+    torch. Files in other layouts are not checked."""
     if task not in ("classify", "pair", "sts", "qa") or (task == "qa" and is_squad(path)):
         return
-    first = next(_rows(path))
+    first = next(_iterate_rows(path))
     label = {"classify": ("label",), "qa": ()}.get(task, ("score",))
     texts = {"classify": text_roles(first, columns), "qa": ("question", "context")}.get(task, PAIR)
     for role in (*texts, *label):
@@ -77,7 +77,7 @@ def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
 
 
 def is_squad(path: Path) -> bool:
-    """Whether a file has SQuAD's layout, an object and not an array of rows."""
+    """Return whether a file has SQuAD's layout: a JSON object, not an array of rows."""
     if path.is_dir() or suffix_of(path) != ".json":
         return False
     lines = (line.lstrip() for line in read_lines(path, longest=sys.maxsize - 1))
@@ -85,14 +85,14 @@ def is_squad(path: Path) -> bool:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a table, at least one; blank ones are left out.
+    """Read the non-blank rows of a table, at least one.
 
-    Raises UserError with file and line for what cannot be read, and where there is no row.
+    Raises UserError with file and line for a row that cannot be read, and for a table without rows.
     """
-    return list(_rows(path))
+    return list(_iterate_rows(path))
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _iterate_rows(path: Path) -> Iterator[Row]:
     if not is_table(path):
         expected = f"a file that ends in {', '.join(TABLES)}"
         raise UserError(

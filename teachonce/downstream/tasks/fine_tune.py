@@ -1,4 +1,4 @@
-"""Fine-tunes a checkpoint for a task over seeds, or scores it as it is; writes the model card."""
+"""Fine-tunes a checkpoint over seeds, or scores it without training; writes the model card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.task_interface import Task
-from teachonce.downstream.tracking import SILENT, Log, Tracked, folder_of
+from teachonce.downstream.tracking import SILENT, Log, TrackedRun, folder_of
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -40,24 +40,23 @@ def fine_tune(
     files: Mapping[str, Path],
     settings: FineTuneSettings,
     say: Say = print,
-    keep: Path | None = None,
+    save_to: Path | None = None,
     log: Log = SILENT,
 ) -> dict[str, Any]:
-    """Fine-tune once for each seed; scores on dev, and on test where it is given.
+    """Fine-tune once for each seed; score on dev and, if given, on test.
 
-    files: `train`, `dev` and, where there are files to test, `splits_to_test`.
-    say: is called with a line for each epoch.
-    keep: a folder for the model of the first seed; the result then names it in a list, `saved`.
-    log: trackers that are told of each seed's training.
+    files: `train`, `dev` and the files of `splits_to_test`.
+    say: prints a line for each epoch.
+    save_to: the folder of the first seed's model, which the result lists in `saved`.
+    log: the trackers of each seed's training.
 
     Returns `{"task", "model", "measures", "primary", "scale", "files", "settings", "examples":
     {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score},
-    "deviation": ...}`. A score has a figure for each measure of the task, and as `primary` the one
-    that chose the epoch. A person reads figures times `scale`. Where several files are tested,
-    `test` is the mean over them. The deviation is the sample deviation over the seeds, 0 for a
-    single seed.
+    "deviation": ...}`. A score has a figure for each measure of the task; `primary` is the figure
+    that chooses the epoch. Tables print figures times `scale`. With several test files, `test` is
+    the mean over them. The deviation is the sample deviation over the seeds, 0 for a single seed.
 
-    Raises UserError on a wrong model or file, and where a training does not stay finite.
+    Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
@@ -71,16 +70,16 @@ def fine_tune(
     for seed in seeds:
         folder = folder_of(log.out, seed, settings.seeds)
         facts = Facts(folder, about | {"seed": seed}, "scores.json", resumable=False)
-        with Tracked(log.names, facts, False, say, [*task.measures.values()]) as tracked:
-            kept = keep if seed == seeds[0] else None
+        with TrackedRun(log.names, facts, False, say, [*task.measures.values()]) as tracked:
+            folder_of_first = save_to if seed == seeds[0] else None
             one = replace(settings, seed=seed)
-            runs.append(_one_seed(task, source, splits, one, say, kept, tracked))
+            runs.append(_one_seed(task, source, splits, one, say, folder_of_first, tracked))
     used = {**splits, "train": task.sample(splits["train"], settings.seed)}
     result = _result(task, model, files, asdict(settings), used, runs)
-    if keep is None:
+    if save_to is None:
         return result
-    write_card(result, keep)
-    return {**result, "saved": [str(keep)]}
+    write_card(result, save_to)
+    return {**result, "saved": [str(save_to)]}
 
 
 def score_as_is(
@@ -92,20 +91,20 @@ def score_as_is(
 ) -> dict[str, Any]:
     """Score a model that has its head on `files` (from `splits_to_test`) without training it.
 
-    Labels of model and file are matched by name. Texts are cut to `max_length` tokens, where it is
-    None to the task's own. Returns what `fine_tune` returns, of a single run without a seed. Its
+    Labels of model and file are matched by name. Texts are truncated to `max_length` tokens, by
+    default the task's. Returns the same dictionary as `fine_tune`, for one run without a seed. Its
     settings are `as_is`, `max_length` and the task's own.
 
-    Raises UserError on a wrong model or file, where the model has no head for the task, and where
-    the file has a label that the model does not have, unless the task counts such labels.
+    Raises UserError for a wrong model or file, if the model has no head for the task, and if the
+    file has a label that the model does not have, unless the task counts such labels.
     """
     splits = {name: task.read(path) for name, path in files.items()}
     for line in task.take_notes():
         say(line)
     settings = {"as_is": True, "max_length": max_length}
-    blame = "; its weights are damaged, train it anew"
+    blame = "; its weights are damaged, train it again"
     if own := task.predict_own(model, splits, max_length):
-        for line in ("as it is, by the modules of its folder", *task.take_notes()):
+        for line in ("as it is, with the modules of its folder", *task.take_notes()):
             say(line)
         scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
         return _result(task, model, files, settings, splits, [scores])
@@ -153,8 +152,8 @@ def _one_seed(
     splits: Mapping[str, Sequence[Any]],
     settings: FineTuneSettings,
     say: Say,
-    keep: Path | None,
-    tracked: Tracked,
+    save_to: Path | None,
+    tracked: TrackedRun,
 ) -> dict[str, Any]:
     seed = settings.seed
     set_seed(seed)
@@ -182,8 +181,8 @@ def _one_seed(
             compute_metrics=lambda output: score("dev", output.predictions),
         )
         _set_steps(trainer, settings, lr)
-        told = {heading: f"eval_{name}" for heading, name in task.measures.items()}
-        Progress(say, {"held-out loss": "eval_loss", **told}, f"seed {seed}, ").follow(trainer)
+        measures = {heading: f"eval_{name}" for heading, name in task.measures.items()}
+        Progress(say, {"held-out loss": "eval_loss", **measures}, f"seed {seed}, ").follow(trainer)
         trainer.add_callback(tracked)
         trainer.train()
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
@@ -193,33 +192,34 @@ def _one_seed(
             name: score(name, _predict(trainer, rows[name])) for name in splits if name != "train"
         }
         tracked.add_scores(scores)
-        if keep is not None:
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(keep)
-            files.open_weights(keep)
-            save_tokenizer(tokenizer, keep)
+        if save_to is not None:
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(save_to)
+            files.open_weights(save_to)
+            save_tokenizer(tokenizer, save_to)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     return result | scores
 
 
 def default_lr(model: Any) -> float:
-    """Choose the learning rate of a model that is fine-tuned.
+    """Return the default learning rate for fine-tuning a model.
 
-    It is 5e-5 as for BERT (Devlin et al. 2019), 5e-4 for encoders less than 384 wide, and 3e-3 for
-    BiLSTMs. The narrower a model, the larger the best rate of Adam (Yang et al. 2022). With BERT's
-    rate a small student has hardly begun to learn when the epochs are over: a model 128 wide has,
-    after 3 epochs of 1,500 sentences, an accuracy of 0.42 on English parts of speech; with 5e-4 it
-    has 0.77. Untrained BiLSTMs of 100 and 300 units each way have 0.80 and 0.87 with 1e-3, 0.88 and
-    0.90 with 3e-3.
+    5e-5 as for BERT (Devlin et al. 2019), 5e-4 for encoders with a hidden size below 384, 3e-3 for
+    BiLSTMs.
     """
+    # Measured on English parts of speech, 3 epochs of 1,500 sentences. Untrained BiLSTMs with 100
+    # and 300 units per direction reach an accuracy of 0.80 and 0.87 with 1e-3, 0.88 and 0.90 with
+    # 3e-3.
     if isinstance(model.config, BiLstmConfig):
         return 3e-3
+    # The best rate of Adam grows as the hidden size falls (Yang et al. 2022). A model of hidden
+    # size 128 reaches 0.42 with 5e-5 and 0.77 with 5e-4.
     return 5e-4 if model.config.hidden_size < SMALL_WIDTH else 5e-5
 
 
 def _encoded(
     task: Task, split: str, by: tuple[Any, int], examples: Sequence[Any], say: Say
 ) -> list[dict[str, Any]]:
-    """Make model inputs by a tokenizer and its longest input, and print what was cut."""
+    """Make model inputs with `by`, tokenizer and maximal length, and print the task's notes."""
     rows = task.encode(by[0], examples, by[1])
     for line in task.take_notes():
         say(f"{split}: {line}")
@@ -227,14 +227,15 @@ def _encoded(
 
 
 def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
-    """Return tokens of the longest input, and what to say where the model takes less than asked."""
+    """Return the maximal length of an input, and a note if the model's limit reduces it."""
     asked = asked or task.max_length
     length = min(asked, input_limit(model.config, tokenizer))
-    return length, f", {length} tokens at most (the model takes no more)" if length < asked else ""
+    return length, f", at most {length} tokens (the model's limit)" if length < asked else ""
 
 
 def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
-    """Predict without `labels`, which the loss that a model's config names may not take."""
+    """Predict the rows."""
+    # Without labels: the loss of the model's own problem_type may not accept them.
     inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
     return trainer.predict(inputs).predictions  # type: ignore[arg-type]
 
@@ -264,15 +265,15 @@ def _scoring(folder: str) -> dict[str, Any]:
 
 
 def _set_steps(trainer: Trainer, settings: FineTuneSettings, lr: float) -> None:
-    """Give a Trainer the optimizer and the gradients that its own arguments do not."""
+    """Set the optimizer and gradient accumulation where TrainingArguments cannot."""
     if settings.optimizer != "adamw":
         assert trainer.model is not None
         trainer.optimizer = optimizer_of(
             trainer.model, settings.optimizer, lr=lr, weight_decay=WEIGHT_DECAY, betas=BETAS
         )
     if settings.accumulate > 1:
-        # The heads of transformers accept the number of items of a step, by which the Trainer then
-        # leaves it to them to divide. Most do not.
+        # The heads of transformers accept `num_items_in_batch`, so that the Trainer leaves the
+        # division of the loss to them. Most heads do not divide it.
         trainer.model_accepts_loss_kwargs = False
 
 
@@ -313,31 +314,32 @@ CARD = "README.md"
 
 
 def write_card(result: dict[str, Any], folder: Path) -> None:
-    """Write into the folder of a model what it was fine-tuned from and for, and how well it does.
+    """Write the model card of the first seed's model: base model, task, scores and settings.
 
-    `result` is what `fine_tune` returns; the model is that of its first seed.
+    `result` is the dictionary that `fine_tune` returns.
     """
     files.write(folder / CARD, card(result).encode())
 
 
 def card(result: dict[str, Any]) -> str:
-    """Return the Markdown of `write_card`. Paths of the author's machine are cut to their last
-    name."""
-    kept, measures, scale = result["seeds"][0], result["measures"], result["scale"]
-    splits = [name for name in result["mean"] if name in kept]
+    """Return the Markdown of `write_card`. Paths are reduced to their last name."""
+    first, measures, scale = result["seeds"][0], result["measures"], result["scale"]
+    splits = [name for name in result["mean"] if name in first]
     heads = "".join(f" {name} |" for name in measures)
     rows = "\n".join(
         f"| {_short(split)} | {result['examples'][split]:,} |"
-        + "".join(f" {scale * kept[split][key]:.2f} |" for key in measures.values())
+        + "".join(f" {scale * first[split][key]:.2f} |" for key in measures.values())
         for split in splits
     )
-    told = {**result["settings"], "lr": kept["lr"], "best_epoch": kept["best_epoch"]}
+    settings = {**result["settings"], "lr": first["lr"], "best_epoch": first["best_epoch"]}
     options = "\n".join(
-        f"| {name} | {_told(value)} |" for name, value in told.items() if value not in (None, False)
+        f"| {name} | {_setting_cell(value)} |"
+        for name, value in settings.items()
+        if value not in (None, False)
     )
     source, task = Path(result["model"]).name, result["task"]
     seeds = len(result["seeds"])
-    others = f" It is the model of seed {kept['seed']}, one of {seeds}." if seeds > 1 else ""
+    others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
     return f"""---
 library_name: transformers
 pipeline_tag: {PIPELINES.get(task, task)}
@@ -372,10 +374,10 @@ def _uses(task: str) -> str:
 
 
 def _short(split: str) -> str:
-    """Name a split; of `test PATH`, the file alone."""
+    """Return the name of a split; `test PATH` without the folders of the path."""
     what, blank, path = split.partition(" ")
     return f"{what} {Path(path).name}" if blank else what
 
 
-def _told(value: Any) -> str:
+def _setting_cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The task pair: scores two texts in one input, for similarity, paraphrase or relatedness."""
+"""The task pair: scores two texts, read as one input, e.g. by similarity or relatedness."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class Pair:
 
 
 class PairScore(Task):
-    """Scores tables of `text_a`, `text_b` and `score`. The epoch is chosen by Pearson's r.
+    """Scores tables of `text_a`, `text_b` and `score`. The best epoch has the highest Pearson's r.
 
-    Both texts are one input, and the head learns the score by its squared error. Scores are
-    standardised over the training examples, so that no step is spent on their scale, which
-    correlations do not see.
+    Both texts are one input. The head is trained by the squared error of the score, standardised
+    over the training examples.
 
-    columns: names of columns that differ from what they hold, by what they hold.
+    columns: names of columns by role (`text_a`, `score`, ...), if they differ from the role.
     """
 
     name = "pair"
@@ -59,18 +58,19 @@ class PairScore(Task):
         ]
 
     def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raises UserError where all scores of a split are equal: they have no correlation."""
+        """Raises UserError if all scores of a split are equal: they have no correlation."""
         check_scores(splits)
+        # Standardised, so that no step is spent on the scale: correlations do not depend on it.
         scores = np.array([pair.score for pair in splits["train"]])
         self.shift, self.scale = float(scores.mean()), float(scores.std())
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raises UserError also where the model does not give a single score."""
+        """Raises UserError also if the model does not have exactly one output."""
         labels = spec.labels
         if len(labels) != 1:
             raise UserError(
-                f"--model: tells {len(labels)} labels apart, {', '.join(labels)[:200]}; a score is"
-                " one output, as `downstream --task pair --save` trains it"
+                f"--model: has {len(labels)} labels, {', '.join(labels)[:200]}; --task pair needs a"
+                " single output, as `downstream --task pair --save` trains it"
             )
         check_scores(splits)
 
@@ -82,13 +82,13 @@ class PairScore(Task):
         return input_rows(self, tokenizer, texts, self.labels(examples), limit)
 
     def labels(self, examples: Sequence[Pair]) -> list[float]:
-        """Return what a model learns: scores on the scale that `prepare` found."""
+        """Return the scores on the scale that `prepare` found."""
         return [(pair.score - self.shift) / self.scale for pair in examples]
 
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Compute scipy's correlations; both are 0 where all predicted scores are equal."""
+        """Compute scipy's correlations; both are 0 if all predicted scores are equal."""
         from scipy.stats import pearsonr, spearmanr
 
         found = np.asarray(predictions, np.float64).reshape(-1)
@@ -102,12 +102,12 @@ class PairScore(Task):
 
 
 def check_scores(splits: Mapping[str, Sequence[Pair]]) -> None:
-    """UserError where all scores of a split are equal: they have no correlation."""
+    """Raise UserError if all scores of a split are equal: they have no correlation."""
     for name, pairs in splits.items():
         if len({pair.score for pair in pairs}) < 2:
             raise UserError(
                 f"--{name}: every score is {pairs[0].score:g}; "
-                "a correlation needs different ones, add pairs"
+                "a correlation needs different scores, add pairs"
             )
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import AutoModelForQuestionAnswering
 
-from teachonce.downstream.options import check
+from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import Row, is_squad, read_rows
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.support.arrays import Array
@@ -27,8 +27,8 @@ from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer: the characters `begin` to `begin + len(text)` of its context."""
+class GoldAnswer:
+    """A correct answer: the characters `begin` to `begin + len(text)` of its context."""
 
     text: str
     begin: int
@@ -36,23 +36,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its context and the answers that count as right, none where it has no answer."""
+    """A question, its context and its correct answers; none if the context does not answer it."""
 
     question: str
     context: str
-    answers: tuple[Answer, ...]
+    answers: tuple[GoldAnswer, ...]
 
 
 def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
     """Read the questions of a file, at least one.
 
-    A .json file has SQuAD's layout, 1.1 or 2.0, or is an array of rows. Other files have a
-    question in each row: columns `question`, `context` and `answer` (in .jsonl also `answers`:
+    A .json file has SQuAD's layout, 1.1 or 2.0, or is an array of rows. Other files have one
+    question per row: columns `question`, `context` and `answer` (in .jsonl also `answers`:
     {"text": [...], "answer_start": [...]}, or a list of texts or of {"text", "answer_start"}).
-    Without an `answer_start` the answer is where its text stands first. An empty answer says that
-    the context has none.
+    Without `answer_start`, the first occurrence of the text is the answer. An empty answer means
+    that the context has none.
 
-    Raises UserError with the place on any other content, and where an answer is not in its context.
+    Raises UserError with file and line for any other content, and if an answer is not in its
+    context.
     """
     try:
         squad = is_squad(path)
@@ -63,7 +64,7 @@ def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
             raise UserError(f"{path}: SQuAD's layout has no columns; leave their options out")
         questions = list(_squad(path))
     else:
-        questions = [_row(row, columns) for row in read_rows(path)]
+        questions = [_question(row, columns) for row in read_rows(path)]
     if not questions:
         raise UserError(f"{path}: has no questions; give a file in SQuAD's layout")
     return questions
@@ -90,7 +91,7 @@ def _squad(path: Path) -> Iterator[Question]:
         ) from None
 
 
-def _row(row: Row, columns: Mapping[str, str]) -> Question:
+def _question(row: Row, columns: Mapping[str, str]) -> Question:
     context = row.text("context", columns)
     several = "answer" not in columns and "answer" not in row and "answers" in row
     value = row["answers"] if several else row.cell("answer", columns)
@@ -112,30 +113,30 @@ def _row(row: Row, columns: Mapping[str, str]) -> Question:
     return Question(row.text("question", columns), context, answers)
 
 
-def _answers(found: Any, context: str, where: str) -> tuple[Answer, ...]:
-    told = [{"text": answer} if isinstance(answer, str) else answer for answer in found]
+def _answers(found: Any, context: str, where: str) -> tuple[GoldAnswer, ...]:
+    answers = [{"text": answer} if isinstance(answer, str) else answer for answer in found]
     return tuple(
         _answer(answer["text"], answer.get("answer_start"), context, where)
-        for answer in told
+        for answer in answers
         if answer["text"].strip()
     )
 
 
-def _answer(text: str, begin: Any, context: str, where: str) -> Answer:
+def _answer(text: str, begin: Any, context: str, where: str) -> GoldAnswer:
     if begin in (None, ""):
         begin = context.find(text)
         if begin < 0:
             raise UserError(
                 f"{where}: answer {text[:60]!r} is not in its context; "
-                "answers are copied from it letter by letter: mend it, or leave it empty"
+                "answers must be literal parts of the context: correct it, or leave it empty"
             )
     elif not str(begin).isdecimal() or context[int(begin) : int(begin) + len(text)] != text:
         there = context[int(begin) :][: len(text)] if str(begin).isdecimal() else ""
         raise UserError(
-            f"{where}: answer {text[:60]!r} is not at character {begin} of its context, where "
-            f"{there[:60]!r} stands; mend answer_start (characters from 0)"
+            f"{where}: answer {text[:60]!r} is not at character {begin} of its context, which has "
+            f"{there[:60]!r} there; correct answer_start (characters from 0)"
         )
-    return Answer(text, int(begin))
+    return GoldAnswer(text, int(begin))
 
 
 SHORTEST = 32
@@ -146,15 +147,14 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 class QA(Task):
-    """Answers the questions of files that `read_questions` takes. The epoch is chosen by F1.
+    """Answers the questions of a file. The best epoch has the highest F1.
 
-    A context that is too long is read in windows. Each window repeats the last `stride` tokens of
-    the window before, by default a third of a window. A question that takes more than half a window
-    is cut there. Where training has questions without an answer, the model may say that there is
-    none: it does where every window scores the cls token above all spans (Devlin et al. 2019,
-    section 4.3).
+    A long context is split into windows. Each window repeats the last `stride` tokens of the
+    previous window, by default a third of a window. A question is truncated to half a window. If
+    training has questions without an answer, the model may predict none: it does if every window
+    scores the cls token above all spans (Devlin et al. 2019, section 4.3).
 
-    columns: names of columns that differ from what they hold, by what they hold.
+    columns: names of columns by role (`question`, ...), if they differ from the role.
     """
 
     name = "qa"
@@ -164,7 +164,7 @@ class QA(Task):
     max_length: ClassVar[int] = 384
 
     def __init__(self, columns: Mapping[str, str] | None = None, stride: int | None = None) -> None:
-        check("stride", stride)
+        check_option("stride", stride)
         self.columns, self.stride = columns or {}, stride
         self.may_decline = False
 
@@ -175,10 +175,10 @@ class QA(Task):
         return read_questions(path, self.columns)
 
     def prepare(self, splits: Mapping[str, Sequence[Question]]) -> None:
-        """Raises UserError where no training question has an answer."""
+        """Raises UserError if no training question has an answer."""
         answered = {bool(question.answers) for question in splits["train"]}
         if True not in answered:
-            raise UserError("--train: no question has an answer, nothing to learn; add some")
+            raise UserError("--train: no question has an answer; add questions with answers")
         self.may_decline = False in answered
 
     def head(self) -> dict[str, Any]:
@@ -189,18 +189,18 @@ class QA(Task):
     ) -> list[dict[str, Any]]:
         """Make the windows of every question.
 
-        `start_positions` and `end_positions` are the tokens of the first answer, or cls where a
-        window does not hold all of it. `score` needs `example` (the question's number), `cls` (its
-        position) and `spans`, int [S, 2]: the characters of each token, -1 outside of the context.
-        Raises UserError where windows are too short.
+        `start_positions` and `end_positions` are the tokens of the first answer, or cls if the
+        window does not contain all of it. `score` needs `example` (the question's number), `cls`
+        (its position) and `spans`, int [S, 2]: the characters of each token, -1 outside the
+        context. Raises UserError if windows are too short.
         """
         half = limit // 2
         stride = limit // 3 if self.stride is None else self.stride
         if limit < SHORTEST or stride >= half:
             raise UserError(
-                f"--task qa with windows of {limit} tokens and a stride of {stride}: windows take "
-                f"{SHORTEST} tokens or more, strides less than half of them; change --max-length "
-                "or --stride"
+                f"--task qa with windows of {limit} tokens and a stride of {stride}: expected "
+                f"windows of {SHORTEST} tokens or more, and a stride below half of a window; "
+                "change --max-length or --stride"
             )
         return [
             {"example": number, **row}
@@ -211,7 +211,7 @@ class QA(Task):
     def score(
         self, examples: Sequence[Question], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Mean exact match and word F1 over the questions, each against its nearest gold answer."""
+        """Compute the mean exact match and word F1, each question against its best gold answer."""
         starts, ends = predictions[:2]
         windows: dict[int, list[Any]] = defaultdict(list)
         for row, start, end in zip(rows, starts, ends, strict=True):
@@ -257,9 +257,9 @@ def _windows(
 
 
 def _answer_tokens(example: Question, spans: Array) -> tuple[int, int] | None:
-    """Find the first and last token of the answer; None where a window does not hold all of it."""
+    """Return the first and last token of the answer; None if the window lacks a part of it."""
     begins, ends = spans.T
-    read = np.flatnonzero(ends > begins)  # a token of no characters, or outside, covers nothing
+    read = np.flatnonzero(ends > begins)  # tokens outside the context have empty spans
     if not example.answers or not len(read):
         return None
     begin = example.answers[0].begin
@@ -273,8 +273,8 @@ def _answer_tokens(example: Question, spans: Array) -> tuple[int, int] | None:
 def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
     """Choose the span of at most 30 tokens with the largest sum of start and end logit.
 
-    `windows` are (row of `QA.encode`, start logits [S], end logits [S]). The answer is "" where the
-    model `may_decline` and every window scores its cls higher.
+    `windows` are (row of `QA.encode`, start logits [S], end logits [S]). The answer is "" if the
+    model `may_decline` and every window scores its cls token higher.
     """
     best, text, none = -np.inf, "", np.inf
     for row, start, end in windows:
@@ -292,7 +292,7 @@ def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
 
 
 def _allowed(size: int) -> Array:
-    """Tell whether an answer may begin at token i and end at token j, [size, size]."""
+    """Return whether an answer may start at token i and end at token j: bool [size, size]."""
     ahead = np.arange(size)[None, :] - np.arange(size)[:, None]
     return (ahead >= 0) & (ahead < ANSWER_TOKENS)
 
@@ -303,14 +303,14 @@ def normalised(answer: str) -> list[str]:
 
 
 def exact_match(found: str, gold: str) -> float:
-    """Return 1 where the words of both answers are equal, else 0 (Rajpurkar et al. 2016, 6.1)."""
+    """Return 1 if the words of both answers are equal, else 0 (Rajpurkar et al. 2016, 6.1)."""
     return float(normalised(found) == normalised(gold))
 
 
 def word_f1(found: str, gold: str) -> float:
     """Return the harmonic mean of precision and recall of words (Rajpurkar et al. 2016, 6.1).
 
-    Where an answer has no words, it is 1 if the other has none either, else 0.
+    If an answer has no words, F1 is 1 if the other answer has none either, else 0.
     """
     ours, theirs = normalised(found), normalised(gold)
     if not ours or not theirs:

@@ -1,4 +1,4 @@
-"""The task sts: scores the similarity of two texts by the cosine of their embeddings."""
+"""The task sts: scores two texts by the cosine similarity of their embeddings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from teachonce.support.arrays import Floats
 
 
 class BiEncoder(nn.Module):
-    """An encoder that reads two texts apart from each other, and compares their embeddings.
+    """An encoder that embeds two texts separately, and returns their cosine similarity.
 
     The embedding of a text is the mean of its tokens' last hidden states, special ones included
     (Reimers & Gurevych 2019, https://arxiv.org/abs/1908.10084, section 3).
@@ -41,8 +41,8 @@ class BiEncoder(nn.Module):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Give the cosine [B] of the texts of each pair, whose tokens are [B,2,S]. The loss is its
-        squared error from `labels` [B]."""
+        """Return the cosines [B] of pairs whose tokens are [B,2,S]; the loss is the mean squared
+        error to `labels` [B]."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
@@ -55,7 +55,7 @@ class BiEncoder(nn.Module):
         return SequenceClassifierOutput(loss=loss, logits=cosine)
 
     def num_parameters(self, **options: Any) -> int:
-        """Count the parameters of the encoder; there are no others."""
+        """Return the number of parameters: the encoder has all of them."""
         return int(self.encoder.num_parameters(**options))
 
     def save_pretrained(self, folder: Path) -> None:
@@ -64,17 +64,15 @@ class BiEncoder(nn.Module):
 
 
 class SentenceSimilarity(PairScore):
-    """Scores tables of `text_a`, `text_b` and `score` by a bi-encoder. The epoch is chosen by
-    Spearman's rho.
+    """Scores tables of `text_a`, `text_b` and `score` with a bi-encoder. The best epoch has the
+    highest Spearman's rho.
 
-    The cosine of both texts learns the score by its squared error. Scores are stretched so that the
-    lowest one of training is 0 and the highest 1. As there is no head, every encoder can be scored
-    as it is.
+    The cosine is trained by the squared error to the score, scaled to 0 for the lowest and 1 for
+    the highest training score. There is no head, so that every encoder can be scored without
+    training. A folder of sentence-transformers is then scored with its own modules; fine-tuning
+    loads only its transformer.
 
-    A folder of sentence-transformers is scored as it is by its own modules; fine-tuning reads its
-    transformer alone, as of any encoder.
-
-    columns: names of columns that differ from what they hold, by what they hold.
+    columns: names of columns by role (`text_a`, `score`, ...), if they differ from the role.
     """
 
     name = "sts"
@@ -96,9 +94,10 @@ class SentenceSimilarity(PairScore):
     def predict_own(
         self, model: str, splits: Mapping[str, Sequence[Pair]], max_length: int | None
     ) -> Mapping[str, Any] | None:
-        """Compare the vectors of a sentence-transformers folder, by its modules and default prompt.
+        """Compare the vectors of a sentence-transformers folder, with its modules and default
+        prompt.
 
-        Raises UserError also where scores of a split are all equal.
+        Raises UserError also if all scores of a split are equal.
         """
         if not has_modules(model):
             return None
@@ -110,7 +109,7 @@ class SentenceSimilarity(PairScore):
         return found
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
-        """Make rows whose inputs are those of both texts, each of at most `limit` tokens."""
+        """Make rows with the inputs of both texts, each truncated to `limit` tokens."""
         texts = [text for pair in examples for text in (pair.text_a, pair.text_b)]
         encoded = encode_cut(self, tokenizer, [texts], limit)
         labels = self.labels(examples)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from teachonce.downstream.options import check
+from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.downstream.tasks.word_windows import first_of, word_windows
@@ -37,7 +37,7 @@ from teachonce.teacher_dump.corpus.tagged_files import tagged_layout, tagged_sen
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, equally many and at least one; `lines` of `file` hold them."""
+    """Words and one tag for each, at least one word, from the `lines` of `file`."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -45,7 +45,7 @@ class Sentence:
     lines: tuple[int, ...] = field(default=(), compare=False)
 
     def where(self, number: int) -> str:
-        """Return the place of the word of this number, for errors."""
+        """Return the file and line of a word, for errors."""
         if not self.lines:
             return f"tags {self.file}, word {number + 1}"
         return f"tags {self.file}, line {self.lines[number]}"
@@ -55,24 +55,24 @@ TAG_COLUMNS = {
     "ner": ("ner_tags", "tags", "labels", "label", "entities", "spans", "annotations"),
     "pos": ("pos_tags", "upos", "tags", "labels", "label"),
 }
-"""Names of the column of tags, of which a table has one, by task."""
+"""Default names of the column of tags, by task; a table has one of them."""
 WORD_COLUMNS = ("tokens", "words", "text", "data.text")
-"""Names of the column of words, or of texts whose spans have names."""
+"""Default names of the column of words, or of texts with labelled spans."""
 
 
 def read_table(
     path: Path, columns: Mapping[str, str], tag_columns: Sequence[str]
 ) -> list[Sentence]:
-    """Read a table of lists of words and of tags, or of texts and spans, as teacher-dump does.
+    """Read a table of lists of words and tags, or of texts and spans, as teacher-dump does.
 
-    columns: the column of words (`text`) and of tags (`label`), where they have other names.
+    columns: names of the columns of words (`text`) and tags (`label`), if not the default names.
     Raises UserError with file and row for a row without tags, and for a word without a tag.
     """
     sentences = []
     for number, row in enumerate(read_rows(path), 1):
         words = columns.get("text") or next((n for n in WORD_COLUMNS if has_cell(row, n)), "tokens")
         tags = columns.get("label") or next((n for n in tag_columns if has_cell(row, n)), "tags")
-        row.cell("text", {"text": words})  # raises where there is none
+        row.cell("text", {"text": words})  # raises UserError if there is no such column
         row.cell("label", {"label": tags})
         found = labelled_row(row, [words], tags, number, row.where)
         every = found.gold.tags if found.gold else ()
@@ -81,7 +81,7 @@ def read_table(
             continue
         if not every or (isinstance(cell, list) and len(cell) != len(every)):
             raise UserError(
-                f"{row.where}: expected a tag of every word, got {cell_of(row, tags)!r:.60};"
+                f"{row.where}: expected a tag for every word, got {cell_of(row, tags)!r:.60};"
                 " mend the row or take it out"
             )
         texts = tuple(found.text[begin:end] for begin, end, _ in every)
@@ -92,12 +92,12 @@ def read_table(
 
 
 def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
-    """Read words and tags, a blank line behind every sentence, as teacher-dump does.
+    """Read words and tags, with a blank line after every sentence, as teacher-dump does.
 
-    Of several columns, `parts_of_speech` are in the second, and the tags of entities in the last.
+    If there are several columns, parts of speech are in the second, tags of entities in the last.
 
-    Raises UserError with the line's number for any other line, and for a word without a tag, which
-    teacher-dump takes; also where the file is missing, empty or not UTF-8.
+    Raises UserError with file and line for any other line, and for a word without a tag (which
+    teacher-dump accepts); also if the file is missing, empty or not UTF-8.
     """
     sentences = []
     try:
@@ -116,9 +116,9 @@ def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
     texts = sum(" " in word for word in every)
     if texts > len(every) / 2:
         raise UserError(
-            f"tags {path}: {texts} of {len(every)} words have blanks in them, as whole texts have;"
-            " give word<TAB>tag lines with a blank line between sentences, or for texts with labels"
-            " --task classify"
+            f"tags {path}: {texts} of {len(every)} words contain blanks, like whole texts; give"
+            " word<TAB>tag lines with a blank line between sentences, or use --task classify for"
+            " texts with labels"
         )
     if not sentences:
         raise UserError(f"tags {path}: has no sentence; give word<TAB>tag lines")
@@ -126,15 +126,15 @@ def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
 
 
 LATER = "X"
-"""Label of a word's pieces after its first, as in the code of Mukherjee & Awadallah 2020
+"""The label of a word's pieces after the first, as in the code of Mukherjee & Awadallah 2020
 (sequence_process in preprocessing.py of microsoft/xtreme-distil-transformers)."""
 
 
 class Tagging(LabelTask):
-    """Tags the words of word<TAB>tag files.
+    """Tags the words of word<TAB>tag files and of tables.
 
-    `labels` are the tags of words and, unless it is None, `later`: the label of a word's pieces
-    after its first. Where `later` is None, these pieces take no part in the loss.
+    `later` is the label of a word's pieces after the first; if it is None, these pieces have no
+    label and are not part of the loss. `labels` are the tags of words and `later`.
     """
 
     model_class = AutoModelForTokenClassification
@@ -155,7 +155,7 @@ class Tagging(LabelTask):
         if is_table(path) and suffix_of(path) not in (".tsv", ".csv"):
             return read_table(path, self.columns, TAG_COLUMNS[self.name])
         if self.columns:
-            raise UserError(f"{path}: words and tags have no columns with names; leave them out")
+            raise UserError(f"{path}: has no column names; leave --text-column, --label-column out")
         parts = self.name == "pos"
         found = read_tagged(path, parts)
         if note := tagged_layout(path, parts).note():
@@ -181,7 +181,8 @@ class Tagging(LabelTask):
         super().adopt(spec, splits)
 
     def head(self) -> dict[str, Any]:
-        """Tell `later_label` even where it is None, for the checkpoint may have had one."""
+        """Return the head's config, with `later_label`."""
+        # also if it is None: the checkpoint's config may have another
         return super().head() | {"later_label": self.later}
 
     def encode(
@@ -194,14 +195,14 @@ class Tagging(LabelTask):
         if several:
             self.note(
                 f"{counted(len(several), 'sentence')} of {len(examples):,} have more than {limit}"
-                " tokens: read in windows that overlap, every word once"
+                " tokens: split into overlapping windows, each word is scored once"
             )
         return rows
 
-    def words(
+    def tags_of_words(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> tuple[list[list[str]], list[list[str]]]:
-        """Return gold and predicted tags; see `word_tags`."""
+        """Return gold and predicted tags of every word; see `word_tags`."""
         return word_tags(examples, rows, predictions, self.labels, self.later)
 
     def collator(self, tokenizer: Any) -> Any:
@@ -209,7 +210,7 @@ class Tagging(LabelTask):
 
 
 class PartsOfSpeech(Tagging):
-    """Tags of any kind. The epoch is chosen by macro F1 over the tags that occur in the split."""
+    """Assigns tags of any kind. The best epoch has the highest macro F1 over the split's tags."""
 
     name = "pos"
     measures = {"macro F1": "macro_f1", "accuracy": "accuracy"}
@@ -220,17 +221,17 @@ class PartsOfSpeech(Tagging):
     ) -> dict[str, float]:
         from sklearn.metrics import f1_score
 
-        gold, found = self.words(examples, rows, predictions)
+        gold, found = self.tags_of_words(examples, rows, predictions)
         flat, guessed = list(chain(*gold)), list(chain(*found))
         macro = f1_score(flat, guessed, labels=sorted(set(flat)), average="macro", zero_division=0)
         return {"macro_f1": float(macro), "accuracy": _accuracy(gold, found)}
 
 
 class Entities(Tagging):
-    """IOB tags. The epoch is chosen by F1 over whole entities, as seqeval counts them.
+    """Assigns IOB tags. The best epoch has the highest F1 over whole entities, by seqeval.
 
-    pieces: "first" teaches a model the first piece of a word alone, "all" also the pieces after it,
-    as `LATER`. A model that is scored as it is says itself which it was taught.
+    pieces: "first" labels only the first piece of a word; "all" labels the others `LATER`. A model
+    that is scored without training has this in its config.
     """
 
     name = "ner"
@@ -244,14 +245,14 @@ class Entities(Tagging):
         columns: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(unseen_labels, columns)
-        check("pieces", pieces)
+        check_option("pieces", pieces)
         self.later = LATER if pieces == "all" else None
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "pieces": "first" if self.later is None else "all"}
 
     def read(self, path: Path) -> list[Sentence]:
-        """Read sentences, and convert tags of another scheme to IOB2. Raises as `Tagging.read`."""
+        """Read sentences and convert tags of another scheme to IOB2. Raises as `Tagging.read`."""
         found = super().read(path)
         tags = [sentence.tags for sentence in found]
         scheme = scheme_of(chain(*tags), steps_of(tags))
@@ -261,12 +262,12 @@ class Entities(Tagging):
         return [replace(each, tags=tuple(converted(each.tags, "IOB2"))) for each in found]
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError also on tags that are not IOB."""
+        """Raises UserError also for tags that are not IOB."""
         _check_iob(splits)
         super().prepare(splits)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError also on tags that are not IOB."""
+        """Raises UserError also for tags that are not IOB."""
         for label in spec.labels:
             if label != spec.later_label:
                 check_tag(label, "--model")
@@ -279,7 +280,7 @@ class Entities(Tagging):
         """Compute F1 over all entities, its mean over the kinds of entities, and the accuracy."""
         from seqeval.metrics import f1_score
 
-        gold, found = self.words(examples, rows, predictions)
+        gold, found = self.tags_of_words(examples, rows, predictions)
         return {
             "entity_f1": float(f1_score(gold, found, zero_division=0)),
             "macro_f1": float(f1_score(gold, found, average="macro", zero_division=0)),
@@ -302,12 +303,12 @@ def encode(
     limit: int,
     later: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Make model inputs with `labels`, the numbers of tags, and `first`, positions of first pieces.
+    """Make model inputs with `labels` (numbers of tags) and `first` (positions of first pieces).
 
-    A label is the tag at the first piece of each word, `later` at its other pieces, and -100
-    elsewhere and for what is not in `labels`. A word without a piece has position -1. A sentence,
-    whose number is `example`, has several inputs if it is longer than `limit` tokens; each of its
-    words has label and position in one of them.
+    The first piece of a word has the number of its tag, its other pieces the number of `later`.
+    Other tokens, and tags not in `labels`, have -100. A word without a piece has position -1.
+    A sentence of more than `limit` tokens gives several inputs, and each of its words has label and
+    position in one of them; `example` is the number of the sentence.
     """
     number: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = []
@@ -342,10 +343,9 @@ def word_tags(
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
 
-    A word without a piece (of blanks) has the prediction "O". A word whose first piece
-    is taken for a `later` one goes on with the entity before it, as such pieces do in the
-    evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py): I-PER after B-PER or
-    I-PER, "O" where there is none.
+    A word without a piece (only blanks) has the prediction "O". A word whose prediction is `later`
+    continues the entity before it: I-PER after B-PER or I-PER, "O" without an entity. So does the
+    evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py).
     """
     best = logits.argmax(-1)
     gold = [list(sentence.tags) for sentence in sentences]
@@ -354,12 +354,12 @@ def word_tags(
         tags = found[row["example"]]
         for position in row["first"]:
             label = labels[best[number, position]] if position >= 0 else OUTSIDE
-            tags.append(_going_on(tags) if label == later else label)
+            tags.append(_continued(tags) if label == later else label)
     return gold, found
 
 
-def _going_on(tags: Sequence[str]) -> str:
-    """Return the tag of a word that belongs to the word before it."""
+def _continued(tags: Sequence[str]) -> str:
+    """Return the tag that continues the last of `tags`: I-X after B-X or I-X, else "O"."""
     before = tags[-1] if tags else OUTSIDE
     return f"{OTHER}{before[2:]}" if before.startswith((FIRST, OTHER)) else OUTSIDE
 

@@ -1,4 +1,4 @@
-"""What a task that a checkpoint is fine-tuned and scored for must say: class `Task`."""
+"""The interface of tasks that a checkpoint is fine-tuned and scored for: class `Task`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from transformers import DataCollatorWithPadding
 
 from teachonce.checkpoints.loading import load_with_fresh_head, load_with_own_head
 from teachonce.checkpoints.names import ResolvedModel
-from teachonce.downstream.options import check
+from teachonce.downstream.options import check_option
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, suggest
 from teachonce.teacher_dump.corpus.tag_schemes import NO_LABEL
 
 IGNORED = -100
-"""The label that the losses of transformers leave out."""
+"""The label that the losses of transformers ignore."""
 
 
 class Task(ABC):
-    """Reads the files of a task, makes inputs of examples and scores predictions.
+    """Reads the files of a task, makes model inputs and scores predictions.
 
     `fine_tune` calls `read` for each file, `prepare` with all of them, and for each seed
-    `load_fresh`, `sample`, `encode` and, after training, `score`. `score_as_is`, for a model that
-    has its head, calls `read`, `predict_own`, `load_own`, `adopt`, `encode` and `score`.
+    `load_fresh`, `sample`, `encode` and, after training, `score`. `score_as_is` calls `read`,
+    `predict_own`, `load_own`, `adopt`, `encode` and `score`.
     """
 
     name: str
     model_class: Any
     """An AutoModelFor... of transformers."""
     measures: Mapping[str, str]
-    """Keys of the figures of a score, by what to call them. Larger is better, 1 the best."""
+    """Keys of a score's figures by heading. Larger is better, 1 is best."""
     primary: str
-    """Key of the measure that chooses the epoch."""
+    """The key of the figure that chooses the epoch."""
     max_length: ClassVar[int] = 128
 
     def note(self, line: str) -> None:
@@ -43,12 +43,12 @@ class Task(ABC):
         self.__dict__.setdefault("_notes", []).append(line)
 
     def take_notes(self) -> list[str]:
-        """Return, once, the lines on how `read` and `encode` took what they were given."""
+        """Return the notes of `read` and `encode` on conversions and truncation, and clear them."""
         notes: list[str] = self.__dict__.pop("_notes", [])
         return notes
 
     def options(self) -> dict[str, Any]:
-        """Return the settings that belong to the task alone, for scores.json."""
+        """Return the task's own settings, for scores.json."""
         return {}
 
     @abstractmethod
@@ -57,18 +57,18 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Learn from `train` what the head needs. Raises UserError where splits do not fit."""
+        """Derive the head's labels or scale from `train`. Raises UserError if splits do not fit."""
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Learn from the head of a model, whose outputs `spec` names.
+        """Take labels from the head of a model, which `spec` describes.
 
-        Raises UserError where head and splits do not fit; of a task without this method, always.
+        Raises UserError if head and splits do not fit, and if the task does not override it.
         """
         raise UserError(f"--task {self.name}: its models cannot be scored as they are; fine-tune")
 
     @abstractmethod
     def head(self) -> dict[str, Any]:
-        """Return what the model's config must say: number of outputs, names of labels."""
+        """Return the config of the head: number of outputs, names of labels."""
 
     def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
         """Load tokenizer and network with a new head. Raises as `load_with_fresh_head` does."""
@@ -81,19 +81,19 @@ class Task(ABC):
     def predict_own(
         self, model: str, splits: Mapping[str, Sequence[Any]], max_length: int | None
     ) -> Mapping[str, Any] | None:
-        """Predict the examples of each split by what the model's folder itself says of the task.
+        """Predict the examples of each split with the modules in the model's folder.
 
-        None, as by default, where it says nothing: then `load_own` loads its head.
+        Returns None, the default, if the folder has none; `load_own` then loads the head.
         """
         return None
 
     def sample(self, train: Sequence[Any], seed: int) -> Sequence[Any]:
-        """Choose the training examples of one seed, by default all."""
+        """Choose the training examples of a seed; all by default."""
         return train
 
     @abstractmethod
     def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:
-        """Make model inputs of at most `limit` tokens, with labels and whatever `score` needs.
+        """Make model inputs of at most `limit` tokens, with labels and the fields `score` needs.
 
         An example may become several rows.
         """
@@ -102,7 +102,7 @@ class Task(ABC):
     def score(
         self, examples: Sequence[Any], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Compute each of `measures` from what the Trainer predicts for the rows."""
+        """Compute each of `measures` from the Trainer's predictions for the rows."""
 
     def collator(self, tokenizer: Any) -> Any:
         """Return the collator that makes batches of rows."""
@@ -110,17 +110,16 @@ class Task(ABC):
 
 
 class LabelTask(Task):
-    """A task whose outputs are labels, of a text or of its words.
+    """A task whose outputs are labels of a text or of its words.
 
-    unseen_labels: what to do with a label that the model cannot predict, because training (or the
-    head of a model that is scored as it is) does not have it. "refuse" raises UserError, "count"
-    takes it for a wrong prediction.
+    unseen_labels: handling of labels that are missing in training, or in the head of a model that
+    is scored without training. "refuse" raises UserError, "count" counts them as errors.
     """
 
     what = "label"
 
     def __init__(self, unseen_labels: str = "refuse") -> None:
-        check("unseen_labels", unseen_labels)
+        check_option("unseen_labels", unseen_labels)
         self.unseen_labels = unseen_labels
         self.labels: list[str] = []
 
@@ -133,22 +132,22 @@ class LabelTask(Task):
 
     @abstractmethod
     def where(self, example: Any, number: int) -> str:
-        """Tell where the gold label of this number stands, for errors."""
+        """Return the file and line of a gold label, for errors."""
 
-    def known(self) -> Sequence[str]:
-        """Return those of `labels` that an example may have."""
+    def gold_labels(self) -> Sequence[str]:
+        """Return the `labels` that an example may have."""
         return self.labels
 
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Take the labels of `train`. Raises UserError where another split has more, and for
-        numbers that mean no label."""
+        """Take the labels of `train`. Raises UserError if another split has further labels, and
+        for numbers that mean "no label"."""
         known = {label for example in splits["train"] for label in self.labels_of(example)}
         self.labels = sorted(known)
         self._check_numbers(splits)
         self._check(splits, "does not occur in training", "train on examples of it")
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Take the labels of the model. Raises UserError where a split has others."""
+        """Take the labels of the model. Raises UserError if a split has other labels."""
         self.labels = list(spec.labels)
         self._check(splits, "is unknown to the model", "name it as the model does")
 
@@ -159,21 +158,21 @@ class LabelTask(Task):
             for number, label in enumerate(self.labels_of(example)):
                 if label.removesuffix(".0") in none:
                     raise UserError(
-                        f"{self.where(example, number)}: {self.what} {label} means no label, where"
+                        f"{self.where(example, number)}: {self.what} {label} means no label if"
                         " labels are numbers; take it out, or give the class a name"
                     )
 
     def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:
         if self.unseen_labels == "count":
             return
-        known = self.known()
+        known = self.gold_labels()
         for example in (example for examples in splits.values() for example in examples):
             for number, label in enumerate(self.labels_of(example)):
                 if label not in known:
                     raise UserError(
                         f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
                         f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, take it out,"
-                        " or score it as an error with --unseen-labels count"
+                        " or count it as an error with --unseen-labels count"
                     )
 
     def head(self) -> dict[str, Any]:
@@ -186,10 +185,9 @@ class LabelTask(Task):
 
 
 def encode_cut(task: Task, tokenizer: Any, texts: Sequence[Sequence[str]], limit: int) -> Any:
-    """Encode texts, or pairs of them, of which none is longer than `limit` tokens after it was cut.
-    A note of `task` says how many were cut.
+    """Encode texts or pairs, truncated to `limit` tokens; add a note of their number to `task`.
 
-    texts: the first text of each example, and for pairs also the second one of each.
+    texts: the first text of each example and, for pairs, the second text of each.
     """
     encoded = tokenizer(*map(list, texts), truncation=True, max_length=limit)
     cut = sum(bool(each.overflowing) for each in encoded.encodings or ())
@@ -207,9 +205,8 @@ def input_rows(
     labels: Sequence[Any],
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Make an input of each example, of one text or of two; one that is too long is cut where its
-    longer text ends. A note of `task` says how many were cut.
-    """
+    """Make the input of each text or pair. Inputs that are too long are truncated at the end of
+    the longer text; a note of `task` has their number."""
     encoded = encode_cut(task, tokenizer, list(zip(*texts, strict=True)), limit)
     columns = {**encoded, "labels": labels}
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

@@ -1,4 +1,4 @@
-"""Words as tokens: which tokens are whose, and windows of sentences that are too long."""
+"""Tokenizes sentences of words: the tokens of each word, and windows of long sentences."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 OVERLAP = 3
-"""Two windows share a third of their tokens, as in the task qa."""
+"""Neighbouring windows share a third of their tokens, as in the task qa."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordWindow:
-    """A stretch of a sentence. `words` are the numbers of its words, `own` of those whose tags are
-    taken from here: the others are in the middle of the window next to it. `pieces` are the
-    positions in `ids` of each of `words`."""
+    """A window of a sentence.
+
+    words: the numbers of its words.
+    own: the words whose tags are taken from this window; the other words have more context in a
+    neighbouring window.
+    pieces: for each of `words`, the positions of its tokens in `ids`.
+    """
 
     words: range
     own: range
@@ -23,9 +27,9 @@ class WordWindow:
 
 
 def word_windows(tokenizer: Any, words: Sequence[str], limit: int) -> Iterator[WordWindow]:
-    """Yield the windows of a sentence, of at most `limit` tokens each; one if all of it fits.
+    """Yield the windows of a sentence, at most `limit` tokens each; one window if all of it fits.
 
-    A word that alone has more tokens is cut.
+    A word with more tokens is truncated.
     """
     ids, pieces = word_pieces(tokenizer, words, None)
     if len(ids) <= limit:
@@ -35,7 +39,7 @@ def word_windows(tokenizer: Any, words: Sequence[str], limit: int) -> Iterator[W
     sizes, begin, first = [len(run) for run in pieces], 0, 0
     while begin < len(words):
         end = _stop(sizes, begin, room)
-        # tokens of a stretch may differ from its tokens in the sentence
+        # A word may have other tokens at the start of a window than inside the sentence.
         while end - begin > 1 and len(word_pieces(tokenizer, words[begin:end], None)[0]) > limit:
             end -= 1
         following = end
@@ -51,7 +55,7 @@ def word_windows(tokenizer: Any, words: Sequence[str], limit: int) -> Iterator[W
 
 
 def _stop(sizes: Sequence[int], begin: int, room: int) -> int:
-    """Return the word behind the last that fits, at least one."""
+    """Return the end of the longest run of words from `begin` that fits, at least one word."""
     end, used = begin + 1, sizes[begin]
     while end < len(sizes) and used + sizes[end] <= room:
         used += sizes[end]
@@ -60,25 +64,24 @@ def _stop(sizes: Sequence[int], begin: int, room: int) -> int:
 
 
 def first_of(pieces: Sequence[range]) -> list[int]:
-    """Return where each run begins, -1 for an empty one."""
+    """Return the start of each run, -1 for an empty run."""
     return [run.start if run else -1 for run in pieces]
 
 
 def word_pieces(
     tokenizer: Any, words: Sequence[str], max_length: int | None
 ) -> tuple[list[int], list[range]]:
-    """Return token ids of the words joined by blanks, and the positions of each word's pieces.
+    """Return the token ids of the words, joined by blanks, and the positions of each word's pieces.
 
-    Words behind `max_length` tokens have none; None for all tokens.
-
-    Positions come from character offsets, not from `is_split_into_words`, because byte-level
-    tokenizers treat words given apart as if no blank preceded them.
+    Words after `max_length` tokens have no pieces; None for no limit.
     """
+    # By offsets and not by `is_split_into_words`: with it, byte-level tokenizers tokenize a word as
+    # if no blank preceded it.
     encoded = tokenizer(
         " ".join(words),
         truncation=max_length is not None,
         max_length=max_length,
-        verbose=False,  # a sentence may be longer than the model takes
+        verbose=False,  # a warning of long sentences would be wrong: windows follow
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
     )

@@ -117,7 +117,7 @@ def test_documents_by_another_model(
     assert both["mean"]["test"] != own
     wide = tiny_teacher("electra")
     line = refused(*words, "--out", tmp_path / "no", "--documents-by", wide)
-    assert "vectors are 32 wide" in line and "projection" in line
+    assert "vectors have 32 numbers" in line and "projection" in line
     assert not (tmp_path / "no").exists()
 
 
@@ -128,7 +128,7 @@ def test_an_answer_that_is_not_in_the_corpus_is_told(folder: Path, tmp_path: Pat
         file.write("q0\tlost\t1\nq0\tgone\t0\n")
     result = run(*words, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    told = "small: 1 documents that answer are not in the corpus, such as 'lost'"
+    told = "small: 1 relevant documents are not in the corpus, such as 'lost'"
     assert told in result.output.replace("\n", " ")
 
 
@@ -202,11 +202,9 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
     assert "cannot be read" in told(lambda made: (made / "queries.jsonl").unlink())
     assert "cannot be read" in told(lambda made: (made / "corpus.jsonl").unlink())
     twice = [{"_id": "a", "text": "x"}] * 2
-    assert "line 2: the id 'a' is there twice" in told(
-        lambda made: write(made / "corpus.jsonl", twice)
-    )
+    assert "line 2: duplicate id 'a'" in told(lambda made: write(made / "corpus.jsonl", twice))
     assert "expected an _id" in told(lambda made: write(made / "queries.jsonl", [{"text": "x"}]))
-    assert "expected a query as text" in told(
+    assert "expected text in `text`" in told(
         lambda made: write(made / "queries.jsonl", [{"_id": "q0", "text": " "}])
     )
     assert "no query of queries.jsonl has a document" in told(

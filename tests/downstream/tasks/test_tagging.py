@@ -292,7 +292,7 @@ def test_words_and_tags_of_tables(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"words": ["Bo"], "y": ["B-PER"]}\n')
     assert renamed.read(tmp_path / "b.jsonl") == [Sentence(("Bo",), ("B-PER",))]
     for content, told in (
-        ('{"tokens": ["a", "b"], "tags": ["O", null]}', "expected a tag of every word"),
+        ('{"tokens": ["a", "b"], "tags": ["O", null]}', "expected a tag for every word"),
         ('{"tokens": ["a", "b"], "tags": ["O"]}', "expected a tag for each of 2 words"),
         ('{"tokens": ["a"]}', "no column 'tags'"),
         ('{"word": "a"}', "no column 'tokens'"),
@@ -302,7 +302,7 @@ def test_words_and_tags_of_tables(tmp_path: Path) -> None:
             Entities().read(tmp_path / "b.jsonl")
     path = tmp_path / "a.tsv"
     path.write_text("a\tO\n")
-    with pytest.raises(UserError, match="have no columns with names"):
+    with pytest.raises(UserError, match="has no column names"):
         renamed.read(path)
 
 

@@ -18,7 +18,14 @@ from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.classify import Classify, Labelled
 from teachonce.downstream.tasks.fine_tune import fine_tune
 from teachonce.downstream.tasks.pair import Pair, PairScore
-from teachonce.downstream.tasks.qa import QA, Answer, Question, best_answer, exact_match, word_f1
+from teachonce.downstream.tasks.qa import (
+    QA,
+    GoldAnswer,
+    Question,
+    best_answer,
+    exact_match,
+    word_f1,
+)
 from teachonce.downstream.tasks.task_interface import IGNORED, Task
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
@@ -221,7 +228,7 @@ def test_the_gold_tokens_of_a_window_give_the_answer(
     places = (context.index("lighthouse"), context.index("1887"), context.index("clock in the"))
     texts = ("lighthouse", "1887", "clock in the tower")
     questions = [
-        Question("Where? " * repeated, context, (Answer(text, begin),))
+        Question("Where? " * repeated, context, (GoldAnswer(text, begin),))
         for text, begin, repeated in zip(texts, places, (1, 2, 90), strict=True)
     ]
     task = QA()

@@ -1,6 +1,6 @@
-"""The parameters of `downstream`, and what can be checked before torch is imported.
+"""The parameters of `downstream`, and the checks that need no torch.
 
-`student-sweep` checks its tables of tasks here, in a process of its own.
+`student-sweep` checks its tables of tasks here, in a process of its own: it must not import torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from teachonce.downstream.options import (
     PREFIX,
     TASKS,
     TRAINED,
-    Asked,
-    as_paths,
+    DownstreamOptions,
+    read_paths,
 )
 from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
@@ -68,33 +68,33 @@ GROUPS = {
 
 
 def parameters() -> list[click.Parameter]:
-    """Every option of `Asked` for the command, and RUN."""
+    """Return the parameters of the command: the options of `DownstreamOptions`, and RUN."""
     found: list[click.Parameter] = []
     for name in OPTIONS:
         if name != "runs":
-            plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is as_paths else {}
+            plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is read_paths else {}
             if name == "task":
                 plural = {"metavar": "[" + "|".join(TASKS).replace(MTEB, f"{MTEB}:NAME") + "]"}
-            found.append(click_option(Asked, name, help=_help(name), **plural))
+            found.append(click_option(DownstreamOptions, name, help=_help(name), **plural))
     runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
     return [*found, runs]
 
 
 def _help(name: str) -> str:
-    """Which tasks take it (unless every training does), what it is, default and range."""
+    """Return the help of an option: its tasks (unless all trainings take it), default and range."""
     about = OPTIONS[name]
     tasks = [task for task in TASKS if task in about.scope]
     if set(FINE_TUNED) <= set(tasks):
         tasks = ["fine-tuning", *(task for task in tasks if task not in FINE_TUNED)]
-    told = "" if set(TRAINED) <= about.scope else f"{', '.join(tasks)}: "
+    prefix = "" if set(TRAINED) <= about.scope else f"{', '.join(tasks)}: "
     default = about.default_text or _default(name)
     extra = [f"default: {default}"] if default else []
     extra += [about.within.expected] if about.within else []
-    return f"{told}{about.help}" + (f"  [{'; '.join(extra)}]" if extra else "")
+    return f"{prefix}{about.help}" + (f"  [{'; '.join(extra)}]" if extra else "")
 
 
 def _default(name: str) -> str:
-    """What the kinds of work take where nothing is given."""
+    """Return the defaults of the kinds of tasks, as text."""
     kinds: dict[Any, list[str]] = {}
     for kind, settings in KINDS.items():
         default = default_of(settings, name) if name in options_of(settings) else None
@@ -112,23 +112,24 @@ def _number(value: Any) -> str:
 HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
 
 
-def refuse_early(asked: Asked, models: Sequence[str] | None) -> None:
-    """Raise UserError for a task without the files that it needs, for files and folders that are
-    not there, for a model from scratch that has no such size or vocabulary, and for a tracker or
-    library that is not installed.
+def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> None:
+    """Check the files, models and libraries of a task, without loading any of them.
 
-    `models` are those to look at in place of the task's, None for these.
+    models: models to check in place of `options.model`; None for `options.model`.
+
+    Raises UserError for missing files, folders, trackers and libraries, and for a model from
+    scratch with an invalid size or vocabulary.
     """
-    check_installed(asked.log)
-    if asked.optimizer:
-        check_optimizer(asked.optimizer)
-    if asked.kind == MTEB:
-        check_library("mteb", "mteb", f"--task {asked.task}")
-    if asked.task in FINE_TUNED and not asked.as_is and asked.dev is None:
-        raise UserError(f"--task {asked.task} needs --dev: the best epoch is chosen on it")
-    if asked.task == "speed" and asked.text_column and not asked.test:
+    check_installed(options.log)
+    if options.optimizer:
+        check_optimizer(options.optimizer)
+    if options.kind == MTEB:
+        check_library("mteb", "mteb", f"--task {options.task}")
+    if options.task in FINE_TUNED and not options.as_is and options.dev is None:
+        raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
+    if options.task == "speed" and options.text_column and not options.test:
         raise UserError("--text-column needs --test, the file that has the column")
-    for path in (*asked.train, asked.dev, *asked.test, asked.candidates):
+    for path in (*options.train, options.dev, *options.test, options.candidates):
         if path is not None and not path.exists():
             if str(path).startswith("hf:"):
                 raise UserError(
@@ -136,16 +137,16 @@ def refuse_early(asked: Asked, models: Sequence[str] | None) -> None:
                     " load_dataset(NAME, split=SPLIT).save_to_disk(FOLDER), and give the folder"
                 )
             raise UserError(f"{path}: cannot be read: No such file or directory; check the path")
-    others = filter(None, (asked.teacher, asked.documents_by, asked.candidates_by))
-    names = asked.model if models is None else models
-    if asked.vocab and not any(name.startswith(PREFIX) for name in names):
+    others = filter(None, (options.teacher, options.documents_by, options.candidates_by))
+    names = options.model if models is None else models
+    if options.vocab and not any(name.startswith(PREFIX) for name in names):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     for name in (*names, *others):
-        if asked.task == "mlm" and name.startswith(PREFIX):
+        if options.task == "mlm" and name.startswith(PREFIX):
             parse_student(name.removeprefix(PREFIX), OPTION, KIND)
-            _check_vocabulary(asked.vocab)
+            _check_vocabulary(options.vocab)
         else:
-            _check_model(asked, name)
+            _check_model(options, name)
 
 
 def _check_vocabulary(word: str | None) -> None:
@@ -155,53 +156,52 @@ def _check_vocabulary(word: str | None) -> None:
         raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
-def _check_model(asked: Asked, name: str) -> None:
-    """Raise UserError for a model that is not there, and for one that is scored as it is and has no
-    head for that, as far as its config.json tells."""
+def _check_model(options: DownstreamOptions, name: str) -> None:
+    """Raise UserError for a missing model, and for a model that is scored as it is if its
+    config.json declares no head for the task."""
     model = resolve_vectors(name)
     if is_sentence_folder(Path(model.path_or_id)):
         return
-    if asked.as_is and asked.task in HEADS:
-        check_declared(model, config_of(model), HEADS[asked.task])
+    if options.as_is and options.task in HEADS:
+        check_declared(model, config_of(model), HEADS[options.task])
 
 
 OF_SWEEP = ("model", "out", "json", "runs")
-"""Options that a sweep gives itself."""
+"""Options that a sweep sets itself."""
 STUDENT = "a student that is not trained yet"
 
 
-def asked_of(words: Mapping[str, Any]) -> Asked:
-    """Make what was asked of what click has read. Raises UserError for words that do not fit
-    together."""
+def read_options(words: Mapping[str, Any]) -> DownstreamOptions:
+    """Make the options from the values that click parsed. Raises UserError for contradictions."""
     given = {name: value for name, value in words.items() if value not in (None, ())}
-    return Asked(**read_words(Asked, given))
+    return DownstreamOptions(**read_words(DownstreamOptions, given))
 
 
-def check(asked: Asked, models: Sequence[str] | None = None) -> None:
-    """Raise UserError for files and models that cannot serve the task, as far as they tell early.
-    `models` are those to look at, None for all that were asked for."""
-    if len(asked.test) > 1:
+def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) -> None:
+    """Raise UserError as `check_inputs` does, for tables that lack a column of the task, and for a
+    --test file that is given twice."""
+    if len(options.test) > 1:
         from teachonce.downstream import score_tables
 
-        score_tables.splits_to_test(asked.test)  # refuses a file that is given twice
-    refuse_early(asked, models)
-    for path in (*asked.train, *([asked.dev] if asked.dev else []), *asked.test):
-        check_columns(path, asked.task, asked.columns())
+        score_tables.splits_to_test(options.test)
+    check_inputs(options, models)
+    for path in (*options.train, *([options.dev] if options.dev else []), *options.test):
+        check_columns(path, options.task, options.columns())
 
 
 def check_tables(tasks: Mapping[str, Any], models: Mapping[str, str]) -> None:
-    """Raise UserError, naming table and key, for a table [tasks.NAME] of a sweep that `downstream`
-    would refuse, and for a model of [models] that it would not score."""
+    """Raise UserError, with table and key, if `downstream` would refuse a table [tasks.NAME] of a
+    sweep, or a model of its [models]."""
     every = {name: _check_task(name, table) for name, table in tasks.items()}
-    for asked in every.values():
+    for options in every.values():
         for name, model in models.items():
             try:
-                refuse_early(asked, [model])
+                check_inputs(options, [model])
             except UserError as error:
                 raise UserError(f"[models] {name}: {error}") from None
 
 
-def _check_task(name: str, table: Any) -> Asked:
+def _check_task(name: str, table: Any) -> DownstreamOptions:
     where = f"[tasks.{name}]"
     if not isinstance(table, dict) or not isinstance(table.get("task"), str):
         raise UserError(f'{where}: expected task = "classify", or another of {", ".join(TASKS)}')
@@ -210,8 +210,8 @@ def _check_task(name: str, table: Any) -> Asked:
     words = [*words_of(table), "--model", STUDENT, "--out", "scores"]
     try:
         command = click.Command("downstream", params=parameters())
-        asked = asked_of(command.make_context("downstream", words).params)
-        check(asked, ())
+        options = read_options(command.make_context("downstream", words).params)
+        check_task(options, ())
     except click.BadParameter as error:
         key = error.param.name if error.param else ""
         raise UserError(f"{where} {key} {table.get(str(key))}: {error.message}") from None
@@ -219,29 +219,29 @@ def _check_task(name: str, table: Any) -> Asked:
         raise UserError(f"{where} {_as_keys(error.format_message(), table)}") from None
     except UserError as error:
         raise UserError(f"{where} {_as_keys(str(error), table)}") from None
-    return asked
+    return options
 
 
 def _check_key(where: str, key: str, value: Any) -> None:
-    """Raise UserError for a key that is no option here, and for a value of another kind."""
+    """Raise UserError for an unknown key, and for a value of the wrong type."""
     known = sorted(OPTIONS.keys() - set(OF_SWEEP))
     name = key.replace("-", "_")
     if name not in known:
-        given = "the sweep gives it itself; " if name in OF_SWEEP else suggest(name, known)
+        given = "the sweep sets it itself; " if name in OF_SWEEP else suggest(name, known)
         raise UserError(
             f"{where} {key} is no option here; {given}there are {', '.join(known)}, see downstream"
             " --help"
         )
-    values, flag = value if isinstance(value, list) else [value], is_flag(Asked, name)
+    values, flag = value if isinstance(value, list) else [value], is_flag(DownstreamOptions, name)
     if any(not isinstance(each, str | int | float) for each in values) or not values:
         raise UserError(f"{where} {key}: expected a text, a number or a list of them")
     if any(isinstance(each, bool) != flag for each in values):
-        told = "true or false" if flag else "a text or a number"
-        raise UserError(f"{where} {key} {json.dumps(value)}: expected {told}")
+        expected = "true or false" if flag else "a text or a number"
+        raise UserError(f"{where} {key} {json.dumps(value)}: expected {expected}")
 
 
 def _as_keys(problem: str, table: Mapping[str, Any]) -> str:
-    """Name keys in place of options of a command line, and the key of a file that is named."""
+    """Replace the options in a message by the keys of the table, and add the key of a file."""
     for key, value in table.items():
         values = value if isinstance(value, list) else [value]
         if any(isinstance(v, str) and re.match(re.escape(v) + "[:,]", problem) for v in values):
@@ -251,7 +251,7 @@ def _as_keys(problem: str, table: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Read {"tasks": ..., "models": ...} from stdin; print as JSON what is wrong, or ""."""
+    """Read {"tasks": ..., "models": ...} from stdin; print the error as a JSON string, or ""."""
     given, problem = json.load(sys.stdin), ""
     try:
         check_tables(given["tasks"], given["models"])
