@@ -269,7 +269,7 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     ),
     (Classify(), "a.jsonl", b"text\n", r"line 1: not JSON"),
     (Classify(), "a.csv", b"text,label\n", r"has no rows"),
-    (Classify(), "a.csv", b"text,text\na,b\n", r"of the header have one name, .text.; rename"),
+    (Classify(), "a.csv", b"text,text\na,b\n", r"two columns of the header are named .text."),
     (Classify(), "a.csv", b'text,label\n"a,b\n', r"line 2: unexpected end of data"),
     (Classify(), "a.tsv", b"text\tlabel\n\xff\tx\n", r"line 2: not UTF-8"),
     (Classify(), "a.txt", b"a\n", r"ends in \.jsonl, .*\.tsv"),
@@ -293,7 +293,7 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
         QA(),
         "a.jsonl",
         b'{"question": "q", "context": "a b", "answer": "b", "answer_start": 1}\n',
-        r"not at character 1 of its context, where ' ' stands",
+        r"not at character 1 of its context, which has ' ' there",
     ),
 ]
 
@@ -348,7 +348,7 @@ def test_splits_that_do_not_fit_are_refused(
     with pytest.raises(UserError, match="no question has an answer"):
         QA().prepare({"train": [question]})
     for task, limit in ((QA(stride=32), 64), (QA(), 16)):
-        with pytest.raises(UserError, match="strides less than half"):
+        with pytest.raises(UserError, match="stride below half"):
             task.encode(make_tokenizer("bpe"), [question], limit)
 
 
