@@ -14,7 +14,7 @@ from teachonce.support.completion import Text
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
-from teachonce.support.grouped_help import GroupedCommandWithSubcommands
+from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
 from teachonce.support.hub import Repository, open_repository, push_options
 from teachonce.support.options import click_option, options_of
 from teachonce.support.signals import stoppable
@@ -24,11 +24,10 @@ HELP = """Train a small student from a store alone; the teacher is not needed.
 On Ctrl-C or SIGTERM the training saves a checkpoint. The same command with --resume continues it,
 with the same result as without the stop.
 """
-EXAMPLES = """\b
-Examples:
-  student-train --store store.zarr --vocab 5k
-  student-train --store store.zarr --vocab teacher --student teacher:3 --epochs 1
-"""
+EXAMPLES = examples(
+    "student-train --store store.zarr --vocab 5k",
+    "student-train --store store.zarr --vocab teacher --student teacher:3 --epochs 1",
+)
 
 GROUPS = {
     "The ten that matter most": (
@@ -177,7 +176,12 @@ def main(
         _upload(options.out_folder(), target)
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "student-train push student me/my-student",
+        "student-train push student me/my-student --private",
+    )
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("repository", metavar="USER/NAME")
 @push_options

@@ -9,7 +9,7 @@ import click
 
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.environment import is_main_process
-from teachonce.support.grouped_help import GroupedCommandWithSubcommands
+from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
 from teachonce.support.options import click_options, read_words
 from teachonce.teacher_dump.job.options import DumpOptions, Shard, shard_of
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
@@ -21,7 +21,10 @@ HELP = """Run a teacher once over a corpus; write logits, hidden states and atte
 
 To continue a stopped dump, run the same command again.
 """
-
+EXAMPLES = examples(
+    "teacher-dump --model google-bert/bert-base-cased --corpus texts.txt --out store.zarr",
+    "teacher-dump --model my-teacher --corpus texts.txt --out store.zarr --logits topk:8 --plan",
+)
 
 GROUPS = {
     "The ten that matter most": (
@@ -42,6 +45,7 @@ GROUPS = {
     cls=GroupedCommandWithSubcommands,
     groups=GROUPS,
     help=HELP,
+    epilog=EXAMPLES,
     context_settings=CONTEXT,
     invoke_without_command=True,
     subcommand_metavar="[COMMAND ...]",

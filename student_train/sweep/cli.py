@@ -16,13 +16,17 @@ from teachonce.student_train.sweep.space import over, read_space, varied
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
-from teachonce.support.grouped_help import GroupedCommand
+from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, options_of, scoped
 from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
 
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of their table (sweep.json)."
     "  [default: STORE-sweep next to STORE.zarr]"
+)
+EXAMPLES = examples(
+    "student-sweep --store store.zarr --vocab 5k --vocab 10k --loss mlm=1 --loss mlm=1,hidden=30",
+    "student-sweep --store store.zarr --student 128x2x2 --lr 1e-3 --lr 3e-3 --jobs 2",
 )
 FILE = click.Path(path_type=Path)
 OF_SWEEP = (
@@ -158,6 +162,7 @@ def _command() -> click.Command:
         params=[*found.values(), *OF_SWEEP],
         callback=sweep,
         help=sweep.__doc__,
+        epilog=EXAMPLES,
         context_settings=CONTEXT,
     )
 

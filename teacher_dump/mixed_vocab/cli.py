@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from teachonce.support.console import CONTEXT, command_errors, counted
-from teachonce.support.grouped_help import GroupedCommand
+from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, click_options, options_of, read_words
 from teachonce.teacher_dump.mixed_vocab.options import (
     ONLY_DUMP,
@@ -26,7 +26,11 @@ teacher: student-train --store OUT --init mixed-vocab --loss mlm=1.
 
 To continue a stopped training, run the same command again.
 """
-
+EXAMPLES = examples(
+    "teacher-dump mixed-vocab --model my-teacher --corpus texts.txt --width 264 --out mixed.zarr",
+    "teacher-dump mixed-vocab --model google-bert/bert-base-uncased --recipe zhao-mixed"
+    " --width 192 --out mixed.zarr",
+)
 
 GROUPS = {
     "The ten that matter most": (
@@ -65,6 +69,7 @@ def _parameters() -> list[click.Parameter]:
     cls=GroupedCommand,
     groups=GROUPS,
     help=HELP,
+    epilog=EXAMPLES,
     short_help="Train a student's word embeddings within a teacher.",
     context_settings=CONTEXT,
     params=_parameters(),

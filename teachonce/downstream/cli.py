@@ -23,7 +23,7 @@ from teachonce.downstream.settings import (
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
-from teachonce.support.grouped_help import GroupedCommand
+from teachonce.support.grouped_help import GroupedCommand, examples
 
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 
@@ -69,9 +69,19 @@ there is one. table prints one table of finished RUNs (--out folders) of any tas
 and its speed in one row. scores.json in --out holds all figures.
 """
 
+EXAMPLES = examples(
+    "downstream --task classify --model student --train sst.tsv --dev dev.tsv --out sst --save",
+    "downstream --task mlm --model student --as-is --test held-out.txt --out scores",
+)
+
 
 @click.command(
-    cls=GroupedCommand, groups=GROUPS, help=HELP, context_settings=CONTEXT, params=parameters()
+    cls=GroupedCommand,
+    groups=GROUPS,
+    help=HELP,
+    epilog=EXAMPLES,
+    context_settings=CONTEXT,
+    params=parameters(),
 )
 @command_errors
 def main(**words: Any) -> None:

@@ -19,6 +19,7 @@ from teachonce.student_train.settings.option_values import VOCABULARIES, check_v
 from teachonce.support.completion import PATH, Text
 from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
+from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
 from teachonce.support.plugins import NameOrAdded
 
@@ -36,7 +37,12 @@ def main() -> None:
     """Look at feature stores, check them, copy them."""
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store info store.zarr",
+        "feature-store info store.zarr --vocab 5k",
+    )
+)
 @click.argument("path", type=PATH)
 @click.option(
     "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Tells what each alignment makes use of."
@@ -65,7 +71,12 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
         yield Output(found, coverage_lines(found))
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store verify store.zarr",
+        "feature-store verify store.zarr --model my-teacher --sample 128",
+    )
+)
 @click.argument("path", type=PATH)
 @allow_partial
 @click.option(
@@ -105,7 +116,12 @@ def verify(
         found.check(path, model)
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store repair store.zarr",
+        "feature-store repair store.zarr --json",
+    )
+)
 @click.argument("path", type=PATH)
 @printed
 def repair(path: str) -> Iterator[Output]:
@@ -124,7 +140,12 @@ def repair(path: str) -> Iterator[Output]:
     yield Output(report.facts(path) | facts, [*report.lines(path), *advice])
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store seal store.zarr",
+        "feature-store seal store.zarr --json",
+    )
+)
 @click.argument("path", type=PATH)
 @printed
 def seal(path: str) -> Iterator[Output]:
@@ -139,7 +160,12 @@ def seal(path: str) -> Iterator[Output]:
     yield written(path)
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store convert store.zarr store.h5",
+        "feature-store convert store.zarr small.zarr --codec small",
+    )
+)
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option(
@@ -165,7 +191,12 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
     yield written(target)
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store push store.zarr me/my-store",
+        "feature-store push store.zarr me/my-store --private",
+    )
+)
 @click.argument("path", type=PATH)
 @click.argument("repository", metavar="USER/NAME")
 @push_options
@@ -182,7 +213,12 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     yield Output({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store merge news.zarr novels.zarr both.zarr",
+        "feature-store merge news.zarr novels.zarr both.zarr --recode",
+    )
+)
 @click.argument("sources", nargs=-1, required=True, type=PATH)
 @click.argument("target", type=PATH)
 @click.option(
@@ -203,7 +239,12 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     yield written(target)
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store forget store.zarr --documents removed.txt",
+        "feature-store forget store.zarr --texts removed-texts.txt --missing-ok",
+    )
+)
 @click.argument("path", type=PATH)
 @click.option(
     "--documents",
@@ -254,7 +295,12 @@ def forget(
     yield written(path)
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store show store.zarr 17",
+        "feature-store show store.zarr 17 --view 1",
+    )
+)
 @click.argument("path", type=PATH)
 @click.argument("number", type=int)
 @click.option("--view", default=0, help="Which view's masks and logits.")
@@ -270,7 +316,12 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     yield Output(facts, [headline(facts), *lines, token_table(facts)])
 
 
-@main.command()
+@main.command(
+    epilog=examples(
+        "feature-store page store.zarr --sequence 17,42",
+        "feature-store page store.zarr --vocab 5k --out look.html",
+    )
+)
 @click.argument("path", type=PATH)
 @click.option(
     "--sequence",

@@ -16,13 +16,20 @@ from teachonce.feature_store.output import Output, bars, printed, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.completion import PATH, Text
 from teachonce.support.errors import UserError
+from teachonce.support.grouped_help import examples
 from teachonce.support.plugins import NameOrAdded
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 say = partial(click.echo, err=True)
 
 
-@click.command("import")
+@click.command(
+    "import",
+    epilog=examples(
+        "feature-store import capture store.zarr --tokenizer my-teacher",
+        "feature-store import run store.zarr --tokenizer my-teacher --tokens tokens.npy",
+    ),
+)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(
@@ -87,7 +94,12 @@ def import_(
     yield written(str(target))
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "feature-store export store.zarr rows --to parquet",
+        "feature-store export store.zarr vectors --to sentence-transformers",
+    )
+)
 @click.argument("store", type=PATH)
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(

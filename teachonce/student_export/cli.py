@@ -13,6 +13,7 @@ from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
+from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options, read_words
 
 HELP = """Export the student in FOLDER to ONNX, OpenVINO or TorchScript, and compare each file with
@@ -30,6 +31,11 @@ export.json, which lists inputs, output, labels and prompts. An export whose agr
 student is below --least is refused; if it was quantised, the message names the layers that lose
 most. Size, time and memory are added to the model cards of both folders.
 """
+
+EXAMPLES = examples(
+    "student-export student --to onnx --out ready",
+    "student-export student --to onnx --quantize int8 --check test.tsv --out checked",
+)
 
 
 def _parameters() -> list[click.Parameter]:
@@ -50,7 +56,7 @@ def _refuse_early(options: ExportOptions) -> None:
             check_library(module, extra, f"--to {name}")
 
 
-@click.command(help=HELP, context_settings=CONTEXT, params=_parameters())
+@click.command(help=HELP, epilog=EXAMPLES, context_settings=CONTEXT, params=_parameters())
 @command_errors
 def main(**words: Any) -> None:
     """Read the options, check them and export."""

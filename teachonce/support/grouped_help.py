@@ -12,6 +12,11 @@ Groups = Mapping[str, Sequence[str]]
 """Names of options, in their order, by heading."""
 
 
+def examples(*lines: str) -> str:
+    """Return the end of a command's --help: examples, one per line."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
 class CommandWithSubcommands(click.Group):
     """A command that also has subcommands: it runs itself unless its first word names one."""
 

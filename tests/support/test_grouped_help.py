@@ -1,15 +1,17 @@
-"""--help of every command with many options: in groups, the ten that matter first."""
+"""--help of every command: grouped options, the ten that matter first, two examples at the end."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from teachonce.support.console import CONTEXT
 from teachonce.support.grouped_help import GroupedCommand
-from tests.docs.pages import COMMANDS
+from tests.docs.pages import COMMANDS, leaf, ours
 
 MANY = 12
 
@@ -51,3 +53,33 @@ def test_help_has_each_option_in_a_group_and_the_ten_that_matter_before_the_othe
     assert places == sorted(places)
     if isinstance(command, click.Group):
         assert told.index("\nCommands:") > places[-1]
+
+
+# The group `feature-store` does nothing itself: its subcommands have the examples.
+RUNNABLE = {
+    name: command
+    for top in COMMANDS
+    for name, command in every(top, COMMANDS[top])
+    if name != "feature-store"
+}
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_help_ends_in_two_examples_that_the_command_parses(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = RUNNABLE[name]
+    printed = command.get_help(click.Context(command, info_name=name, **CONTEXT))
+    _, found, examples = printed.partition("Examples:\n")
+    assert found, f"{name}: give it two examples (teachonce.support.grouped_help.examples)"
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line) for line in examples.splitlines()]
+    assert len(lines) == 2
+    for words in lines:
+        assert words[: len(name.split())] == name.split()
+        for word in words:  # an option may require that its file exists
+            if Path(word).suffix in (".txt", ".tsv", ".npy"):
+                Path(word).touch()
+        parsed, rest = leaf(*(ours(words) or pytest.fail("no command of the package")))
+        assert parsed is command
+        command.make_context(name, list(rest), **CONTEXT)
