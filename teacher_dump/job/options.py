@@ -138,9 +138,9 @@ class DumpOptions:
     head: str = option(
         AUTO,
         "Head whose logits are stored. auto: the task head of a fine-tuned checkpoint"
-        " (classification, tagging), else its masked-LM head. embedding: one vector per text, from"
-        " the modules of a sentence-transformers folder or --pooling. score: one number per pair of"
-        " texts (rerankers).",
+        " (classification, tagging), else its LM head (masked or causal). embedding: one vector per"
+        " text, from the modules of a sentence-transformers folder or --pooling. score: one number"
+        " per pair of texts (rerankers).",
         choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "score", "none"),
     )
     pooling: str | None = option(

@@ -22,32 +22,33 @@ class DeclaredHead:
 
     name: str
     remedy: str
-    # The end of the class names in transformers; distinguishes heads whose parameters have the
+    # The ends of the class names in transformers; they distinguish heads whose parameters have the
     # same names.
-    architecture: str | None = None
+    architectures: tuple[str, ...] = ()
 
 
 DECLARED = {
     "mlm": DeclaredHead("masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"),
-    "causal": DeclaredHead("causal-LM", WITHOUT),
+    "causal": DeclaredHead("causal-LM", WITHOUT, ("ForCausalLM", "LMHeadModel")),
     "classification": DeclaredHead(
         "classification",
         "fine-tune it first with `downstream --task classify`",
-        "ForSequenceClassification",
+        ("ForSequenceClassification",),
     ),
     "tagging": DeclaredHead(
         "tagging",
         "fine-tune it first with `downstream --task pos` or `ner`",
-        "ForTokenClassification",
+        ("ForTokenClassification",),
     ),
 }
 
 
 def declared_head(architectures: Sequence[str]) -> str | None:
-    """Return the key in DECLARED of the first class with a task head; None if there is none."""
+    """Return the key in DECLARED of the first class with a head of its own; None for others, such
+    as a masked LM."""
     for name in architectures:
         for kind, head in DECLARED.items():
-            if head.architecture and name.endswith(head.architecture):
+            if name.endswith(head.architectures):
                 return kind
     return None
 
@@ -72,8 +73,8 @@ def check_declared(model: ResolvedModel, config: Mapping[str, Any], head: str) -
 
 def another_head(architectures: Sequence[str], head: str) -> str:
     """Return a phrase with the checkpoint's class if it has another head; else ""."""
-    end = DECLARED[head].architecture
-    if end is None or not architectures or any(name.endswith(end) for name in architectures):
+    ends = DECLARED[head].architectures
+    if not ends or not architectures or any(name.endswith(ends) for name in architectures):
         return ""
     return f"it is a {architectures[0]}"
 

@@ -187,9 +187,9 @@ def load_with_head(
 ) -> tuple[PreTrainedModel, str | None]:
     """Load the network of a checkpoint. Returns it, and the key of its head in FACTORIES or None.
 
-    `head` is a key of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` loads the task head
-    that the config declares, else a masked-LM head if there is one. Raises UserError if the
-    checkpoint lacks the requested head.
+    `head` is a key of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` loads the task head or
+    causal-LM head that the config declares, else a masked-LM head if there is one. Raises UserError
+    if the checkpoint lacks the requested head.
     """
     scores = head == SCORE
     head = "classification" if scores else head

@@ -143,6 +143,11 @@ def load_student(folder: Path) -> LoadedStudent:
     model = resolve_model(str(folder))
     config = load_config(model)
     kind = _head(config)
+    if kind == "causal":
+        raise UserError(
+            f"{folder}: is a decoder, and exports are of masked LMs, of students of a task and of"
+            " sentence vectors; transformers loads the folder (AutoModelForCausalLM)"
+        )
     if listed and not kind:
         check_modules(model)
         return _embedding(folder)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.report import read_report
@@ -25,7 +26,7 @@ SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
 def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
     folder = tmp_path_factory.mktemp("decoders")
     corpus = write_corpus(folder / "corpus.txt", 60)
-    words = {"head": "causal", "attention": "none", "logits": "topk:599"}
+    words = {"attention": "none", "logits": "topk:599"}  # --head auto finds the causal head
     return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", codec="exact", **words)
 
 
@@ -46,6 +47,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str) -> 
     read = tokenizer("The old sea", return_tensors="pt")
     made = model.generate(**read, max_new_tokens=5, do_sample=False)
     assert len(made[0]) == read["input_ids"].shape[1] + 5
+    says(refused(student_export, out, "--to", "onnx", "--out", tmp_path / "x"), "is a decoder")
     card = (out / "README.md").read_text()
     assert "AutoModelForCausalLM" in card and "text-generation" in card
 

@@ -35,7 +35,13 @@ def test_states_of_a_causal_teacher(tmp_path: Path, causal: Path) -> None:
 @pytest.mark.parametrize("loss", ["kl", "logit", "hard"])
 def test_logits_of_the_next_token(tmp_path: Path, causal: Path, loss: str) -> None:
     words = ("--store", causal, "--out", tmp_path / "student", *STEPS, "--loss", f"mlm,{loss}")
-    says(refused(student_train, *words), f"--loss {loss}", "of the token after", "use mlm")
+    says(
+        refused(student_train, *words),
+        f"--loss {loss}",
+        "next-token logits of a causal",
+        "kl-next",
+        "mlm",
+    )
 
 
 def test_from_labelled_texts_to_a_store_of_classes(
