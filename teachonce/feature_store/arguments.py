@@ -52,7 +52,7 @@ SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 SHOWN = 40  # characters of a line that is no number
 
 
-def listed(file: Path) -> Wanted:
+def read_document_list(file: Path) -> Wanted:
     """Read a list: a number of a document, or the SHA-256 of a text, in each line; empty lines are
     left out. Raises UserError for anything else."""
     numbers, hashes = dict[int, str](), dict[str, str]()
@@ -75,7 +75,7 @@ def listed(file: Path) -> Wanted:
     return Wanted(numbers, hashes)
 
 
-def wish(
+def documents_to_forget(
     documents: Path | None, texts: tuple[str, ...], text_column: str | None
 ) -> tuple[str, Callable[[FeatureStore], Wanted]]:
     """Return a hash by which the same wish is known again, and what finds out for a store which
@@ -87,7 +87,7 @@ def wish(
 
     if documents is None and not texts:
         raise UserError("tell which documents: --documents FILE (numbers, hashes) or --texts FILE")
-    given = listed(documents) if documents is not None else Wanted()
+    given = read_document_list(documents) if documents is not None else Wanted()
     corpus = Corpus.open(texts, text_column) if texts else None
     if corpus is None:
         return _hash(given, ""), lambda store: given

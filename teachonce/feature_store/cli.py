@@ -65,9 +65,9 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
     yield Output(facts, info_lines(store, facts))
     if vocab is not None:
         from teachonce.feature_store.coverage import coverage, coverage_lines
-        from teachonce.feature_store.student import Student
+        from teachonce.feature_store.student_vocabulary import StudentVocabulary
 
-        found = coverage(Student(vocab, store))
+        found = coverage(StudentVocabulary(vocab, store))
         yield Output(found, coverage_lines(found))
 
 
@@ -274,12 +274,12 @@ def forget(
     a document is not there (exit code 1), unless --missing-ok is given. Caches of the texts are
     removed; pages, exports, copies and students that were made from the store are listed.
     """
-    from teachonce.feature_store.arguments import wish
+    from teachonce.feature_store.arguments import documents_to_forget
     from teachonce.store.tools.forget import forget as take_out
     from teachonce.store.tools.text_copies import copies_left
     from teachonce.student_train.data.token_cache import drop_tables
 
-    request, wanted = wish(documents, texts, text_column)
+    request, wanted = documents_to_forget(documents, texts, text_column)
     done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
     left = copies_left(path, done.text, done.removed)
     facts = {
@@ -358,8 +358,8 @@ def page(
     if vocab is not None:
         check_vocabulary_word(vocab)
     check_page(out, "feature-store page")
-    from teachonce.feature_store.page.report import write_look
-    from teachonce.feature_store.student import Student
+    from teachonce.feature_store.page.report import write_store_page
+    from teachonce.feature_store.student_vocabulary import StudentVocabulary
     from teachonce.store.read.derived_copies import record_copy
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.show import check_number
@@ -367,7 +367,9 @@ def page(
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
     record_copy(store.path, store.manifest, "page", out)
-    write_look(store, numbers, Student(vocab, store) if vocab is not None else None, out)
+    write_store_page(
+        store, numbers, StudentVocabulary(vocab, store) if vocab is not None else None, out
+    )
     yield Output({"page": str(out), "sequences": numbers}, [f"page in {out}"])
 
 

@@ -9,28 +9,31 @@ from typing import Any
 import numpy as np
 
 from teachonce.align import Tokens
-from teachonce.feature_store.student import Student, sample
+from teachonce.feature_store.spread_sample import spread_sample
+from teachonce.feature_store.student_vocabulary import StudentVocabulary
 
 SAMPLE_TOKENS = 2**17
 SIZES = 5  # of runs, that a table for people has a column of
 BATCH_TOKENS = 2**15
 
 
-def coverage(student: Student) -> dict[str, Any]:
+def coverage(student: StudentVocabulary) -> dict[str, Any]:
     """Tell how a student's vocabulary fits a store: `vocabulary`, and `coverage` of each alignment
     over a sample.
 
     Shares are of the ordinary tokens of a side: special ones take part in no run. Sizes of runs are
     `T:S`, tokens of the teacher and of the student.
     """
-    store, chosen = student.store, sample(student.store, SAMPLE_TOKENS)
+    store, chosen = student.store, spread_sample(student.store, SAMPLE_TOKENS)
     teacher, tallies = 0, dict[str, Counter[Any]]()
     for batch in store.stream(
         blocks=chosen.blocks, features=(), shuffle=False, batch_tokens=BATCH_TOKENS
     ):
         tokens = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         teacher += int((~tokens.special).sum())
-        for name, (own, pairs) in student.aligned(student.sides(batch.texts, tokens)).items():
+        for name, (own, pairs) in student.align_all(
+            student.tokenizations(batch.texts, tokens)
+        ).items():
             sizes = np.diff(pairs.teacher, axis=1)[:, 0], np.diff(pairs.student, axis=1)[:, 0]
             tally = tallies.setdefault(name, Counter())
             tally.update(Counter(zip(*(size.tolist() for size in sizes), strict=True)))
@@ -47,11 +50,11 @@ def coverage(student: Student) -> dict[str, Any]:
     }
 
 
-def _vocabulary(student: Student) -> dict[str, Any]:
-    match, unknown = student.vocabulary.match, student.vocabulary.unknown
+def _vocabulary(student: StudentVocabulary) -> dict[str, Any]:
+    match, unknown = student.piece_map.match, student.piece_map.unknown
     pieces = sorted(student.store.tokenizer().get_vocab().values())  # some ids may have no piece
     return {
-        "word": student.word,
+        "word": student.vocab,
         "pieces": len(student.tokenizer),
         "shared": len(np.unique(match[match >= 0])),
         "teacher_pieces": len(pieces),

@@ -15,15 +15,22 @@ from teachonce.align import (
     Tokens,
     Vocabulary,
     VocabularyMap,
+    align_bytes,
     align_match,
     align_reduce,
     align_span,
 )
-from teachonce.feature_store import coverage, student
+from teachonce.feature_store import coverage, student_vocabulary
 from teachonce.feature_store.cli import main
-from teachonce.feature_store.student import Student, sample, tokenized_there, tokens_from
+from teachonce.feature_store.spread_sample import spread_sample
+from teachonce.feature_store.student_vocabulary import (
+    StudentVocabulary,
+    tokenized_as_json,
+    tokens_from_json,
+)
 from teachonce.store import open_store
 from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.student_train.settings.alignments import ALIGNMENTS
 from tests.feature_store.test_json import facts
 from tests.store.making import PIECES, begin, features_of, make_part, put_part
 
@@ -36,14 +43,14 @@ def lines(*arguments: object) -> str:
 
 def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
     told, fs = facts("info", store, "--vocab", "5k"), open_store(store)
-    own = Student("5k", fs)
+    own = StudentVocabulary("5k", fs)
     backend = own.tokenizer.backend_tokenizer
     pieces = [
         Vocabulary.from_tokenizer_json(text)
         for text in (fs.teacher_file("tokenizer.json").decode(), backend.to_str())
     ]
     shared = VocabularyMap.between(*pieces)
-    runs = {name: Counter[str]() for name in ("span", "match", "reduce")}
+    runs = {name: Counter[str]() for name in ALIGNMENTS}
     tokens, unknown = Counter[str](), Counter[str]()
     for record in fs:
         encoding = backend.encode(record.text)
@@ -54,6 +61,7 @@ def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
             "span": (learns, align_span(text, teacher, learns)),
             "match": (learns, align_match(text, teacher, learns, shared)),
             "reduce": (reduced.tokens, reduced.alignment),
+            "bytes": (learns, align_bytes(text, teacher, learns, shared)),
         }
         for name, (side, pairs) in found.items():
             for t, s in zip(pairs.teacher, pairs.student, strict=True):
@@ -101,27 +109,31 @@ def test_bytes_by_feature_add_up(store: Path, tmp_path: Path) -> None:
 def test_a_large_store_is_sampled(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sample(open_store(store), 1).told == "12 of 24 sequences, spread evenly"
-    assert sample(open_store(store), 10**9).told == "all 24 sequences"
+    assert spread_sample(open_store(store), 1).summary == "12 of 24 sequences, spread evenly"
+    assert spread_sample(open_store(store), 10**9).summary == "all 24 sequences"
     monkeypatch.setattr(coverage, "SAMPLE_TOKENS", 1)
-    monkeypatch.setattr(student, "VOCABULARY_TOKENS", 1)
+    monkeypatch.setattr(student_vocabulary, "VOCABULARY_TOKENS", 1)
     told = facts("info", store, "--vocab", "5k")
     assert (told["coverage"]["sequences"], told["coverage"]["of"]) == (12, 24)
     assert "made of 12 of 24 sequences" in told["vocabulary"]["note"]
     folder = tmp_path / "student-5"  # its name ends as a size does
-    Student("5k", open_store(store)).tokenizer.save_pretrained(folder)
-    assert not Student(str(folder), open_store(store)).note
+    StudentVocabulary("5k", open_store(store)).tokenizer.save_pretrained(folder)
+    assert not StudentVocabulary(str(folder), open_store(store)).note
     first = "".join(open_store(store)[number].text for number in range(12))
     assert set(first.replace(" ", "")) >= {
-        c for c in Student("words", open_store(store)).tokenizer.get_vocab() if len(c) == 1
+        c
+        for c in StudentVocabulary("words", open_store(store)).tokenizer.get_vocab()
+        if len(c) == 1
     }
 
 
 def test_tokens_are_the_same_from_another_process(store: Path) -> None:
-    own = Student("5k", open_store(store))
+    own = StudentVocabulary("5k", open_store(store))
     texts = [record.text for record in open_store(store)[:3]]
     here = tokenize(own.backend, texts)
-    there = tokens_from(json.loads(json.dumps(tokenized_there(own.backend.to_str(), texts, None))))
+    there = tokens_from_json(
+        json.loads(json.dumps(tokenized_as_json(own.backend.to_str(), texts, None)))
+    )
     for name in ("ids", "offsets", "special", "start", "types"):
         assert np.array_equal(getattr(here, name), getattr(there, name))
 

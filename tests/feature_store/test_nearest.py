@@ -43,7 +43,7 @@ def test_they_are_those_of_all_pairs(tmp_path: Path, store: Path, kind: str) -> 
 def test_a_large_store_is_sampled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STATES", 1)
     found = nearest(open_store(store), [17])
-    assert found.among is not None and found.among.told == "12 of 24 sequences, spread evenly"
+    assert found.among is not None and found.among.summary == "12 of 24 sequences, spread evenly"
     assert {other for other, _ in found.found[17]} <= set(range(12))
 
 

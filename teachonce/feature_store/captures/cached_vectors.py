@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.feature_store.captures.formats import Format, ImportOptions
-from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample
 from teachonce.feature_store.captures.schema import Numbers
 from teachonce.feature_store.captures.tables import Table, numbers, open_table
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
@@ -65,7 +65,7 @@ class CachedVectors:
                 f" the vectors are of; those of texts are {', '.join(texts) or 'none'}"
             )
         self._column = chosen[0]
-        self.held = Held(vector=self._width())
+        self.contents = CaptureContents(vector=self._width())
         self.settings: dict[str, Any] = {"text_column": self._column}
 
     def _width(self) -> int:
@@ -89,10 +89,10 @@ class CachedVectors:
 
     def _rows(self, cell: Any, where: str) -> Rows:
         found = numbers(VECTOR, cell, where)
-        if len(found) != self.held.vector:
+        if len(found) != self.contents.vector:
             raise UserError(
                 f"{where}: a vector of {len(found)} numbers, and those before have"
-                f" {self.held.vector}"
+                f" {self.contents.vector}"
             )
         return Rows(vector=found)
 

@@ -27,7 +27,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
     words_of_ids,
 )
 from teachonce.feature_store.captures.formats import Format, ImportOptions
-from teachonce.feature_store.captures.sample import Held, Rows, Sample, same_length
+from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample, same_length
 from teachonce.feature_store.captures.schema import OTHER, Numbers
 from teachonce.feature_store.captures.tables import Table, numbers, open_table
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
@@ -94,7 +94,7 @@ class DistillKit:
             self._compression = self._settings(options)
         kept = self._compression.k if self._compression else self._first_width()
         vocabulary = self._compression.d if self._compression else 0
-        self.held = Held(kept=kept, vocabulary=max(vocabulary, teacher.vocabulary))
+        self.contents = CaptureContents(topk=kept, vocabulary=max(vocabulary, teacher.vocabulary))
         self.settings: dict[str, Any] = {}
         if self._compression:
             digest = hashlib.sha256(repr(self._compression).encode()).hexdigest()
@@ -190,10 +190,10 @@ class DistillKit:
         ids, values = self._rows_of(cells, where, span)
         if ids.shape != values.shape:
             raise UserError(f"{where}: ids {list(ids.shape)} and values {list(values.shape)}")
-        if self.held.kept is not None and ids.shape[1] > self.held.kept:
+        if self.contents.topk is not None and ids.shape[1] > self.contents.topk:
             raise UserError(
                 f"{where}: keeps {ids.shape[1]:,} ids of a token, and the first row"
-                f" {self.held.kept:,}; take it out"
+                f" {self.contents.topk:,}; take it out"
             )
         return ids, values
 
@@ -211,7 +211,7 @@ class DistillKit:
 
 
 def _rows(decode: Decode, cells: Cells, where: str, span: slice) -> Rows:
-    return Rows(kept=decode(cells, where, span))
+    return Rows(topk=decode(cells, where, span))
 
 
 FORMAT = Format("distillkit", recognises, DistillKit, frozenset({"compression"}))

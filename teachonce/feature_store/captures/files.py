@@ -1,4 +1,4 @@
-"""The files of a capture: listed, hashed, unpacked within bounds."""
+"""The files of a capture: list, hash and decompress them in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from teachonce.support.errors import UserError, first_line
 from teachonce.support.files import reason
 
 BLOCK = 1 << 20
-MOST_BYTES = 1 << 34  # that one compressed sample may take
-SLACK_BYTES, MOST_TIMES = 1 << 26, 256  # and that many times its own bytes
+# Limits of a decompressed sample. A few KB may declare to be many GB (a decompression bomb).
+MOST_BYTES = 1 << 34
+SLACK_BYTES, MOST_TIMES = 1 << 26, 256  # 64 MiB and 256 times the compressed bytes
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
@@ -30,15 +31,15 @@ def numbered(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=key)
 
 
-def stamps(files: Iterable[Path]) -> list[tuple[int, int]]:
-    """Return size and time of each file, by which a change is seen."""
+def file_versions(files: Iterable[Path]) -> list[tuple[int, int]]:
+    """Return size and modification time of each file, to notice changes."""
     return [(found.st_size, found.st_mtime_ns) for found in (path.stat() for path in files)]
 
 
 def identity(
     kind: str, source: Path, files: list[Path], progress: Progress = lambda items, unit: items
 ) -> dict[str, Any]:
-    """Describe the files of a capture as JSON: two that are alike give the same samples."""
+    """Describe the files of a capture as JSON. Equal descriptions mean equal samples."""
     digest, size = hashlib.sha256(), 0
     for path in progress(files, "file"):
         inner = hashlib.sha256()
@@ -46,6 +47,7 @@ def identity(
             while block := file.read(BLOCK):
                 inner.update(block)
                 size += len(block)
+        # A capture that was moved stays the same: only paths inside its folder count.
         name = path.relative_to(source) if path.is_relative_to(source) else path.name
         digest.update(f"{name} {inner.hexdigest()}\n".encode())
     return {
@@ -58,21 +60,23 @@ def identity(
 
 
 def regular(paths: Iterable[Path]) -> list[Path]:
-    """Return paths of files. Raises UserError for what would be waited for (a pipe, a device), or
-    cannot be read."""
+    """Return the paths, all of them of files.
+
+    Raises UserError for a path that cannot be read, and for a pipe or a device, which would block.
+    """
     found = list(paths)
     for path in found:
         try:
-            kind = path.stat().st_mode  # of what a link leads to: caches of the hub are links
+            kind = path.stat().st_mode  # follows links: caches of the hub consist of links
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({reason(error)}); copy it again") from None
         if not stat.S_ISREG(kind):
-            raise UserError(f"{path}: is no file (a pipe, a device or a folder); take it out")
+            raise UserError(f"{path}: is no file (a pipe, a device or a folder); remove it")
     return found
 
 
 def unzstd(data: bytes, where: str) -> bytes:
-    """Decompress Zstandard frames. Raises UserError for what is none, or is cut off."""
+    """Decompress Zstandard frames. Raises UserError for other data, and for a truncated frame."""
     import pyarrow
 
     try:
@@ -83,7 +87,7 @@ def unzstd(data: bytes, where: str) -> bytes:
 
 
 def gunzip(path: Path) -> bytes:
-    """Decompress a .gz file. Raises UserError for what is none, or is cut off."""
+    """Decompress a .gz file. Raises UserError for other data, and for a truncated file."""
     regular([path])
     try:
         with gzip.open(path, "rb") as file:
@@ -93,7 +97,7 @@ def gunzip(path: Path) -> bytes:
 
 
 def _bounded(read: Callable[[int], bytes], stored: int, where: str) -> bytes:
-    """Read a stream to its end, some bytes at a time: memory grows with what comes."""
+    """Read a stream to its end, block by block, so that no size in its header is allocated."""
     most = min(MOST_BYTES, SLACK_BYTES + MOST_TIMES * stored)
     blocks, size = list[bytes](), 0
     while block := read(BLOCK):
@@ -101,6 +105,7 @@ def _bounded(read: Callable[[int], bytes], stored: int, where: str) -> bytes:
         size += len(block)
         if size > most:
             raise UserError(
-                f"{where}: decompresses to more than {most:,} bytes, of {stored:,}; is not read"
+                f"{where}: {stored:,} bytes, which decompresses to more than {most:,} bytes; it is"
+                " not read: capture this sample again"
             )
     return b"".join(blocks)

@@ -31,14 +31,15 @@ GROUP = "teachonce.captures"
 """Entry points of formats that other packages add: a `Format` each."""
 
 EXPORTS = ("parquet", "datasets", "sentence-transformers", "distillkit")
-"""Names of what a store can be written as."""
+"""Names of the formats in which a store can be exported."""
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The words of `feature-store import`.
+    """The options of `feature-store import`.
 
-    `layers` are the layers of the captured states as a store counts them, the last one included.
+    layers: the layers of the captured states in the store's numbering (0 is the output of the
+    embeddings), the last layer included.
     """
 
     source: Path
@@ -54,18 +55,19 @@ class ImportOptions:
     part_tokens: int = PART_TOKENS
 
     def check(self, takes: frozenset[str], name: str) -> None:
-        """Raise UserError for an option that captures in format `name` have no use for."""
+        """Raise UserError for an option that does not apply to format `name`."""
         own = {"compression", "tokens", "layers", "text_column", "max_length"}
         for key in sorted(own - takes):
             if getattr(self, key):
                 raise UserError(
-                    f"--{key.replace('_', '-')}: is of no use for a capture of {name}; leave it out"
+                    f"--{key.replace('_', '-')}: does not apply to a capture of {name}; leave it"
+                    " out"
                 )
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of captures; `takes` are the options that it has a use for."""
+    """A format of captures. `takes` names the options that apply to it."""
 
     name: str
     recognises: Callable[[Path], bool]
@@ -73,8 +75,8 @@ class Format:
     takes: frozenset[str] = frozenset()
 
 
-def _format(name: str) -> Format:
-    """Load a format, of this or an installed package. Raises UserError if there is none."""
+def _load_format(name: str) -> Format:
+    """Load a format of this or an installed package. Raises UserError if there is none."""
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name]
         found: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)
@@ -83,7 +85,7 @@ def _format(name: str) -> Format:
     if found is None:
         raise UserError(
             f"--format {name}: expected one of {', '.join(FORMATS)}; if another package adds it"
-            f" ({GROUP}), install that"
+            f" ({GROUP}), install that package"
         )
     if not isinstance(found, Format):
         raise UserError(f"--format {name}: expected a Format, got {type(found).__name__}")
@@ -91,24 +93,24 @@ def _format(name: str) -> Format:
 
 
 def format_of(options: ImportOptions) -> Format:
-    """Return the format of a capture, which is asked for or seen. Raises UserError."""
+    """Return the format that --format names, or recognise it from the files. Raises UserError."""
     source = options.source
     if not source.exists():
         raise UserError(f"{source}: no such file or folder; check the path")
-    kind = source.stat().st_mode
+    kind = source.stat().st_mode  # opening a pipe would wait forever
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise UserError(f"{source}: is a pipe or a device; give a file or a folder")
     names = FORMATS if options.format is None else (options.format,)
-    found = [each for each in map(_format, names) if options.format or each.recognises(source)]
+    found = [each for each in map(_load_format, names) if options.format or each.recognises(source)]
     if not found:
         raise UserError(
-            f"{source}: is no capture that can be read ({', '.join(FORMATS)}); check the path, or"
-            " say by --format what it is"
+            f"{source}: is no capture of a known format ({', '.join(FORMATS)}); check the path, or"
+            " name its format with --format"
         )
     if len(found) > 1:
         raise UserError(
-            f"{source}: may be a capture of {' or of '.join(each.name for each in found)}; say by"
-            " --format which one"
+            f"{source}: may be a capture of {' or of '.join(each.name for each in found)}; choose"
+            " one with --format"
         )
     options.check(found[0].takes, found[0].name)
     return found[0]

@@ -18,7 +18,7 @@ import numpy as np
 
 from teachonce.feature_store.captures.files import gunzip, numbered, regular
 from teachonce.feature_store.captures.formats import Format, ImportOptions
-from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample
 from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.feature_store.captures.tensors import load_safetensors, load_tensors
@@ -137,7 +137,7 @@ class HiddenFiles:
         first = kind.read(self._files[0], teacher)
         names = self._names(options, first)
         width = int(first.states[0].shape[1])
-        self.held = Held(hidden=names, width=width, vocabulary=teacher.vocabulary)
+        self.contents = CaptureContents(hidden=names, width=width, vocabulary=teacher.vocabulary)
         self.settings: dict[str, Any] = {"layers": ",".join(names)}
 
     def _names(self, options: ImportOptions, first: Captured) -> tuple[str, ...]:
@@ -174,21 +174,21 @@ class HiddenFiles:
 
     def _read(self, path: Path) -> Captured:
         found = self._kind.read(path, self._teacher)
-        if len(found.states) != len(self.held.hidden):
+        if len(found.states) != len(self.contents.hidden):
             raise UserError(
                 f"{path}: holds {len(found.states)} states, and {self._files[0]}"
-                f" {len(self.held.hidden)}"
+                f" {len(self.contents.hidden)}"
             )
         for state in found.states:
-            if state.shape[1] != self.held.width:
+            if state.shape[1] != self.contents.width:
                 raise UserError(
                     f"{path}: states are {state.shape[1]} wide, and those of {self._files[0]}"
-                    f" {self.held.width}"
+                    f" {self.contents.width}"
                 )
         return found
 
     def _rows(self, path: Path) -> Rows:
-        return Rows(hidden=dict(zip(self.held.hidden, self._read(path).states, strict=True)))
+        return Rows(hidden=dict(zip(self.contents.hidden, self._read(path).states, strict=True)))
 
 
 def _format(kind: Kind) -> Format:

@@ -1,4 +1,4 @@
-"""The job of an import: capture -> sequences -> store, one part after the other, as in a dump."""
+"""Import a capture: capture -> sequences -> store, part by part as in a dump."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.feature_store.captures.files import Progress, identity, stamps
+from teachonce.feature_store.captures.files import Progress, file_versions, identity
 from teachonce.feature_store.captures.formats import Format, ImportOptions, format_of
 from teachonce.feature_store.captures.sample import (
     Capture,
-    Held,
+    CaptureContents,
     Rows,
     Sample,
     best_first,
     same_length,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
-from teachonce.feature_store.captures.token_texts import Spelling, Stretch, spelling_of, stretches
+from teachonce.feature_store.captures.token_texts import (
+    RoundTripTokenizer,
+    Stretch,
+    choose_tokenizer,
+    stretches,
+)
 from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter
 from teachonce.store.format.features import Calibration
 from teachonce.support.arrays import Array, starts
@@ -37,12 +42,15 @@ from teachonce.teacher_dump.job.parts import gathered
 
 COUNTS = ("samples", "cut", "lost", "tokens", "partial", "over", "places", "followed")
 LONGEST = 1 << 20  # tokens of a sequence that the format allows
-UNIT = 0.01  # of length 1: vectors that were normalised in bfloat16
+UNIT = 0.01  # tolerance of length 1, for vectors that were normalised in bfloat16
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a first pass over a capture tells of it."""
+    """Facts about a capture that a first pass over it collects.
+
+    longest: tokens of the longest sample. normalised: whether all vectors have length 1.
+    """
 
     samples: int
     longest: int
@@ -53,8 +61,8 @@ class Survey:
 class ImportSummary:
     """The counts that a finished import reports: samples read, cut and lost, tokens left out.
 
-    `followed` is at how many of `places` tokens the next token is among the kept ids; of a capture
-    whose tokens and logits belong together it is at most of them.
+    places: tokens that have both logits and a next token. followed: places whose next token is
+    among the top-k ids. If tokens and logits belong together, `followed` is close to `places`.
     """
 
     format: str
@@ -69,11 +77,11 @@ class ImportSummary:
     finished_before: bool = False
 
     def lines(self) -> Iterator[str]:
-        """Tell what was left out, and what a reader of the store should know."""
+        """Return lines about what was left out, and about unusual logits."""
         if self.tokens:
             yield (
-                f"left out  {counted(self.tokens, 'token')} that the tokenizer does not give of"
-                f" their text: {counted(self.lost, 'sample')} of {self.samples:,} whole,"
+                f"left out  {counted(self.tokens, 'token')} that differ if their text is tokenised"
+                f" again: {counted(self.lost, 'sample')} of {self.samples:,} completely,"
                 f" {self.cut:,} in part"
             )
         elif self.lost or self.cut:
@@ -82,15 +90,15 @@ class ImportSummary:
                 " --max-length cut; vectors are of the whole text"
             )
         if self.partial:
-            yield f"logits    {counted(self.partial, 'token')} with fewer ids than the most"
+            yield f"logits    {counted(self.partial, 'token')} with fewer than k ids"
         if self.over:
             yield (
-                f"logits    {counted(self.over, 'token')} whose kept ids sum to 1 or a little more:"
-                " nothing is left over"
+                f"logits    {counted(self.over, 'token')} whose top-k probabilities sum to 1 or"
+                " slightly more: no probability remains"
             )
         if self.places:
             yield (
-                f"check     the token that follows is among the kept ones at"
+                f"check     the next token is among the top-k ids at"
                 f" {self.followed / self.places:.0%} of {counted(self.places, 'token')}"
             )
 
@@ -100,57 +108,63 @@ def import_capture(
     say: Callable[[str], object] = lambda line: None,
     progress: Progress = lambda items, unit: items,
 ) -> ImportSummary:
-    """Make a store of a capture, or go on with one that was stopped; one that the same words have
-    finished stays as it is.
+    """Write a store from a capture, or continue a stopped import.
 
-    Raises UserError for bad input, StoreError for a store that is damaged, Stopped after a signal.
+    A store that the same options have finished is left unchanged. Raises UserError for bad input,
+    StoreError for a damaged store, Stopped after a signal.
     """
     with stoppable(lambda: written_line(options.target)) as stop:
         stored = StoreWriter.finished(options.target)
         if stored is None:
+            # Before the survey, which reads the whole capture and may take an hour.
             StoreWriter.check_writable(options.target)
         chosen = format_of(options)
         teacher = open_teacher(options.tokenizer)
         capture = chosen.open(options, teacher)
         files = capture.files()
-        before = stamps(files)
+        before = file_versions(files)
         source = identity(chosen.name, options.source, files, progress)
         survey = _survey(capture, stop)
-        spelling = None
-        if capture.held.vector is None:
+        tokenizer = None
+        if capture.contents.vector is None:
             backend = teacher.tokenizer.backend_tokenizer
-            spelling = spelling_of(backend, capture.samples(), teacher.name)
+            tokenizer = choose_tokenizer(backend, capture.samples(), teacher.name)
         features = features_of(options, capture, teacher, survey)
-        held = teacher.files(features.max_length)
-        if spelling:
-            held["tokenizer.json"] = spelling.file
-        described = _identity(chosen, options, capture, teacher.name, source, held)
-        say(f"capture   {chosen.name}, {survey.samples:,} samples, {_told(features)}")
+        files_stored = teacher.files(features.max_length)
+        if tokenizer:
+            # A reader of the store must get these tokens, so the tokenizer as it was chosen
+            # is stored: perhaps without the special tokens around a text.
+            files_stored["tokenizer.json"] = tokenizer.file
+        described = _identity(chosen, options, capture, teacher.name, source, files_stored)
+        say(f"capture   {chosen.name}, {survey.samples:,} samples, {_describe(features)}")
         if stored:
             check_finished(options.target, stored, described, features)
             say(f"{options.target}: was finished before, by the same command; nothing to do")
             return ImportSummary(chosen.name, finished_before=True)
         tally: Counter[str] = Counter()
-        parts = _parts(options, capture, teacher, spelling, features, tally)
-        _write(options, parts, features, described, held, tally, stop)
-        if stamps(files) != before:
+        parts = _parts(options, capture, teacher, tokenizer, features, tally)
+        _write(options, parts, features, described, files_stored, tally, stop)
+        if file_versions(files) != before:
             raise UserError(
                 f"{options.source}: was changed while it was read; remove {options.target}, and"
-                " type the command again with files that nobody changes"
+                " run the command again while nothing writes to the capture"
             )
     counts: dict[str, Any] = {key: tally[key] for key in COUNTS}
     return ImportSummary(chosen.name, **counts)
 
 
 def _survey(capture: Capture, stop: Stop) -> Survey:
-    """Read all ids, and all vectors. Raises UserError for ids beyond the vocabulary, for a sample
-    that is too long, and as the capture does."""
-    samples, longest, normalised = 0, 1, capture.held.vector is not None
-    vocabulary = capture.held.vocabulary
+    """Read all ids and all vectors, before anything is written.
+
+    Raises UserError for ids beyond the vocabulary, for a sample that is too long, and as the
+    capture does.
+    """
+    samples, longest, normalised = 0, 1, capture.contents.vector is not None
+    vocabulary = capture.contents.vocabulary
     for sample in capture.samples():
         stop.check()
         samples += 1
-        _check_rows(sample, capture.held)
+        _check_rows(sample, capture.contents)
         if sample.ids is None:
             vector = _vector(sample)
             normalised &= abs(float(np.linalg.norm(vector)) - 1) < UNIT
@@ -165,21 +179,24 @@ def _survey(capture: Capture, stop: Stop) -> Survey:
     if not samples:
         raise UserError("the capture holds no sample; nothing to import")
     if longest > LONGEST:
-        raise UserError(f"a sample of {longest:,} tokens: a store takes {LONGEST:,} at most")
+        raise UserError(
+            f"a sample has {longest:,} tokens, and a store takes {LONGEST:,} at most; capture"
+            " shorter samples"
+        )
     return Survey(samples, longest, normalised)
 
 
-def _check_rows(sample: Sample, held: Held) -> None:
-    """Raise UserError where the logits of a sample cannot be read: before anything is written."""
-    if not held.kept:
-        return  # `samples` has looked at states, and what needs a vector reads it
-    kept = sample.rows().kept
-    if kept is not None:
-        best_first(*kept, held.kept, sample.where, Counter(), held.vocabulary or 1)
+def _check_rows(sample: Sample, contents: CaptureContents) -> None:
+    """Raise UserError if the logits of a sample cannot be read."""
+    if not contents.topk:
+        return  # `samples` has checked the states, and `_survey` reads the vectors
+    found = sample.rows().topk
+    if found is not None:
+        best_first(*found, contents.topk, sample.where, Counter(), contents.vocabulary or 1)
 
 
 def _vector(sample: Sample) -> Array:
-    """Return the vector of a sample. Raises UserError if a number of it is not finite."""
+    """Return the vector of a sample. Raises UserError if it has a number that is not finite."""
     found = sample.rows().vector
     assert found is not None
     return found
@@ -188,30 +205,32 @@ def _vector(sample: Sample) -> Array:
 def features_of(
     options: ImportOptions, capture: Capture, teacher: TeacherFiles, survey: Survey
 ) -> Features:
-    """Return the features of the store that a capture gives."""
-    held = capture.held
-    vector = held.vector and EmbeddingSpec(held.vector, "as captured", "", survey.normalised)
+    """Return the features of the store that is written from a capture."""
+    contents = capture.contents
+    vector = contents.vector and EmbeddingSpec(
+        contents.vector, "as captured", "", survey.normalised
+    )
     longest = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
-    vocabulary = held.vocabulary or teacher.vocabulary
-    logits = held.kept and LogitsSpec("topk", min(held.kept, vocabulary), next_token=True)
+    vocabulary = contents.vocabulary or teacher.vocabulary
+    logits = contents.topk and LogitsSpec("topk", min(contents.topk, vocabulary), next_token=True)
     return Features(
         max_length=(options.max_length or longest) if vector else survey.longest,
-        width=held.width or teacher.width or held.vector or 1,
+        width=contents.width or teacher.width or contents.vector or 1,
         vocabulary=vocabulary,
         codec=options.codec,
-        hidden=held.hidden,
+        hidden=contents.hidden,
         logits=logits or None,
         embedding=vector or None,
     )
 
 
-def _told(features: Features) -> str:
-    """Tell what the store is going to hold."""
+def _describe(features: Features) -> str:
+    """Describe the features that the store is going to hold."""
     if vector := features.embedding:
-        return f"vectors {vector.width} wide" + (", of length 1" if vector.normalised else "")
+        return f"vectors of width {vector.width}" + (", of length 1" if vector.normalised else "")
     if logits := features.logits:
-        return f"topk:{logits.size} of {features.vocabulary:,}, each of the token after"
-    return f"hidden {', '.join(features.hidden)} ({features.width} wide)"
+        return f"topk:{logits.size} of {features.vocabulary:,}, of the next token"
+    return f"hidden {', '.join(features.hidden)} (width {features.width})"
 
 
 def _identity(
@@ -222,7 +241,7 @@ def _identity(
     source: dict[str, Any],
     files: dict[str, bytes],
 ) -> dict[str, Any]:
-    """Describe what the store is made of: two imports that share it are equal."""
+    """Return the identity of the store: two imports with the same identity write the same store."""
     return {
         "teacher": {"id": name, "captured_by": chosen.name},
         "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
@@ -235,22 +254,22 @@ def _parts(
     options: ImportOptions,
     capture: Capture,
     teacher: TeacherFiles,
-    spelling: Spelling | None,
+    tokenizer: RoundTripTokenizer | None,
     features: Features,
     tally: Counter[str],
 ) -> Iterator[list[Stretch]]:
     """Gather the sequences of a capture into parts."""
-    if spelling is not None:
-        found = stretches(capture.samples(), spelling, tally)
+    if tokenizer is not None:
+        found = stretches(capture.samples(), tokenizer, tally)
     else:
-        found = _of_texts(capture, teacher, features.max_length, tally)
+        found = _tokenised_texts(capture, teacher, features.max_length, tally)
     return gathered(found, options.part_tokens, None)
 
 
-def _of_texts(
+def _tokenised_texts(
     capture: Capture, teacher: TeacherFiles, max_length: int, tally: Counter[str]
 ) -> Iterator[Stretch]:
-    """Yield the sequence of each text, or the beginning of one that is longer than `max_length`."""
+    """Yield the sequence of each text, truncated to `max_length` tokens."""
     from teachonce.teacher_dump.windows.truncating import iter_truncated
 
     waiting: dict[int, Sample] = {}
@@ -265,7 +284,7 @@ def _of_texts(
     for window in iter_truncated(documents(), teacher.tokenizer, max_length, counters=counters):
         tally["cut"] += window.lost > 0
         for number in [each for each in waiting if each < window.document]:
-            del waiting[number]  # without a token
+            del waiting[number]  # a text without a token gives no window
         yield Stretch(window, waiting.pop(window.document), 0)
     tally["lost"] = counters["no_tokens"]
 
@@ -311,11 +330,12 @@ def _write(
 def _calibration(
     options: ImportOptions, part: Sequence[Stretch], features: Features
 ) -> Calibration:
-    """Return that of an unfinished store, or measure it over the first part."""
+    """Return the calibration of the unfinished store, or measure it over the first part."""
     if not features.hidden:
         return {}
-    begun = StoreWriter.peek(options.target)
-    if begun and (found := StoreWriter.calibration(options.target)):
+    # Published parts are encoded relative to the stored values, so a resumed import reuses them.
+    unfinished = StoreWriter.peek(options.target)
+    if unfinished and (found := StoreWriter.calibration(options.target)):
         return found
     from teachonce.teacher_dump.job.part_writing import CALIBRATION_TOKENS, mean_and_deviation
 
@@ -331,6 +351,7 @@ def _calibration(
 def _write_part(
     writer: StoreWriter, number: int, part: Sequence[Stretch], tally: Counter[str]
 ) -> None:
+    """Encode a part and publish it."""
     from teachonce.teacher_dump.job.parts import sequences_of
 
     features = writer.features
@@ -348,17 +369,19 @@ def _write_part(
         for name in features.hidden:
             made.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
-            ids, logprobs, rest = _kept(each, rows, span, features, tally)
+            ids, logprobs, rest = _best_logprobs(each, rows, span, features, tally)
+            # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
     writer.publish(made)
 
 
-def _kept(
+def _best_logprobs(
     each: Stretch, rows: Rows, span: slice, features: Features, tally: Counter[str]
 ) -> tuple[Array, Array, Array]:
-    assert rows.kept is not None and features.logits is not None
+    """Return ids, log-probabilities and rest of a stretch, and count the next tokens among them."""
+    assert rows.topk is not None and features.logits is not None
     size, vocabulary = features.logits.size, features.vocabulary
-    ids, logprobs = (values[span] for values in rows.kept)
+    ids, logprobs = (values[span] for values in rows.topk)
     where = each.sample.where
     same_length(each.ids, len(ids), "logits", where)
     best = best_first(ids, logprobs, size, where, tally, vocabulary)

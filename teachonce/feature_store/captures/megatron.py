@@ -1,8 +1,8 @@
-"""Archives of Megatron-LM: tars of the best log-probabilities of each token of a training run.
+"""Read archives of Megatron-LM: tars of the top-k log-probabilities of a training run.
 
 After megatron/training/distillation of github.com/NVIDIA/Megatron-LM, commit d98e8a6. An archive
 `cp<C>_dp<D>__<I>.tar` holds for each iteration the microbatches of one rank: values [S,B,K], and
-ids of 17 bits. It holds no tokens: these are given apart, in the order of their consumption.
+ids of 17 bits. It holds no tokens: --tokens gives them, in the order of consumption.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from teachonce.feature_store.captures.files import numbered, regular, unzstd
 from teachonce.feature_store.captures.formats import Format, ImportOptions
-from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample
 from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.feature_store.captures.tensors import load_tensors
@@ -31,11 +31,11 @@ from teachonce.support.errors import UserError, first_line
 ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
 META = "_meta.json"
 PAYLOAD = re.compile(r"(\d+)\.pt\.zst")
-EMPTY = -999.0  # a place behind the nucleus has -1000
-ARCHIVE_END = bytes(512)
+EMPTY = -999.0  # Megatron writes -1000 for ids outside the nucleus (top-p)
+ARCHIVE_END = bytes(512)  # an empty header; tarfile accepts an archive without it
 
 
-DIMS = ("tokens", "sequences", "kept ids")
+DIMS = ("tokens", "sequences", "top-k ids")
 FIELDS = (
     Numbers("values", "logs", DIMS),
     Numbers("indices_low", "low", DIMS),
@@ -51,24 +51,27 @@ class Microbatch:
     ids: Array
 
     def sample(self, row: int) -> tuple[Array, Array]:
-        """Return ids int64 and log-probabilities float32 [S,K] of one of its sequences."""
+        """Return ids int64 and log-probabilities float32 [S,K] of sequence `row`."""
         values = self.values[:, row]
         return self.ids[:, row].astype(np.int64), np.where(values < EMPTY, -np.inf, values)
 
 
 def recognises(path: Path) -> bool:
-    """Whether archives of Megatron-LM lie there."""
+    """Whether a folder holds archives of Megatron-LM."""
     return path.is_dir() and bool(_archives(path))
 
 
 class Megatron:
-    """The archives of a run that are open for reading."""
+    """Reads the archives of a run."""
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._source = options.source
         self._files = regular(_archives(options.source))
         if not self._files:
-            raise UserError(f"{options.source}: no archive such as cp0_dp0__99.tar in it")
+            raise UserError(
+                f"{options.source}: there is no archive such as cp0_dp0__99.tar in it;"
+                " check the path"
+            )
         ranks = set(map(_rank, self._files))
         self._context, self._data = (1 + max(rank[i] for rank in ranks) for i in (0, 1))
         if lost := self._context * self._data - len(ranks):
@@ -84,17 +87,17 @@ class Megatron:
             )
         self._tokens_file, self._tokens = options.tokens, _tokens(options)
         self._end = teacher.tokenizer.eos_token_id
-        self._most = self._kept()
-        self.held = Held(kept=self._most, vocabulary=teacher.vocabulary)
+        self._most = self._k_of_run()
+        self.contents = CaptureContents(topk=self._most, vocabulary=teacher.vocabulary)
         self.settings: dict[str, Any] = {"end": self._end}
 
-    def _kept(self) -> int:
-        """Return the K of the run, as its first archive tells it."""
+    def _k_of_run(self) -> int:
+        """Return K, the number of ids for a token, from the first archive."""
         found = self._meta(self._files[0]).get("saver")
-        kept = found.get("k") if isinstance(found, dict) else None
-        if not isinstance(kept, int) or isinstance(kept, bool) or not 0 < kept <= 1 << 17:
-            raise UserError(f"{self._files[0]}: {META} in it does not tell k; copy it again")
-        return kept
+        k = found.get("k") if isinstance(found, dict) else None
+        if not isinstance(k, int) or isinstance(k, bool) or not 0 < k <= 1 << 17:
+            raise UserError(f"{self._files[0]}: its {META} has no valid k; copy the archive again")
+        return k
 
     def _meta(self, path: Path) -> dict[str, Any]:
         for name, data in _members(path):
@@ -113,8 +116,10 @@ class Megatron:
         return [*self._files, self._tokens_file]
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the texts of all sequences, rank by rank, in the order of iterations. The token
-        that ends a text is left out, and so is what was kept of it."""
+        """Yield the texts of all sequences, rank by rank, in the order of iterations.
+
+        The end-of-text token and its row are left out.
+        """
         for rank in range(self._data):
             for iteration, batches in self._iterations(rank):
                 for number, batch in enumerate(batches):
@@ -124,6 +129,7 @@ class Megatron:
         self, rank: int, iteration: int, count: int, number: int, batch: Microbatch
     ) -> Iterator[Sample]:
         length, size = batch.values.shape[:2]
+        # A global batch is dealt out microbatch by microbatch, to each data rank in turn.
         first = ((iteration * count + number) * self._data + rank) * size
         for row in range(size):
             where = f"{self._source}, iteration {iteration}, sequence {first + row} of the run"
@@ -134,7 +140,7 @@ class Megatron:
                 )
             if self._tokens.shape[1] not in (length, length + 1):
                 raise UserError(
-                    f"{where}: has {length:,} tokens, those of {self._tokens_file}"
+                    f"{where}: has {length:,} tokens, and each sequence of {self._tokens_file}"
                     f" {self._tokens.shape[1]:,}; give the tokens of this run"
                 )
             ids = np.asarray(self._tokens[first + row, :length], np.int64)
@@ -143,22 +149,21 @@ class Megatron:
                 yield Sample(where, rows, ids[begin:end], continues=begin == 0)
 
     def _iterations(self, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
-        """Yield the iterations of a data rank; with context parallelism each is put together."""
+        """Yield the iterations of a data rank, merged over its context ranks."""
         for parts in zip_longest(*(self._of_rank(each, rank) for each in range(self._context))):
             found = {(part[0], len(part[1])) if part else None for part in parts}
             if len(found) > 1:
                 raise UserError(
-                    f"{self._source}: the context ranks of data rank {rank} hold other iterations"
-                    " than one another; copy all archives of the run"
+                    f"{self._source}: the context ranks of data rank {rank} hold different"
+                    " iterations; copy all archives of the run"
                 )
             every = list(zip(*(batches for _, batches in parts), strict=True))
             if any(len({part.values.shape[:2] for part in each}) > 1 for each in every):
                 raise UserError(
                     f"{self._source}, iteration {parts[0][0]}: the context ranks of data rank"
-                    f" {rank} hold microbatches of other sizes than one another; copy all archives"
-                    " of the run"
+                    f" {rank} hold microbatches of different sizes; copy all archives of the run"
                 )
-            yield parts[0][0], [joined(list(each)) for each in every]
+            yield parts[0][0], [merge_context_ranks(list(each)) for each in every]
 
     def _of_rank(self, context: int, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
         for path in self._files:
@@ -171,7 +176,7 @@ class Megatron:
                     for number, batch in enumerate(batches):
                         if (size := batch.values.shape[2]) > self._most:
                             raise UserError(
-                                f"{where}, microbatch {number}: keeps {size:,} ids of a token, and"
+                                f"{where}, microbatch {number}: has {size:,} ids for a token, and"
                                 f" {META} of the run {self._most:,}; copy the archives again"
                             )
                     yield int(found[1]), batches
@@ -199,10 +204,10 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                     if len(data) < member.size:
                         raise UserError(f"{path}: {member.name} in it was cut off; copy it again")
                     yield member.name, data
-            file.seek(archive.offset)  # behind the last member, where the mark of the end is
+            file.seek(archive.offset)  # after the last member, where the end marker must be
             if file.read(len(ARCHIVE_END)) != ARCHIVE_END:
                 raise UserError(
-                    f"{path}: has no end: the archive was cut off, or is damaged behind"
+                    f"{path}: has no end: the archive was cut off, or is damaged after"
                     f" byte {archive.offset:,}; copy it again"
                 )
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
@@ -216,7 +221,7 @@ def _microbatches(data: bytes, where: str) -> list[Microbatch]:
     if len(counts) > 1 or not max(counts):
         raise UserError(
             f"{where}: expected {', '.join(field.name for field in FIELDS)}, a list of tensors"
-            f" [{', '.join(DIMS)}] each, as long as one another; it is no payload of Megatron-LM"
+            f" [{', '.join(DIMS)}] each, all of one length; this is no payload of Megatron-LM"
         )
     made = []
     for number, tensors in enumerate(zip(*(each for each in lists if each), strict=True)):
@@ -227,11 +232,12 @@ def _microbatches(data: bytes, where: str) -> list[Microbatch]:
     return made
 
 
-def joined(parts: list[Microbatch]) -> Microbatch:
-    """Put the sequences together that context ranks have shared: rank r of C has chunks r and
-    2C-1-r of 2C. With fewer ids kept in one part the places are left empty."""
+def merge_context_ranks(parts: list[Microbatch]) -> Microbatch:
+    """Concatenate the chunks of sequences that context ranks shared: rank r of C has chunks r and
+    2C-1-r of 2C."""
     if len(parts) == 1:
         return parts[0]
+    # A nucleus may leave one rank fewer ids than another: its last places are marked empty.
     most = max(part.values.shape[2] for part in parts)
     values: list[Any] = [None] * (2 * len(parts))
     ids = list(values)
@@ -246,8 +252,8 @@ def joined(parts: list[Microbatch]) -> Microbatch:
 def _tokens(options: ImportOptions) -> Array:
     if options.tokens is None:
         raise UserError(
-            f"{options.source}: archives of Megatron-LM hold no tokens; give those of the run by"
-            " --tokens FILE.npy: whole numbers [sequences, tokens], in the order of consumption"
+            f"{options.source}: archives of Megatron-LM hold no tokens; give the tokens of the run"
+            " by --tokens FILE.npy: whole numbers [sequences, tokens], in the order of consumption"
         )
     regular([options.tokens])
     try:
@@ -262,7 +268,7 @@ def _tokens(options: ImportOptions) -> Array:
 
 
 def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each text of a sequence."""
+    """Yield begin and end of each text in a sequence."""
     places = np.flatnonzero(ids == end) if end is not None else np.zeros(0, np.int64)
     begin = 0
     for place in (*places.tolist(), len(ids)):
@@ -273,7 +279,7 @@ def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
 
 def _rows(batch: Microbatch, row: int, span: slice) -> Rows:
     ids, values = batch.sample(row)
-    return Rows(kept=(ids[span], values[span]))
+    return Rows(topk=(ids[span], values[span]))
 
 
 FORMAT = Format("megatron", recognises, Megatron, frozenset({"tokens"}))

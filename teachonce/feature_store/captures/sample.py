@@ -1,4 +1,4 @@
-"""What every format of captures gives: samples, with the rows that the teacher gave of each."""
+"""The interface of captures: samples, and the teacher's output for each sample."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What the teacher gave of a sample of T tokens.
+    """The teacher's output for a sample of T tokens.
 
-    `hidden` are states [T,D] by name. `kept` are the best ids and their log-probabilities, both
-    [T,K], of the token after each; -inf where a place is empty. `vector` is one of the whole text.
+    hidden: states [T,D] by name. topk: the most likely ids of the next token and their
+    log-probabilities, both [T,K]; a log-probability of -inf marks an empty place. vector: the
+    vector [D] of the whole text.
     """
 
     hidden: Mapping[str, Floats] = field(default_factory=dict)
-    kept: tuple[Array, Floats] | None = None
+    topk: tuple[Array, Floats] | None = None
     vector: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One text of a capture: its token ids int64 [T], or the text itself where it has no ids.
+    """One text of a capture: its token ids int64 [T], or the text itself if there are no ids.
 
-    `where` names file and row for an error. `rows` reads and decodes what the teacher gave.
-    `continues` is true where the tokens may begin within a document, or within a word.
+    where: file and row, for error messages. rows: reads and decodes the teacher's output.
+    continues: whether the tokens may begin inside a document or inside a word.
     """
 
     where: str
@@ -44,85 +45,87 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a capture holds: the names and the width of its states, how many ids of a token it
-    keeps, the width of its vectors of texts; `vocabulary` where it tells that itself."""
+class CaptureContents:
+    """Names and sizes of the features in a capture.
+
+    hidden, width: names and hidden size of the states. topk: number of ids stored for a token.
+    vector: width of the vectors of texts. vocabulary: its size, if the capture states it.
+    """
 
     hidden: tuple[str, ...] = ()
     width: int | None = None
-    kept: int | None = None
+    topk: int | None = None
     vector: int | None = None
     vocabulary: int | None = None
 
 
 class Capture(Protocol):
-    """A capture that is open for reading, more than once."""
+    """An open capture. It can be read several times."""
 
     @property
-    def held(self) -> Held: ...
+    def contents(self) -> CaptureContents: ...
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What was needed to read it, for the identity of the store."""
+        """The settings with which it is read; they are part of the store's identity."""
 
     def files(self) -> list[Path]:
-        """Return the files that it is made of, in the order in which they are read."""
+        """Return its files, in the order in which they are read."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yield all samples, in an order that depends on the files alone. Raises UserError."""
+        """Yield all samples, in an order that depends only on the files. Raises UserError."""
 
 
 def same_length(ids: Array, rows: int, what: str, where: str) -> None:
     """Raise UserError unless there is one row for each token."""
     if len(ids) != rows:
         raise UserError(
-            f"{where}: {len(ids):,} token ids, and {what} of {rows:,} tokens; the file is damaged,"
+            f"{where}: {len(ids):,} token ids, and {what} of {rows:,} tokens; the file is damaged"
             " or of another format"
         )
 
 
-DAMAGED = (
-    "the file is damaged, or of another format, or the tokenizer is not that of the captured"
-    " teacher"
-)
+DAMAGED = "the file is damaged or of another format, or --tokenizer is not the captured teacher's"
 
 
 def best_first(
     ids: Array, logprobs: Floats, size: int, where: str, tally: Counter[str], vocabulary: int
 ) -> tuple[Array, Floats, Floats]:
-    """Return ids and log-probabilities [T,size], best first, and the log of what is left over [T].
+    """Sort ids and log-probabilities, best first: [T,size] each, and the log of the rest [T].
 
-    A place that the capture leaves empty (-inf) gets the best id of its row and -inf: it adds
-    nothing to the distribution, and takes nothing of what is left over. `tally` counts the rows
-    with empty places as `partial`, and as `over` those that sum to more than 1, of which nothing is
-    left. Raises UserError for what are no log-probabilities of one token.
+    The rest is the probability outside the top-k ids. An empty place (-inf) gets the best id of its
+    row and -inf, which changes neither the distribution nor the rest. `tally` counts rows with
+    empty places as `partial`, and rows that sum to 1 or more, without a rest, as `over`. Raises
+    UserError for rows that are not the log-probabilities of one token.
     """
     if np.isnan(logprobs).any():
         row = int(np.isnan(logprobs).any(axis=1).argmax())
         raise UserError(
-            f"{where}, token {row}: a log-probability is NaN; capture that sample again, or take it"
-            " out"
+            f"{where}, token {row}: a log-probability is NaN; capture this sample again, or remove"
+            " it"
         )
+    # Stable, so that ties keep the order of the capture: a repeated import gives equal bytes.
     order = np.argsort(-logprobs, axis=1, kind="stable")[:, :size]
     values = np.take_along_axis(logprobs, order, axis=1)
     best = np.take_along_axis(ids, order, axis=1)
     with np.errstate(over="ignore"):
         total = np.exp(values.astype(np.float64)).sum(axis=1)
+    # bfloat16 and fitted tails (DistillKit) put sums a little above 1; raw logits are far above it.
     bad = (total > 1 + MASS_SLACK) | (values[:, 0] > MASS_SLACK) | np.isneginf(values[:, 0])
     if bad.any():
         row = int(bad.argmax())
         raise UserError(
-            f"{where}, token {row}: the probabilities of the kept ids sum to {total[row]:.3g}: they"
-            " are no log-probabilities of one token (raw logits, of which nobody knows the sum over"
-            " the vocabulary, or other settings of compression)"
+            f"{where}, token {row}: the top-k probabilities sum to {total[row]:.3g}, expected 1 at"
+            " most: these are no log-probabilities of one token, but raw logits (capture"
+            " log-probabilities) or values of another compression (check --compression)"
         )
     if found := repeated_id(best, values):
-        raise UserError(f"{where}, token {found.row}: an id is kept twice: {DAMAGED}")
+        raise UserError(f"{where}, token {found.row}: an id occurs twice: {DAMAGED}")
     outside = ((ids < 0) | (ids >= vocabulary)) & ~np.isneginf(logprobs)
     if outside.any():
         row, place = np.argwhere(outside)[0].tolist()
         raise UserError(
-            f"{where}, token {row}: kept id {ids[row, place]:,} is beyond the vocabulary of"
+            f"{where}, token {row}: top-k id {ids[row, place]:,} is beyond the vocabulary of"
             f" {vocabulary:,}: {DAMAGED}"
         )
     if (missing := size - values.shape[1]) > 0:

@@ -1,4 +1,4 @@
-"""What the numbers of a capture must be: one list for each format, checked where a file is read."""
+"""Schemas of captures: type, shape and range of each column or tensor, checked at reading."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import numpy as np
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
-OTHER = "the file is damaged, or of another format"
-AGAIN = "capture that sample again, or take it out"
+OTHER = "the file is damaged or of another format"
+AGAIN = "capture this sample again, or remove it"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Numbers of one meaning: how messages call them, NumPy's kinds of dtypes, the least and the
-    most, and the dtype to which they are converted (None: as stored)."""
+    """A kind of number.
 
-    words: str
+    description: its name in messages. kinds: NumPy's kinds of dtypes. least, most: the range.
+    dtype: the dtype to which numbers are converted, or None to leave them as stored.
+    """
+
+    description: str
     kinds: str
     least: float
     most: float
@@ -44,9 +47,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column or tensor of a capture: its name, the kind of its numbers (of KINDS), and the names
-    of its dimensions. Dimensions of one name have one size, of at least 1. `batched` ones may have
-    a first dimension of 1 more."""
+    """A column or tensor of a capture.
+
+    kind: a name in KINDS. dims: names of the dimensions; dimensions with the same name have the
+    same size, at least 1. batched: whether an additional first dimension of size 1 is accepted.
+    """
 
     name: str
     kind: str
@@ -56,21 +61,21 @@ class Numbers:
 
     @property
     def expected(self) -> str:
-        """What is expected, for people."""
-        return f"{KINDS[self.kind].words} [{', '.join(self.dims)}]"
+        """The expected numbers and dimensions, for messages."""
+        return f"{KINDS[self.kind].description} [{', '.join(self.dims)}]"
 
     def array(self, value: Any, where: str) -> Array:
-        """Return the numbers as an array. Raises UserError for what is none of them."""
+        """Return the numbers as an array. Raises UserError if they do not fit the schema."""
         kind = KINDS[self.kind]
         if value is None:
             raise UserError(
-                f"{where}: has no {self.name} ({self.expected}); it is of another format"
+                f"{where}: has no {self.name} ({self.expected}); the file is of another format"
             )
         found = value if type(value).__module__ == "numpy" else _of_tensor(value, self, where)
         if self.batched and found.ndim == len(self.dims) + 1 and found.shape[0] == 1:
             found = found[0]
         if not found.size:
-            found = found.astype(kind.dtype or np.int64)  # of no element no dtype is known
+            found = found.astype(kind.dtype or np.int64)  # an empty array has no reliable dtype
         if found.ndim != len(self.dims) or found.dtype.kind not in kind.kinds:
             raise UserError(
                 f"{where}: {self.name} is {found.dtype}{list(found.shape)}, expected"
@@ -91,22 +96,22 @@ class Numbers:
         if found.dtype.kind == "f":
             self._refuse(self._infinite(found), "is NaN or infinite", where)
         if self.kind == "mask":
-            self._refuse((found != 0) & (found != 1), f"is not {kind.words}", where)
+            self._refuse((found != 0) & (found != 1), f"is not {kind.description}", where)
         elif found.dtype.kind in "iu" and not (
             kind.least <= int(found.min()) and int(found.max()) <= kind.most
         ):
             bad = (found < max(kind.least, np.iinfo(found.dtype).min)) | (
                 found > min(kind.most, np.iinfo(found.dtype).max)
             )
-            self._refuse(bad, f"is not among {kind.words}", where)
+            self._refuse(bad, f"is not among {kind.description}", where)
 
     def _infinite(self, values: Array) -> Array:
-        if self.kind == "logs":  # of which -inf is one
+        if self.kind == "logs":  # -inf marks an empty place
             return np.asarray(np.isnan(values) | np.isposinf(values))
         return ~np.isfinite(values)
 
     def _refuse(self, bad: Array, what: str, where: str) -> None:
-        """Raise UserError for the first of the numbers that are bad."""
+        """Raise UserError for the first number that is bad."""
         if bad.any():
             row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
             unit = self.dims[0].removesuffix("s")
@@ -114,7 +119,7 @@ class Numbers:
 
 
 def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
-    """Return a tensor's numbers. Raises UserError for what is no tensor that holds them all."""
+    """Return the numbers of a tensor. Raises UserError unless it is dense and completely stored."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -123,7 +128,7 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
             f" {field.expected}; {OTHER}"
         )
     plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
-    # A few stored bytes may be declared to be any number of elements.
+    # Strides of 0 declare any number of elements over a few bytes; a copy would take the memory.
     if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise UserError(f"{where}: {field.name} is no plain tensor of stored numbers; {OTHER}")
     if value.is_complex():
@@ -138,6 +143,7 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
 
 
 def _narrow() -> tuple[Any, ...]:
+    """Return the dtypes that NumPy lacks; older torch lacks some of them."""
     import torch
 
     return tuple(
@@ -147,9 +153,9 @@ def _narrow() -> tuple[Any, ...]:
 
 
 def checked(fields: Iterable[Numbers], found: Mapping[str, Any], where: str) -> dict[str, Array]:
-    """Return the arrays of a file or row by their names; an optional one may be left out.
+    """Return the arrays of a file or row by name. Optional ones may be missing.
 
-    Raises UserError for numbers that are not what the fields say, and for sizes that differ.
+    Raises UserError for numbers that do not fit the fields, and for sizes that differ.
     """
     made, sizes = dict[str, Array](), dict[str, tuple[int, str]]()
     for field in fields:
@@ -163,5 +169,5 @@ def checked(fields: Iterable[Numbers], found: Mapping[str, Any], where: str) -> 
                     f"{where}: {name} has {known:,} {dim}, and {field.name} {size:,}; {OTHER}"
                 )
             if not size:
-                raise UserError(f"{where}: {field.name} holds no {dim}; take that sample out")
+                raise UserError(f"{where}: {field.name} holds no {dim}; remove this sample")
     return made

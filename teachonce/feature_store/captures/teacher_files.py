@@ -1,4 +1,4 @@
-"""The tokenizer and the configuration of the teacher that was captured."""
+"""The tokenizer and the configuration of the captured teacher."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class TeacherFiles:
-    """A fast tokenizer of transformers, and the teacher's configuration where it is known.
+    """A fast tokenizer of transformers, and the teacher's configuration if it is known.
 
-    `vocabulary` is how many logits the teacher has, or as many pieces as the tokenizer has.
+    vocabulary: the number of the teacher's logits if known, else the number of pieces.
     """
 
     name: str
@@ -27,39 +27,41 @@ class TeacherFiles:
 
     @property
     def layers(self) -> int | None:
-        """The number of layers, where it is known."""
+        """The number of layers, or None if unknown."""
         return layers_of(self.config)
 
     @property
     def width(self) -> int | None:
-        """The width of hidden states, where it is known."""
+        """The hidden size, or None if unknown."""
         names = (name for name in ("hidden_size", "n_embd", "dim") if name in self.config)
         found = self.config.get(next(names, ""))
         return found if isinstance(found, int) and found > 0 else None
 
     @property
     def limit(self) -> int | None:
-        """The longest text in tokens by the tokenizer; None if it has no limit."""
-        found = self.tokenizer.model_max_length
+        """The tokenizer's limit for a text, in tokens, or None if it has no limit."""
+        found = self.tokenizer.model_max_length  # 10**30 in transformers means no limit
         return int(found) if 0 < found < 1 << 20 else None
 
     def files(self, max_length: int) -> dict[str, bytes]:
-        """Return the files that a store keeps of the teacher, as bytes."""
+        """Return the teacher's files that a store holds: content in bytes by file name."""
         config = json.dumps(self.config, sort_keys=True).encode()
         own = {"config.json": config} if self.config else {}
         return {**tokenizer_files(self.tokenizer, max_length), **own}
 
 
 def open_teacher(name: str | None) -> TeacherFiles:
-    """Load the tokenizer of a folder, of a model id or of an alias, and the configuration next to
-    it; no weights are read. Raises UserError."""
+    """Load the tokenizer and the configuration of a folder, a model id or an alias.
+
+    No weights are read. Raises UserError.
+    """
     from teachonce.checkpoints.loading import load_config, load_tokenizer
     from teachonce.teacher_dump.windows.cutting import fast_backend
 
     if name is None:
         raise UserError(
-            "--tokenizer: a capture holds ids or texts, and a store keeps for each token the"
-            " characters that it covers; give the folder of the teacher, or of its tokenizer"
+            "--tokenizer: missing; a capture holds ids or texts, and a store needs for each token"
+            " the characters that it covers: give the folder of the teacher, or of its tokenizer"
         )
     try:
         model = resolve_model(name, weights=False)
@@ -71,9 +73,9 @@ def open_teacher(name: str | None) -> TeacherFiles:
     config: dict[str, Any] = {}
     if not path.is_dir() or (path / "config.json").is_file():
         config = load_config(model).get_text_config().to_dict()
-        config.pop("_name_or_path", None)
+        config.pop("_name_or_path", None)  # a path of this machine, which must not be published
     pieces = 1 + max(tokenizer.get_vocab().values())
-    told = config.get("vocab_size")
-    vocabulary = max(pieces, told) if isinstance(told, int) else pieces
+    declared = config.get("vocab_size")  # often padded to a multiple, so more than the pieces
+    vocabulary = max(pieces, declared) if isinstance(declared, int) else pieces
     known_by = Path(name).name if path.is_dir() else name
     return TeacherFiles(known_by, tokenizer, config, vocabulary)

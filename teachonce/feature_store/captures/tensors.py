@@ -1,4 +1,4 @@
-"""Tensors in files: what torch.save and safetensors wrote; nothing that is pickled is run."""
+"""Load tensors from files of torch.save and safetensors, without running pickled code."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BUILDERS = frozenset(
     for module, name in (
         ("collections", "OrderedDict"),
         ("torch._utils", "_rebuild_tensor_v2"),
-        ("torch._utils", "_rebuild_tensor_v3"),  # of uint16 and other late dtypes
+        ("torch._utils", "_rebuild_tensor_v3"),  # uint16 and other recent dtypes
         ("torch._utils", "_rebuild_parameter"),
     )
 )
-"""What the pickle of a dictionary of tensors names, besides the types of storages."""
+"""The functions that the pickle of a dictionary of tensors may name, besides storage types."""
 
 
 def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:
-    """Load what torch.save wrote of a dictionary, tensors and plain values alone.
+    """Load a dictionary that torch.save wrote: tensors and plain values only.
 
-    Raises UserError for anything that is pickled besides: nothing of it is run.
+    Raises UserError if the file holds other pickled objects; none of them is run.
     """
     import torch
 
@@ -49,24 +49,21 @@ def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise UserError(
-            f"{where}: holds a {type(found).__name__}, expected a dictionary of tensors"
+            f"{where}: holds a {type(found).__name__}, expected a dictionary of tensors; save one"
         )
     return found
 
 
 PICKLED = (
-    "holds pickled objects other than tensors, which could run code of a stranger and are not read;"
-    " save tensors alone"
+    "holds pickled objects other than tensors, which could run untrusted code and are not read;"
+    " save only tensors"
 )
 
 
 def _check_archive(source: Path | io.BytesIO, where: str) -> None:
-    """Raise UserError for a file whose loading could take more memory than its bytes, or that names
-    other objects than tensors.
-
-    torch.save writes a zip whose members are not compressed. A pickle from before torch 1.6 itself
-    declares how much memory to allocate.
-    """
+    """Raise UserError for a file that could take more memory than its size, or that names objects
+    other than tensors."""
+    # A pickle from before torch 1.6 declares itself how much memory to allocate.
     if not zipfile.is_zipfile(source):
         raise UserError(
             f"{where}: {PICKLED}, by torch.save of torch 1.6 or later; or the file was cut off:"
@@ -75,9 +72,11 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
     size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
+        # torch.save compresses nothing; overlapping or compressed members expand beyond the file.
         if any(each.compress_type for each in members) or sum(m.file_size for m in members) > size:
             raise UserError(
-                f"{where}: holds compressed members, which torch.save does not write; save it again"
+                f"{where}: holds compressed members, which torch.save does not write; save the"
+                " tensors again"
             )
         pickles = [each for each in members if each.filename.endswith("/data.pkl")]
         for each in pickles:
@@ -97,7 +96,7 @@ def _is_tensor(name: str) -> bool:
 
 
 def load_safetensors(path: Path) -> dict[str, Any]:
-    """Load a .safetensors file. Raises UserError for what is none."""
+    """Load a .safetensors file. Raises UserError if it is none."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from teachonce.feature_store.student import Sample, sample
+from teachonce.feature_store.spread_sample import SpreadSample, spread_sample
 from teachonce.store import Batch, FeatureStore
 from teachonce.support.arrays import Array, Floats
 
@@ -23,7 +23,7 @@ class Nearest:
     sequence the nearest ones with their cosines, the best first."""
 
     about: str
-    among: Sample | None = None
+    among: SpreadSample | None = None
     found: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
@@ -43,7 +43,7 @@ def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
         )
     else:
         return Nearest("The store has neither vectors of texts nor hidden states to compare by.")
-    among = sample(store, size)
+    among = spread_sample(store, size)
     batches = store.stream(
         blocks=among.blocks, features=(kind,), shuffle=False, batch_tokens=BATCH_TOKENS
     )

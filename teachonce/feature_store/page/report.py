@@ -8,8 +8,9 @@ from typing import Any
 
 from teachonce.feature_store.coverage import common_sizes, coverage
 from teachonce.feature_store.page.nearest import Nearest, nearest
-from teachonce.feature_store.page.sequence import Shown, Side, shown, squares
-from teachonce.feature_store.student import Student, WrittenPieces
+from teachonce.feature_store.page.sequence import DrawnTokens, SequenceSection, shown, squares
+from teachonce.feature_store.piece_names import ReadablePieces
+from teachonce.feature_store.student_vocabulary import StudentVocabulary
 from teachonce.store import FeatureStore
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.arrays import Array
@@ -24,14 +25,14 @@ MOST_SQUARES = 2**23
 LONGEST = 400  # characters of a neighbour's text
 
 
-def write_look(
-    store: FeatureStore, numbers: Sequence[int], student: Student | None, out: Path
+def write_store_page(
+    store: FeatureStore, numbers: Sequence[int], student: StudentVocabulary | None, out: Path
 ) -> None:
     """Write the page of some sequences of a store, beside a student's tokens if there is one.
 
     Raises UserError as `teachonce.support.pages.check_page` does.
     """
-    pieces, size = WrittenPieces(store), squares(store, numbers)
+    pieces, size = ReadablePieces(store), squares(store, numbers)
     found = [shown(store, number, student, pieces, size <= MOST_SQUARES) for number in numbers]
     near, fit = nearest(store, numbers), coverage(student) if student else None
     store.watch.check()  # a page of forgotten texts is not written
@@ -53,7 +54,7 @@ def write_look(
         nearest=near,
         neighbours=lambda number: _neighbours(store, near, number),
         fit=fit and fit["coverage"],
-        fit_told=fit and _fit_told(fit),
+        fit_summary=fit and _fit_summary(fit),
         sizes=common_sizes(fit["coverage"]["alignments"]) if fit else [],
         page=_data(store, found, student, pieces),
     )
@@ -87,7 +88,7 @@ def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -
         yield "Attention maps of so many tokens would not fit on a page: ask for fewer sequences."
 
 
-def _headings(store: FeatureStore, student: Student | None) -> list[str]:
+def _headings(store: FeatureStore, student: StudentVocabulary | None) -> list[str]:
     views = range(store.features.views)
     found = ["token", "piece", "characters", "text"]
     found += [f"{name}: the student's" for name in ALIGNMENTS] if student else []
@@ -100,7 +101,9 @@ def _headings(store: FeatureStore, student: Student | None) -> list[str]:
     )
 
 
-def _rows(store: FeatureStore, student: Student | None, each: Shown) -> Iterator[list[str]]:
+def _rows(
+    store: FeatureStore, student: StudentVocabulary | None, each: SequenceSection
+) -> Iterator[list[str]]:
     """Make a row for each of the teacher's tokens, as `_headings` has them."""
     views = range(store.features.views)
     for number, (piece, begin, end, special, _, text) in enumerate(each.teacher.rows):
@@ -112,7 +115,7 @@ def _rows(store: FeatureStore, student: Student | None, each: Shown) -> Iterator
         yield row + ([facts["tag"] or ""] if "tag" in facts else [])
 
 
-def _student_rows(side: Side) -> Iterator[tuple[str, ...]]:
+def _student_rows(side: DrawnTokens) -> Iterator[tuple[str, ...]]:
     for number, (piece, begin, end, special, _, text) in enumerate(side.rows):
         yield str(number), piece, "" if special else f"{begin}:{end}", text
 
@@ -125,7 +128,7 @@ def _neighbours(
         yield other, cosine, text[:LONGEST] + ("…" if len(text) > LONGEST else "")
 
 
-def _fit_told(fit: dict[str, Any]) -> str:
+def _fit_summary(fit: dict[str, Any]) -> str:
     own, found = fit["vocabulary"], fit["coverage"]
     among = f"{found['sequences']:,} of {counted(found['of'], 'sequence')}"
     return (
@@ -136,7 +139,10 @@ def _fit_told(fit: dict[str, Any]) -> str:
 
 
 def _data(
-    store: FeatureStore, found: Sequence[Shown], student: Student | None, pieces: WrittenPieces
+    store: FeatureStore,
+    found: Sequence[SequenceSection],
+    student: StudentVocabulary | None,
+    pieces: ReadablePieces,
 ) -> dict[str, Any]:
     """Gather what the script reads: beside the sequences, for each piece that the teacher names its
     name, the student's same piece and the first of its own pieces."""
@@ -155,14 +161,14 @@ def _data(
     }
 
 
-def _learnt(student: Student | None, piece: int) -> tuple[str | None, str | None]:
+def _learnt(student: StudentVocabulary | None, piece: int) -> tuple[str | None, str | None]:
     """Return the student's same piece, and the first of its pieces, for one of the teacher's."""
-    if student is None or piece >= len(student.vocabulary.match):
+    if student is None or piece >= len(student.piece_map.match):
         return None, None
 
     def name(number: int) -> str | None:
         return student.name(number) if number >= 0 else None
 
-    split: Array = student.vocabulary.split(piece)
-    first = -1 if student.vocabulary.unknown[piece] or not len(split) else int(split[0])
-    return name(int(student.vocabulary.match[piece])), name(first)
+    split: Array = student.piece_map.split(piece)
+    first = -1 if student.piece_map.unknown[piece] or not len(split) else int(split[0])
+    return name(int(student.piece_map.match[piece])), name(first)

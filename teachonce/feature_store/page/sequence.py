@@ -12,7 +12,8 @@ import numpy as np
 
 from teachonce.align import Alignment, Tokens
 from teachonce.feature_store.page.lattice import Cluster, clusters
-from teachonce.feature_store.student import Student, WrittenPieces, direction
+from teachonce.feature_store.piece_names import ReadablePieces, direction
+from teachonce.feature_store.student_vocabulary import StudentVocabulary
 from teachonce.store import FeatureStore, Record
 from teachonce.store.tools.show import BEST, best_pieces, headline, sequence_facts
 from teachonce.support.arrays import Array, starts
@@ -24,7 +25,7 @@ OWN = "own"
 
 
 @dataclass(frozen=True)
-class Side:
+class DrawnTokens:
     """Tokens as they are drawn: for each piece, begin, end, whether it is special, whether it
     stands for what cannot be spelled, and its characters."""
 
@@ -32,7 +33,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Shown:
+class SequenceSection:
     """Holds what the page shows of one sequence.
 
     lattices: the clusters of a text, by whose tokens of the student lie under it. data: what the
@@ -43,8 +44,8 @@ class Shown:
     headline: str
     texts: Sequence[str]
     text: str
-    teacher: Side
-    students: Mapping[str, Side]
+    teacher: DrawnTokens
+    students: Mapping[str, DrawnTokens]
     lattices: Mapping[str, list[Cluster]]
     runs: Mapping[str, list[tuple[int, int, int, int]]]
     views: Sequence[Mapping[str, Any]]
@@ -77,22 +78,26 @@ class Shown:
 
 
 def shown(
-    store: FeatureStore, number: int, student: Student | None, pieces: WrittenPieces, maps: bool
-) -> Shown:
+    store: FeatureStore,
+    number: int,
+    student: StudentVocabulary | None,
+    pieces: ReadablePieces,
+    maps: bool,
+) -> SequenceSection:
     """Gather all of a sequence; with `maps` its attention maps, where they are stored."""
     record = store[number]
     views = [sequence_facts(store, number, v, SHOWN, pieces) for v in range(store.features.views)]
     whole = [0, len(record.token_ids)]
     teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(whole))
     names = [pieces.name(int(each)) for each in record.token_ids]
-    unknown = pieces.names.written(pieces.names.unknown or "")
-    drawn = Side(_rows(record.text, teacher, names, np.array([n == unknown for n in names])))
-    students, lattices, runs = dict[str, Side](), dict[str, list[Cluster]](), {}
+    unknown = pieces.names.readable(pieces.names.unknown or "")
+    drawn = DrawnTokens(_rows(record.text, teacher, names, np.array([n == unknown for n in names])))
+    students, lattices, runs = dict[str, DrawnTokens](), dict[str, list[Cluster]](), {}
     if student is None:
         lattices[OWN] = clusters(record.text, [teacher])
     else:
-        sides = student.sides([record.text], teacher)
-        for name, (tokens, pairs) in student.aligned(sides).items():
+        sides = student.tokenizations([record.text], teacher)
+        for name, (tokens, pairs) in student.align_all(sides).items():
             key = OWN if tokens is sides.student else name
             runs[name] = _flat(pairs)
             if key not in students:
@@ -109,7 +114,7 @@ def shown(
         "attention": _maps(record) if maps else {},
     }
     line = headline({**views[0], "views": 1})
-    return Shown(
+    return SequenceSection(
         number, line, record.texts, record.text, drawn, students, lattices, runs, views, masks, data
     )
 
@@ -124,9 +129,9 @@ def _rows(
     ]
 
 
-def _student_side(text: str, tokens: Tokens, student: Student) -> Side:
+def _student_side(text: str, tokens: Tokens, student: StudentVocabulary) -> DrawnTokens:
     names = [student.name(int(each)) for each in tokens.ids]
-    return Side(_rows(text, tokens, names, student.unknown(tokens)))
+    return DrawnTokens(_rows(text, tokens, names, student.unknown(tokens)))
 
 
 def _flat(pairs: Alignment) -> list[tuple[int, int, int, int]]:

@@ -45,8 +45,8 @@ def test_distillkit(case: dict[str, Any], large: TeacherFiles, tmp_path: Path) -
         (tmp_path / "compression_config.yaml").write_text(yaml.safe_dump(case["settings"]))
     capture = DistillKit(ImportOptions(tmp_path, tmp_path / "a.zarr"), large)
     (sample,) = capture.samples()
-    kept = sample.rows().kept
-    assert kept is not None and capture.held.kept == kept[0].shape[1]
+    kept = sample.rows().topk
+    assert kept is not None and capture.contents.topk == kept[0].shape[1]
     assert kept[0].tolist() == case["ids"]
     assert np.abs(kept[1] - np.array(case["logprobs"])).max() < 1e-4
     if packed := case["columns"].get("bytepacked_indices"):
@@ -63,8 +63,8 @@ def test_megatron(large: TeacherFiles, tmp_path: Path) -> None:
     best = json.loads((GOLDEN / "megatron.json").read_text())
     true = [(np.array(best["ids"][m][b]), np.array(best["logprobs"][m][b]))
             for m in range(4) for b in range(2)]  # fmt: skip
-    found = [sample.rows().kept for sample in capture.samples()]
-    assert len(found) == len(true) and capture.held.kept == 6
+    found = [sample.rows().topk for sample in capture.samples()]
+    assert len(found) == len(true) and capture.contents.topk == 6
     empty = 0
     for kept, (ids, logprobs) in zip(found, true, strict=True):
         assert kept is not None

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.feature_store.captures import importing
-from teachonce.feature_store.captures.formats import FORMATS, ImportOptions, _format
+from teachonce.feature_store.captures.formats import FORMATS, ImportOptions, _load_format
 from teachonce.feature_store.captures.importing import import_capture
 from teachonce.feature_store.captures.sample import Rows, Sample
-from teachonce.feature_store.captures.token_texts import Spelling, stretches
+from teachonce.feature_store.captures.token_texts import RoundTripTokenizer, stretches
 from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import imported, refused, run
@@ -26,7 +26,7 @@ from tests.texts import ENGLISH, RUSSIAN, SLOVAK
 
 
 def test_every_format_has_an_entry() -> None:
-    assert [_format(name).name for name in FORMATS] == list(FORMATS)
+    assert [_load_format(name).name for name in FORMATS] == list(FORMATS)
 
 
 def test_a_stopped_import_goes_on(
@@ -95,7 +95,7 @@ def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]
     texts = [*ENGLISH, *RUSSIAN, *SLOVAK]
     rows = [backend.encode(text).ids for text in texts]
     tally: Counter[str] = Counter()
-    found = list(stretches(map(sample, rows), Spelling(backend), tally))
+    found = list(stretches(map(sample, rows), RoundTripTokenizer(backend), tally))
     assert [each.ids.tolist() for each in found] == rows
     assert not tally["tokens"]
 
@@ -109,16 +109,16 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
 ) -> None:
     """Stretches are runs of the sample in order, and each is what the tokenizer gives of its text;
     what is left out is counted."""
-    spelling = Spelling(make_tokenizer("bpe-plain").backend_tokenizer)
+    tokenizer = RoundTripTokenizer(make_tokenizer("bpe-plain").backend_tokenizer)
     whole = [t for text in (ENGLISH[first], RUSSIAN[second])
-             for t in spelling.tokenizer.encode(text).ids]  # fmt: skip
+             for t in tokenizer.tokenizer.encode(text).ids]  # fmt: skip
     ids = whole[begin:-end]
     tally: Counter[str] = Counter()
     after = 0
-    for each in stretches([sample(ids, continues=True)], spelling, tally):
+    for each in stretches([sample(ids, continues=True)], tokenizer, tally):
         count = len(each.ids)
         assert each.begin >= after and each.ids.tolist() == ids[each.begin : each.begin + count]
-        assert spelling.tokenizer.encode(each.window.text).ids == each.ids.tolist()
+        assert tokenizer.tokenizer.encode(each.window.text).ids == each.ids.tolist()
         after = each.begin + count
         tally["kept"] += count
     assert tally["kept"] + tally["tokens"] == len(ids)
@@ -132,7 +132,7 @@ def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) ->
     backend = Tokenizer.from_str(make_tokenizer("bpe-plain").backend_tokenizer.to_str())
     backend.add_special_tokens(["<|user|>", "<|end|>"])
     chat = f"<|user|>\n{ENGLISH[0]}<|end|>\n<|user|>\n{RUSSIAN[0]}<|end|>\n"
-    (found,) = stretches([sample(backend.encode(chat).ids)], Spelling(backend), Counter())
+    (found,) = stretches([sample(backend.encode(chat).ids)], RoundTripTokenizer(backend), Counter())
     assert found.window.text == chat and not found.window.special.any()
     begin, end = found.window.offsets[0]
     assert chat[begin:end] == "<|user|>"
@@ -141,11 +141,11 @@ def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) ->
 def test_a_sequence_that_begins_inside_a_word_says_so(
     make_tokenizer: Callable[[str], Any],
 ) -> None:
-    spelling = Spelling(make_tokenizer("bpe-plain").backend_tokenizer)
-    encoding = spelling.tokenizer.encode(ENGLISH[2])
+    tokenizer = RoundTripTokenizer(make_tokenizer("bpe-plain").backend_tokenizer)
+    encoding = tokenizer.tokenizer.encode(ENGLISH[2])
     word = next(i for i, piece in enumerate(encoding.tokens) if i and piece[0].isalpha()
                 and piece[0] != "Ġ" and encoding.tokens[i - 1][-1].isalpha())  # fmt: skip
-    (found,) = stretches([sample(encoding.ids[word:], continues=True)], spelling, Counter())
+    (found,) = stretches([sample(encoding.ids[word:], continues=True)], tokenizer, Counter())
     assert found.window.hard_cut
 
 
@@ -167,13 +167,13 @@ from functools import partial
 
 import numpy as np
 from teachonce.feature_store.captures.formats import Format
-from teachonce.feature_store.captures.sample import Held, Rows, Sample
+from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample
 
 
 class Lines:
     """A text, a tab and a number in each line: vectors of two numbers."""
 
-    held, settings = Held(vector=2), {}
+    contents, settings = CaptureContents(vector=2), {}
 
     def __init__(self, options, teacher):
         self._path = options.source
@@ -204,7 +204,7 @@ def test_an_installed_package_adds_a_format(
     (info.parent / "capture_of_lines.py").write_text(CAPTURE)
     source.write_text("".join(f"{text}\t{place}\n" for place, text in enumerate(ENGLISH)), "utf-8")
     words = ("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
-    assert "is no capture that can be read" in refused(*words)
+    assert "is no capture of a known format" in refused(*words)
     absent = run(*words, "--format", "lines")
     assert absent.exit_code == 2 and "'lines' is not one of 'distillkit'" in absent.output
     monkeypatch.syspath_prepend(str(info.parent))

@@ -46,7 +46,7 @@ def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path
     says(importing(both, teacher, "--format", "megatron"), "no archive such as")
     says(importing(both, teacher, "--format", "distillkit"), "no table with input_ids")
     line = importing(both, teacher, "--format", "specforge", "--text-column", "text")
-    says(line, "--text-column", "is of no use for a capture of specforge")
+    says(line, "--text-column", "does not apply to a capture of specforge")
     line = refused("import", both, tmp_path / "a.zarr", "--format", "specforge")
     says(line, "--tokenizer", "the characters that it covers")
     says(refused("import", both, tmp_path / "a"), "ends in .zarr or .h5")

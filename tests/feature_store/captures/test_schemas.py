@@ -165,7 +165,10 @@ MEGATRON: dict[str, tuple[Callable[[str, bytes], bytes], str]] = {
         _payload(lambda t: t.update(indices_low=[t["indices_low"][0].float()])),
         "expected whole numbers below 65,536",
     ),
-    "one id": (_payload(_same_id), "iteration 1, sequence 2 of the run, token 0: an id is kept"),
+    "one id": (
+        _payload(_same_id),
+        "iteration 1, sequence 2 of the run, token 0: an id occurs twice",
+    ),
     "a dimension more": (
         _payload(lambda t: t.update(values=[t["values"][0][None]])),
         "expected log-probabilities",
@@ -173,7 +176,7 @@ MEGATRON: dict[str, tuple[Callable[[str, bytes], bytes], str]] = {
     "no list": (_payload(lambda t: t.update(values=t["values"][0])), "a list of tensors"),
     "more ids": (
         _payload(lambda t: t.update({k: [torch.cat([v[0], v[0]], 2)] for k, v in t.items()})),
-        "keeps 16 ids of a token",
+        "has 16 ids for a token",
     ),
     "no meta": (lambda name, data: b"[" * 9999 if "meta" in name else data, "_meta.json"),
 }
@@ -200,9 +203,9 @@ def test_an_archive_that_was_cut_between_two_members(teacher: Path, run: tuple[P
 ROW = {"input_ids": [2, 9, 3], "token_ids": [[5, 6]] * 3, "top_values": [[-0.7, -1.0]] * 3}
 TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "half ids": ({"input_ids": [2.5, 9.0, 3.0]}, "input_ids is float64[3], expected whole numbers"),
-    "half kept ids": ({"token_ids": [[5.5, 6.0]] * 3}, "expected whole numbers"),
-    "one id": ({"token_ids": [[5, 5]] * 3}, "row 0, token 0: an id is kept twice"),
-    "far id": ({"token_ids": [[5, 600]] * 3}, "kept id 600 is beyond the vocabulary of 600"),
+    "half top-k ids": ({"token_ids": [[5.5, 6.0]] * 3}, "expected whole numbers"),
+    "one id": ({"token_ids": [[5, 5]] * 3}, "row 0, token 0: an id occurs twice"),
+    "far id": ({"token_ids": [[5, 600]] * 3}, "top-k id 600 is beyond the vocabulary of 600"),
     "id below 0": ({"token_ids": [[5, -1]] * 3}, "token_ids is not among whole numbers"),
     "NaN": ({"top_values": [[-0.7, float("nan")]] * 3}, "top_values is NaN"),
     "mask": ({"attention_mask": [1.0, float("nan"), 1.0]}, "attention_mask is float64[3]"),

@@ -31,7 +31,7 @@ def test_speculators(teacher: Path, samples: list[Taught], tmp_path: Path) -> No
     """The tool's own layers are known from the teacher's depth; its last one has no final norm."""
     source = speculators(tmp_path / "data", samples, (2, 2, 1))
     said = imported(source, tmp_path / "a.zarr", teacher, "--layers", "2,3,1,4", "--codec", "exact")
-    assert "hidden layer2, layer3, layer1, layer4-before-norm (32 wide)" in said
+    assert "hidden layer2, layer3, layer1, layer4-before-norm (width 32)" in said
     names = {"layer2": "2", "layer3": "2", "layer1": "1", "layer4-before-norm": "unnormed"}
     check_states(tmp_path / "a.zarr", samples, 0.01, **names)
 

@@ -35,7 +35,7 @@ def cached(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 def test_cached_vectors(cached: Path, tmp_path: Path) -> None:
     said = imported(cached / "cached", tmp_path / "a.zarr", cached / "teacher", "--codec", "exact")
-    assert "13 samples, vectors 32 wide, of length 1" in said
+    assert "13 samples, vectors of width 32, of length 1" in said
     store, made = open_store(tmp_path / "a.zarr"), datasets.load_from_disk(str(cached / "cached"))
     assert len(store) in (12, 13)
     for record in store:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from teachonce.feature_store.student import Names, direction
+from teachonce.feature_store.piece_names import PieceNames, direction
 
 
 def test_byte_level_pieces_are_written_in_letters(make_tokenizer: Callable[[str], Any]) -> None:
     backend = make_tokenizer("bpe").backend_tokenizer
-    names = Names(backend.to_str())
+    names = PieceNames(backend.to_str())
     text = "Нева 🙂 x\n東"
-    written = [
-        names.written(token) for token in backend.encode(text, add_special_tokens=False).tokens
+    readable = [
+        names.readable(token) for token in backend.encode(text, add_special_tokens=False).tokens
     ]
-    joined = "".join(written)
+    joined = "".join(readable)
     assert joined.startswith("Н") or joined.startswith("<D0>")
     codes = joined.replace("Ġ", " ").replace("Ċ", "\n")
     raw, place = b"", 0
@@ -30,9 +30,9 @@ def test_byte_level_pieces_are_written_in_letters(make_tokenizer: Callable[[str]
 
 def test_other_pieces_stay_as_they_are(make_tokenizer: Callable[[str], Any]) -> None:
     for kind, unknown in (("wordpiece", "[UNK]"), ("unigram", "<unk>")):
-        names = Names(make_tokenizer(kind).backend_tokenizer.to_str())
-        assert names.unknown == unknown and names.written("##ä▁é") == "##ä▁é"
-    assert Names(None).written("17") == "17"
+        names = PieceNames(make_tokenizer(kind).backend_tokenizer.to_str())
+        assert names.unknown == unknown and names.readable("##ä▁é") == "##ä▁é"
+    assert PieceNames(None).readable("17") == "17"
 
 
 def test_the_way_that_a_text_runs() -> None:
