@@ -1,4 +1,4 @@
-"""Blosc frames: decode some rows without decoding all of them."""
+"""Decode some rows of a Blosc frame without decoding all of it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ BLOSC_COPIED = 2  # flag: the data follow the header as they are
 
 
 class Damage(Exception):
-    """Says what is wrong with stored bytes; the caller adds where they are."""
+    """Stored bytes are damaged; the message says how, and the caller adds where they are."""
 
 
 def decoded_size(frame: Bytes) -> int:
-    """The size that a Blosc frame declares for its decoded bytes; -1 if the frame is too short."""
+    """Return the decoded size that a Blosc frame declares; -1 if the frame is too short."""
     return int(BLOSC_HEADER.unpack_from(frame.data)[4]) if len(frame) >= BLOSC_HEADER.size else -1
 
 
 def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) -> None:
-    """Decode bytes low..high of a Blosc frame of `size` decoded bytes into `out`. Raises Damage.
-
-    Sizes in the frame are trusted only if they agree with `size` and with the length of the frame:
-    Blosc reads and writes as far as they say.
-    """
+    """Decode bytes low..high of a Blosc frame of `size` decoded bytes into `out`. Raises Damage."""
+    # Blosc reads and writes as many bytes as the header declares: check it against the sizes known.
     if len(frame) < BLOSC_HEADER.size:
         raise Damage(f"{what} has {len(frame)} bytes, too few for Blosc")
     *_, flags, _, decoded, block, encoded = BLOSC_HEADER.unpack_from(frame.data)
@@ -54,11 +51,9 @@ def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) 
 
 
 def _blocks(frame: Bytes, size: int, block: int, low: int, high: int) -> tuple[Any, int, int]:
-    """Cut the smallest frame that holds bytes low..high; returns it and which bytes it holds.
-
-    A frame of format 2 is its header, an int32 for each block that says where it starts, and the
-    blocks. A few blocks with a header of their own are a frame, too.
-    """
+    """Return the smallest frame with bytes low..high, and the range of bytes in it."""
+    # A frame of format 2 is a header, the int32 start of each block, and the blocks. So a header
+    # with adapted starts and a few of the blocks is a valid frame, too.
     version, library, flags, typesize, *_ = BLOSC_HEADER.unpack_from(frame.data)
     count = -(-size // block)
     table = BLOSC_HEADER.size + 4 * count

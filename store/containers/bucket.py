@@ -1,4 +1,4 @@
-"""The objects of a bucket, by obstore: S3, Google Cloud Storage and Azure by the same few requests.
+"""Reads and writes the objects of a bucket by obstore: S3, Google Cloud Storage, Azure.
 
 Each method sends a request through a `Retrier`. A conditional write takes effect only if the object
 is unchanged, or absent; `put_if` raises NotImplementedError if the server supports no conditions.
@@ -35,11 +35,11 @@ from teachonce.support.extras import library
 
 Result = TypeVar("Result")
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
-SUFFIXES = ("s3", "s3a", "gs")  # which send the last bytes of an object without its size
+SUFFIXES = ("s3", "s3a", "gs")  # these serve a range counted from the end of an object
 EXTRA = "s3"
-AT_ONCE = 16  # uploads, and questions about many objects
-MULTIPART = 2**32  # bytes; S3 takes no larger object in one request, and one request is not torn
-OF_S3FS = {  # the names that `storage_options` have with fsspec: users of pandas know these
+AT_ONCE = 16  # concurrent requests
+MULTIPART = 2**32  # bytes; S3 accepts no larger object in one request, and one request is atomic
+OF_S3FS = {  # names of `storage_options` in s3fs, which users of pandas know
     "endpoint_url": "endpoint",
     "region_name": "region",
     "key": "access_key_id",
@@ -54,14 +54,14 @@ UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
 
 
 def is_bucket(path: object) -> bool:
-    """Whether a path is the address of a store in a bucket."""
+    """Return whether a path is the address of a store in a bucket."""
     scheme, found, _ = str(path).partition("://")
     return bool(found) and scheme in SCHEMES
 
 
 class Tagged(NamedTuple):
-    """An object as it was: its bytes, the server's tag of them, and when it was written by the
-    server's clock."""
+    """An object as read: its bytes, their tag (ETag), and its time of writing by the server's
+    clock."""
 
     data: bytes
     tag: str
@@ -71,8 +71,8 @@ class Tagged(NamedTuple):
 class Bucket:
     """Objects below an address, `s3://bucket/a/b`; names are relative to it.
 
-    Raises Unreachable where no answer comes or a request is refused, FileNotFoundError for what is
-    not there, UserError where obstore is not installed.
+    Raises Unreachable if no answer comes or a request is refused, FileNotFoundError for a missing
+    object, UserError if obstore is not installed.
     """
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
@@ -84,7 +84,7 @@ class Bucket:
     def send(
         self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
-        """Send a request until it is answered."""
+        """Send a request, and repeat it until it is answered."""
         return sync(self.retrier.send(what or "its objects", request, size))
 
     def read(self, name: str) -> bytes:
@@ -127,18 +127,18 @@ class Bucket:
         return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
 
     def tagged(self, name: str) -> Tagged | None:
-        """Read an object with its tag; None if there is none."""
+        """Read an object with its tag; return None if it is missing."""
         try:
             return self._read(name)
         except ABSENT:
             return None
 
     def has(self, name: str) -> bool:
-        """Whether there is such an object. It is read: an answer without a body names no cause."""
+        """Return whether an object exists. Reads it: an answer to HEAD names no cause."""
         return self.tagged(name) is not None
 
     def size(self, name: str) -> int:
-        """The bytes of an object."""
+        """Return the size of an object in bytes."""
 
         async def request() -> int:
             return int((await self._obstore.head_async(self.store, name))["size"])
@@ -146,7 +146,7 @@ class Bucket:
         return self.send(name, request)
 
     def has_all(self, names: Iterable[str]) -> list[bool]:
-        """Whether there are objects of these names; the requests are sent at once."""
+        """Return for each name whether the object exists, by concurrent requests."""
 
         async def one(name: str) -> bool:
             try:
@@ -158,7 +158,7 @@ class Bucket:
         return self._many(one, names)
 
     def _many(self, one: Callable[[Any], Awaitable[Result]], items: Iterable[Any]) -> list[Result]:
-        """Do something with every item, AT_ONCE at a time."""
+        """Await `one` for every item, AT_ONCE at a time; return the results in order."""
 
         async def every() -> list[Result]:
             places = asyncio.Semaphore(AT_ONCE)
@@ -187,7 +187,7 @@ class Bucket:
         )
 
     def put_files(self, files: Mapping[str, Path]) -> None:
-        """Write objects from files, some at once; in no order."""
+        """Write objects from files, concurrently and in no order."""
 
         async def one(item: tuple[str, Path]) -> None:
             name, file = item
@@ -197,10 +197,10 @@ class Bucket:
         self._many(one, files.items())
 
     def put_if(self, name: str, data: bytes, tag: str | None) -> str | None:
-        """Write an object that is not there yet, or that has this tag; returns its new tag, or None
-        where that is not so. `data` must differ from what anybody else writes.
+        """Write an object if its tag is `tag`, or, with None, if it does not exist.
 
-        Raises NotImplementedError where the server says that it knows no conditions.
+        Returns the new tag, or None if the condition is false. `data` must differ from what any
+        other process writes. Raises NotImplementedError if the server supports no conditions.
         """
         mode = "create" if tag is None else {"e_tag": tag}
         try:
@@ -215,12 +215,12 @@ class Bucket:
                 raise NotImplementedError from error
             if kind not in HELD and not (answer and answer.status in (409, 412)):
                 raise
-        # An answer that was lost on the way: the request before this one may have done it.
+        # The answer to an earlier try may have been lost after its write: compare the bytes.
         there = self.tagged(name)
         return there.tag if there and there.data == data else None
 
     def folders(self, prefix: str = "") -> list[str]:
-        """Names directly under a prefix, of objects and of what holds objects."""
+        """Return the names directly under a prefix, of objects and of prefixes."""
 
         async def request() -> Any:
             return await self._obstore.list_with_delimiter_async(self.store, prefix or None)
@@ -230,7 +230,7 @@ class Bucket:
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     def members(self, group: str) -> list[str]:
-        """Names directly under a group; of the parts those that were published whole."""
+        """Return the names directly under a group; under `parts` only published parts."""
         found = self.folders(group)
         if group != "parts":
             return found
@@ -238,7 +238,7 @@ class Bucket:
         return [name for name, whole in zip(found, there, strict=True) if whole]
 
     def under(self, group: str = "", parts: Container[int] = ()) -> set[str]:
-        """Names of all objects under a group, without those of `parts`."""
+        """Return the names of all objects under a group, except the objects of `parts`."""
 
         async def request() -> set[str]:
             found = set[str]()
@@ -249,7 +249,7 @@ class Bucket:
         return self.send(group, request, None)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; they may be missing."""
+        """Remove objects; missing ones are ignored."""
 
         async def one(name: str) -> None:
             try:
@@ -261,8 +261,8 @@ class Bucket:
 
 
 def _client(url: str, options: dict[str, Any] | None) -> Any:
-    """Make obstore's client of an address, and ask nothing yet. Raises StoreError for options that
-    it does not know, Unreachable where there are no credentials."""
+    """Make obstore's client for an address; sends no request. Raises StoreError for unknown
+    options, Unreachable if there are no credentials."""
     from obstore.store import from_url
 
     given = dict(options or {})
@@ -279,24 +279,24 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
             retry_config={"max_retries": 0},
             **more,
         )
-    except Exception as error:  # obstore raises a kind of its own for each
+    except Exception as error:  # obstore raises a type of its own for each cause
         raise StoreError(f"{url}: cannot be opened ({first_line(error)})") from error
 
 
 def _provided(url: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Credentials as boto3 finds them, in profiles and at sign-on services too, where the
-    environment does not give them. Raises Unreachable where there are none."""
+    """Return boto3's credentials, from profiles and sign-on services, unless `config` or the
+    environment has some. Raises Unreachable if there are none."""
     environment = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
     keys = ("access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature")
     if any(os.environ.get(name) for name in environment) or any(config.get(key) for key in keys):
         return {}
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:  # obstore itself looks at the machine's own
+    except ImportError:  # obstore itself reads the machine's own
         return {}
     try:
         return {"credential_provider": Boto3CredentialProvider()}
-    except Exception as error:  # of a profile that cannot be read, of a sign-on that is over
+    except Exception as error:  # an unreadable profile, an expired sign-on
         cause = "" if isinstance(error, ValueError) else f" ({first_line(error)})"
         raise Unreachable(
             f"{url}: cannot be reached: no credentials{cause}; check {CREDENTIALS}"

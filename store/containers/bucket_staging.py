@@ -113,12 +113,12 @@ class BucketStaging:
         self._bucket.put_files({f"{to}{name}": file for name, file in named.items()})
 
     def complete(
-        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
         work, entries = self._work("outside"), dict(attributes["arrays"])
         sink = ZarrSink(work)
         for name, values in arrays:
-            if name in lacking:
+            if name in missing:
                 fingerprint = sink.array(name, teacher_array(values), values)
                 entries[name] = Entry.of(values, fingerprint).to_json()
         sink.close()

@@ -73,7 +73,7 @@ class RowSlices:
 
 
 def damaged_chunks(array: Slices, rows: int) -> list[int]:
-    """Numbers of the first chunks of `rows` rows that cannot be decoded, at most MAX_LISTED."""
+    """Return the numbers of the first MAX_LISTED chunks of `rows` rows that cannot be decoded."""
     bad = []
     for number, begin in enumerate(range(0, array.shape[0], rows)):
         try:
@@ -106,7 +106,7 @@ class StoreSource(Protocol):
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
     remote: bool  # read over a network, which may alter bytes
-    grain: int  # about the bytes of an array that are decoded at once: smaller gaps are read, too
+    grain: int  # bytes of an array that are decoded at once, roughly; smaller gaps are read, too
     cache: DiskCache | None  # of fetched ranges, on a local disk
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
@@ -114,10 +114,10 @@ class StoreSource(Protocol):
         nothing for a local store."""
 
     def attributes(self, group: str = "") -> dict[str, Any]:
-        """Attributes of a group ('' is the root). StoreError if there is no such group."""
+        """Return the attributes of a group ('' is the root). Raises StoreError if it is missing."""
 
     def members(self, group: str) -> list[str]:
-        """Names directly under a group, sorted; empty if there is no such group."""
+        """Return the sorted names directly under a group; empty if there is no such group."""
 
     def announce(self, names: Iterable[str]) -> None:
         """Announce that small arrays of one dimension are read soon, so that they are requested at
@@ -133,10 +133,10 @@ class StoreSource(Protocol):
         the root), except inside the `parts` of these numbers."""
 
     def damaged_chunks(self, name: str) -> list[int]:
-        """Numbers of the first chunks of an array (along the rows) that cannot be decoded."""
+        """Return the numbers of the first chunks (along the rows) that cannot be decoded."""
 
     def fingerprint(self, name: str) -> str | None:
-        """Checksum of an array's own metadata, if the format has them in a file."""
+        """Return the checksum of an array's own metadata, if the format has them in a file."""
 
     def forget(self, name: str) -> None:
         """Drop the cached bytes of an array that looks damaged: a later read fetches it again."""
@@ -177,12 +177,12 @@ class Staging(Protocol):
 
     @property
     def path(self) -> Path | str:
-        """Where the store lies: a path, or the address of a bucket."""
+        """The path of the store, or its address in a bucket."""
 
     mark: str  # part of temporary names; a writer that has lost its lease has another one
 
     def exists(self) -> bool:
-        """Whether there is anything of this name."""
+        """Return whether anything exists at the path."""
 
     def check_place(self) -> None:
         """Raise UserError unless a store can be made there."""
@@ -206,10 +206,10 @@ class Staging(Protocol):
         """Give the created tree its name."""
 
     def complete(
-        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
-        """Write those of `arrays` that an unfinished store is `lacking`, their entries in the
-        root's attributes, and groups that are missing. After a kill, another call continues."""
+        """Write the arrays named in `missing` into an unfinished store, their entries into its
+        root, and missing groups. After a kill, another call continues."""
 
     def source(self) -> StoreSource:
         """Open the unfinished store for reading."""
@@ -221,7 +221,7 @@ class Staging(Protocol):
         """Give the part its name."""
 
     def published(self) -> set[int]:
-        """Numbers of the published parts."""
+        """Return the numbers of the published parts."""
 
     def seal(self, make: SealContent) -> None:
         """Write index, manifest and root attributes; the store is finished after one last

@@ -10,24 +10,24 @@ from pathlib import Path
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_number
 
-MAX_JSON = 2**25  # takes some 30 times its bytes when it is read
+MAX_JSON = 2**25  # parsed JSON takes some 30 times as many bytes of memory
 MAX_CHUNK = 2**30
-MAX_RATIO = 2**15  # a chunk of equal bytes shrinks to some 60; real ones do not come near
-SMALL = 2**26  # decoded bytes that any array may have
-MAX_LISTED = 8  # damaged chunks of an array that are named; few bytes may declare 2^26 of them
-JSON_RATIO, JSON_SMALL = 16, 2**20  # of the manifest: half of it is checksums, and nothing shrinks
-MAX_KNOWN = 4096  # folders that are not looked at again
+MAX_RATIO = 2**15  # the limit; Blosc packs a chunk of equal bytes into some 60 bytes
+SMALL = 2**26  # decoded bytes that an array may have whatever its stored size
+MAX_LISTED = 8  # damaged chunks of an array named in messages; a few bytes may declare 2^26 chunks
+# Limits of the manifest: half of it is checksums, which do not compress.
+JSON_RATIO, JSON_SMALL = 16, 2**20
+MAX_CHECKED = 4096  # folders remembered as checked; bounds the memory
 
 
 class Folder:
-    """Checks that names in a folder are ordinary files inside it.
+    """Checks that names in a folder are ordinary files inside it."""
 
-    A link could lead to any file of this machine, and reading a pipe would never end.
-    """
+    # A link could lead to any file of this machine, and reading a pipe would never end.
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._inside = {""}  # folders under the root that were looked at
+        self._inside = {""}  # folders under the root that were checked
 
     def check(self, name: str, limit: int | None = None) -> None:
         """Raise StoreError if `name` exists and is not an ordinary file (of at most `limit` bytes)
@@ -56,7 +56,7 @@ class Folder:
         self.enter(parent)
         if last == ".." or os.path.isabs(folder) or os.path.islink(os.path.join(self.root, folder)):
             self._check_link(folder)
-        if len(self._inside) > MAX_KNOWN:
+        if len(self._inside) > MAX_CHECKED:
             self._inside = {""}
         self._inside.add(folder)
 
@@ -70,8 +70,10 @@ class Folder:
 
 
 def files_under(root: str, group: str, parts: Container[int]) -> Iterator[str]:
-    """Paths of all files under a folder of `root`, relative to `root`; a link to a folder counts as
-    a file. The folders of `parts` are passed over."""
+    """Yield the paths of all files under a folder of `root`, relative to `root`.
+
+    A link to a folder counts as a file. The folders of `parts` are skipped.
+    """
     for folder, names, files in os.walk(os.path.join(root, group)):
         here = Path(folder).relative_to(root).as_posix()
         if here == "parts":
@@ -82,10 +84,11 @@ def files_under(root: str, group: str, parts: Container[int]) -> Iterator[str]:
 
 
 def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool) -> None:
-    """Raise StoreError if `stored` bytes cannot honestly decode to `decoded` bytes.
+    """Raise StoreError if an array declares more bytes than its stored bytes can decode to.
 
-    A few bytes can declare a shape that no memory holds, so this runs before anything is allocated.
+    decoded, chunk: declared bytes of the array and of one chunk. stored: bytes of its chunks.
     """
+    # Call it before allocating: a few bytes can declare a shape that no memory holds.
     limit = SMALL + MAX_RATIO * stored
     allowed = JSON_SMALL + JSON_RATIO * stored if is_json else limit
     if chunk > min(MAX_CHUNK, limit) or decoded > allowed:

@@ -28,24 +28,26 @@ from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.errors import ANOTHER, UserError
 
 
-def contents_of(part: PartReader, keep: Array | None = None) -> tuple[Counts, dict[str, Array]]:
-    """Read counts and arrays of a part: of all of it, or of the sequences for which `keep` bool [n]
-    is true. Raises StoreError for an array that does not match its checksum."""
+def contents_of(part: PartReader, chosen: Array | None = None) -> tuple[Counts, dict[str, Array]]:
+    """Read counts and arrays of a part; only its `chosen` sequences (bool [n]) if given.
+
+    Raises StoreError for an array that does not match its checksum.
+    """
     arrays = {name: part.all(name) for name in part.names()}
-    return (part.part.counts, arrays) if keep is None else selected(arrays, part.features, keep)
+    return (part.part.counts, arrays) if chosen is None else selected(arrays, part.features, chosen)
 
 
 def selected(
-    arrays: Mapping[str, Array], features: Features, keep: Array
+    arrays: Mapping[str, Array], features: Features, chosen: Array
 ) -> tuple[Counts, dict[str, Array]]:
-    """Return counts and arrays of a part with those sequences alone for which `keep` bool [n] is
-    true; `arrays` are all of the part, by path.
+    """Return counts and arrays of the `chosen` sequences (bool [n]) of a part.
 
-    The name of an array's first dimension says what its rows are (FORMAT.md, section 6).
+    arrays: all arrays of the part, by path. The name of their first dimension (FORMAT.md, section
+    6) determines which rows belong to a sequence.
     """
     lengths = np.diff(arrays["sequence/token_start"])
-    sequences = np.flatnonzero(keep)
-    tokens = _rows(starts(lengths), sequences)
+    sequences = np.flatnonzero(chosen)
+    tokens = _rows_of(starts(lengths), sequences)
     rows = {"sequence": sequences, "token": tokens}
     found = {}
     for name, array in arrays.items():
@@ -55,14 +57,14 @@ def selected(
         elif kind in rows:
             found[name] = array[rows[kind]]
         else:
-            found[name] = array[_rows(*_ragged(name, kind, arrays, lengths, rows))]
+            found[name] = array[_rows_of(*_ragged(name, kind, arrays, lengths, rows))]
     return _counts(features, found), found
 
 
 def _ragged(
     name: str, kind: str, arrays: Mapping[str, Array], lengths: Array, rows: Mapping[str, Array]
 ) -> tuple[Array, Array]:
-    """Where the rows of each sequence, or of each token, begin in an array; and which to take."""
+    """Return where the rows of each sequence or token start in an array, and which to take."""
     group = name.rpartition("/")[0]
     if kind == "byte":
         return arrays["sequence/text_start"], rows["sequence"]
@@ -72,7 +74,7 @@ def _ragged(
     return arrays[f"{group}/start"], rows[of]
 
 
-def _rows(start: Array, chosen: Array) -> Array:
+def _rows_of(start: Array, chosen: Array) -> Array:
     return ranges(start[chosen], np.diff(start)[chosen])
 
 
@@ -95,21 +97,21 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
 
 
 def take_part(
-    writer: StoreWriter, number: int, store: FeatureStore, place: int, keep: Array | None
+    writer: StoreWriter, number: int, store: FeatureStore, place: int, chosen: Array | None
 ) -> None:
-    """Publish the part at `place` of `store` as part `number`, unless that is published: all of it
-    where `keep` is None, else the sequences for which it is true.
+    """Publish the part at index `place` of `store` as part `number`, unless it is published.
 
-    A whole part of a Zarr folder shares its files with the source where both lie on one disk; its
-    values are then not read. Raises StoreError for an array that does not match its checksum.
+    chosen: bool [n], the sequences to copy; None: all. A whole part of a Zarr folder on the same
+    disk is hard-linked, and its values are not read. Raises StoreError for an array that does not
+    match its checksum.
     """
     if number in writer.published:
         return
-    if keep is None and writer.adopts(store):
+    if chosen is None and writer.adopts(store):
         writer.adopt_part(number, store, place)
         return
     with store.watch.reporting_changes():
-        contents = contents_of(store.part(place), keep)
+        contents = contents_of(store.part(place), chosen)
     writer.write_part(number, *contents)
 
 
@@ -119,7 +121,7 @@ Progress = Callable[[Sequence[Any]], Any]
 
 
 def same_calibration(one: Calibration, other: Calibration) -> bool:
-    """Whether hidden states are encoded relative to the same means and deviations."""
+    """Return whether two calibrations have equal means and deviations."""
     return all(
         np.array_equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True)
     )
@@ -210,7 +212,7 @@ def _check_copied(
 
 
 def _is_plain(writer: StoreWriter, store: FeatureStore, target: FeatureStore) -> bool:
-    """Whether values are copied as they are stored."""
+    """Return whether values are copied without encoding them again."""
     return store.features.codec == writer.features.codec and same_calibration(
         store.calibration, target.calibration
     )
@@ -232,7 +234,7 @@ def convert(
 ) -> None:
     """Copy a sealed store to `target` (.zarr or .h5), perhaps in a codec with more error.
 
-    The copy goes part by part, so that memory is bounded by one part; after a stop it goes on.
+    Copies one part at a time: memory is bounded by a part. After a stop, another call continues.
     Raises UserError if the codec would claim less error than the store has, StoreError if the
     source is damaged.
     """

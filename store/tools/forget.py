@@ -109,7 +109,7 @@ def forget(
         raise UserError(
             f"{path}: documents are forgotten in a store on a disk: copy it there with"
             " `feature-store convert`, forget them there, copy it back under another name, and"
-            " remove this one with all versions that the bucket keeps"
+            " remove this one with all versions that the bucket stores"
         )
     staging = local_staging_of(path)
     if not staging.path.exists():
@@ -123,7 +123,7 @@ def forget(
             if done is not None and done[0] == request:
                 return done[1]
             with closing(open_store(path)) as store:
-                plan = _plan(store, wanted(store), missing_ok)
+                plan = _find_removal(store, wanted(store), missing_ok)
                 if not plan.numbers:
                     return plan.forgotten
                 removed = remove_caches(store)
@@ -137,22 +137,22 @@ def forget(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Removal:
     """What to remove from an open store.
 
-    numbers: of the documents. keep: by the place of each affected part, bool [n]: the sequences
-    that remain.
+    numbers: of the documents. remaining: by the index of each affected part, bool [n]: the
+    sequences that remain.
     """
 
     store: FeatureStore
     numbers: frozenset[int]
-    keep: Mapping[int, Array]
+    remaining: Mapping[int, Array]
     forgotten: Forgotten
 
 
-def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
-    """Find the documents. Raises UserError as `forget` does."""
-    found, unknown = _found(store, wanted)
+def _find_removal(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Removal:
+    """Find the documents and the sequences to remove. Raises UserError as `forget` does."""
+    found, unknown = _find_documents(store, wanted)
     if unknown and not missing_ok:
         more = ", ..." if len(unknown) > SHOWN else ""
         raise UserError(
@@ -161,11 +161,11 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
             " correct the list, or forget the others with --missing-ok"
         )
     numbers = np.array(sorted(found), np.int64)
-    keep, left, removed = {}, 0, 0
+    remaining, left, removed = {}, 0, 0
     for place, documents in enumerate(document_numbers(store)):
         stays = ~np.isin(documents, numbers)
         if not stays.all():
-            keep[place] = stays
+            remaining[place] = stays
         left += int(stays.sum())
         removed += len(stays) - int(stays.sum())
     if not left:
@@ -178,13 +178,13 @@ def _plan(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Plan:
             f"{others[0]}: holds what `feature-store repair` quarantined, perhaps with these"
             " documents; nothing was changed: remove it, and type this again"
         )
-    shared = sum(_is_shared(store, place) for place in keep)
+    shared = sum(_is_shared(store, place) for place in remaining)
     text = store.manifest.text_key
     done = Forgotten(len(found), removed, tuple(unknown), shared, text=text)
-    return _Plan(store, frozenset(found), keep, done)
+    return _Removal(store, frozenset(found), remaining, done)
 
 
-def _found(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
+def _find_documents(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
     """Return the numbers of the documents to forget, and the descriptions of those not found.
 
     Numbers that were forgotten before are in neither.
@@ -198,30 +198,32 @@ def _found(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
             if not any(first <= number <= last for first, last in before):
                 unknown.append(wanted.numbers[number])
     if wanted.hashes:
-        met = _met(
+        found_hashes = _find_keys(
             ((n, hashlib.sha256(text.encode()).hexdigest()) for n, text in document_texts(store)),
             wanted.hashes, found,
         )  # fmt: skip
-        unknown += [about for key, about in wanted.hashes.items() if key not in met]
+        unknown += [about for key, about in wanted.hashes.items() if key not in found_hashes]
     if wanted.digests:
-        met_digests = _met(stored_digests(store, gold=False), wanted.digests, found)
-        unknown += [about for key, about in wanted.digests.items() if key not in met_digests]
+        found_digests = _find_keys(stored_digests(store, gold=False), wanted.digests, found)
+        unknown += [about for key, about in wanted.digests.items() if key not in found_digests]
     return found, unknown
 
 
-def _met(documents: Iterator[tuple[int, Any]], keys: Collection[Any], found: set[int]) -> set[Any]:
-    """Add the numbers of the documents that have one of the keys; returns the keys that some
-    have."""
-    met = set()
+def _find_keys(
+    documents: Iterator[tuple[int, Any]], keys: Collection[Any], found: set[int]
+) -> set[Any]:
+    """Add to `found` the numbers of documents that have one of the keys; return the keys of
+    these documents."""
+    present = set()
     for number, key in documents:
         if key in keys:
             found.add(number)
-            met.add(key)
-    return met
+            present.add(key)
+    return present
 
 
 def _is_shared(store: FeatureStore, place: int) -> bool:
-    """Whether the text of a part is a file of another store, too."""
+    """Return whether another store shares the text file of a part, by a hard link."""
     part = store.manifest.parts[place]
     file = Path(store.path) / "parts" / str(part.number)
     file /= shard_path("text/utf8", part.arrays["text/utf8"].shape)
@@ -233,7 +235,7 @@ def _corpus(identity: Mapping[str, Any]) -> dict[str, Any]:
     return dict(corpus) if isinstance(corpus, Mapping) else {"source": corpus}
 
 
-def _identity(plan: _Plan) -> dict[str, Any]:
+def _identity(plan: _Removal) -> dict[str, Any]:
     """Return the identity of the store without the documents."""
     # It lists their numbers: a hash of a short text could be inverted by trying texts.
     corpus = _corpus(plan.store.identity)
@@ -242,27 +244,27 @@ def _identity(plan: _Plan) -> dict[str, Any]:
 
 
 def _carry_out(
-    staging: LocalStaging, plan: _Plan, lease: Lease, request: str, progress: Progress
+    staging: LocalStaging, plan: _Removal, lease: Lease, request: str, progress: Progress
 ) -> None:
     if isinstance(staging, Hdf5Staging):
         _rewrite(staging, plan, lease, progress)
         return
-    staging.drop_kept()
+    staging.discard_replacements()
     emptied = {}
     try:
-        for place, keep in progress(list(plan.keep.items())):
+        for place, rest in progress(list(plan.remaining.items())):
             number = plan.store.manifest.parts[place].number
-            emptied[number] = not keep.any()
-            if keep.any():  # the rest of a part is written next to it
-                counts, arrays = contents_of(plan.store.part(place), keep)
+            emptied[number] = not rest.any()
+            if rest.any():
+                counts, arrays = contents_of(plan.store.part(place), rest)
                 lease.check()
                 write_part(staging.part(number), plan.store.features, number, counts, arrays)
-                staging.keep(number)
+                staging.stage_replacement(number)
         lease.check()
         attributes = _unsealed(staging, plan)
     except (Exception, KeyboardInterrupt):
         staging.clear(staging.mark)
-        staging.drop_kept()
+        staging.discard_replacements()
         raise
     journal = {
         "request": request,
@@ -278,7 +280,7 @@ def _carry_out(
     _finish(staging, lease)
 
 
-def _unsealed(staging: ZarrStaging, plan: _Plan) -> dict[str, Any]:
+def _unsealed(staging: ZarrStaging, plan: _Removal) -> dict[str, Any]:
     """Return the root attributes of the unfinished store."""
     # Without the word counts: some words may occur in the forgotten documents alone.
     with closing(staging.source()) as source:
@@ -320,7 +322,7 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
     return request, done
 
 
-def _rewrite(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progress) -> None:
+def _rewrite(staging: Hdf5Staging, plan: _Removal, lease: Lease, progress: Progress) -> None:
     """Write an HDF5 file without the documents, and rename it over the old one."""
     staging.clean()
     try:
@@ -330,7 +332,7 @@ def _rewrite(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progress
         left = [
             place
             for place in range(len(store.manifest.parts))
-            if place not in plan.keep or plan.keep[place].any()
+            if place not in plan.remaining or plan.remaining[place].any()
         ]
         numbers = [store.manifest.parts[place].number for place in left]
         identity = _identity(plan)
@@ -338,7 +340,7 @@ def _rewrite(staging: Hdf5Staging, plan: _Plan, lease: Lease, progress: Progress
             begin_copy(new, store, store.features, identity, numbers, words=False)
         ) as writer:
             for place, number in progress(list(zip(left, numbers, strict=True))):
-                take_part(writer, number, store, place, plan.keep.get(place))
+                take_part(writer, number, store, place, plan.remaining.get(place))
             writer.seal()
         store.close()
         lease.check()

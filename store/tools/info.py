@@ -21,17 +21,16 @@ from teachonce.store.read.store import FeatureStore
 from teachonce.support.console import counted, readable
 
 METADATA = ""
-"""Stands for what belongs to no array: groups, attributes, indices."""
+"""Key for the bytes of groups, attributes and indices, which belong to no array."""
 SOURCES = 8  # shown of a corpus
 LABELS = 20  # shown of a task
 HASH = 12  # characters shown of a hash
 
 
 def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
-    """Return the bytes on the disk of every array of a part of an unfinished store, by its path in
-    the part, and METADATA.
+    """Return the bytes on the disk of every array in a part of an unfinished store, by path.
 
-    If `part` is None they are of what is outside the parts.
+    METADATA is the key of all other bytes. If `part` is None: of everything outside the parts.
     """
     staging, sizes = local_staging_of(path), Counter[str]()
     if isinstance(staging, Hdf5Staging):
@@ -47,8 +46,8 @@ def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
 
 
 def stored_rows(path: Path, spec: ArraySpec, rows: int) -> int:
-    """Return how many rows an array of so many takes on the disk: chunks that are not compressed
-    are written whole."""
+    """Return the number of rows on the disk of an array with `rows` rows."""
+    # Chunks that are not compressed are written whole.
     if not spec.per_token or spec.packing is not None:
         return rows
     chunk = hdf5.TOKEN_ROWS if path.suffix == ".h5" else zarr.TOKEN_ROWS
@@ -56,14 +55,14 @@ def stored_rows(path: Path, spec: ArraySpec, rows: int) -> int:
 
 
 def bytes_on_disk(path: str) -> dict[str, int] | None:
-    """Bytes of the parts (`features`), of weights, head and tokenizer (`teacher`), and of
-    everything with metadata and gaps (`total`); None for a URL."""
+    """Return the bytes of the parts (`features`), of weights, head and tokenizer (`teacher`), and
+    of all files (`total`); None for a URL."""
     return None if "://" in path else _on_disk(Path(path))[0]
 
 
 def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
-    """Bytes as `bytes_on_disk` returns them, and of each kind of feature in all parts; "" has what
-    belongs to none."""
+    """Return what `bytes_on_disk` returns, and the bytes of each kind of feature in all parts. The
+    key "" has the bytes that belong to no feature."""
     roots, kinds, total = Counter[str](), Counter[str](), 0
     for name, size in _zarr_sizes(target) if target.is_dir() else _hdf5_sizes(target):
         root, _, inside = name.partition("/")
@@ -75,7 +74,7 @@ def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
 
 
 def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each file of a store, with the array or group that it belongs to."""
+    """Yield each file of a store after the path of its array or group."""
     for file in folder.rglob("*"):
         if file.is_file():
             segments = file.relative_to(folder).parts[:-1]
@@ -88,7 +87,7 @@ def _zarr_sizes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield each array of a store and its bytes, then for each file what belongs to none."""
+    """Yield each array of a store with its bytes, then for each file the bytes of no array."""
     for file in (path, *Path(f"{path}.parts").rglob("*")):
         if file.is_file():
             of_part, rest = file != path, file.stat().st_size
@@ -108,9 +107,9 @@ def _datasets(file: Path) -> list[tuple[str, int]]:
 
 
 def _encoded(store: FeatureStore) -> Counter[str]:
-    """Bytes of each kind of feature, encoded but not compressed."""
+    """Return the bytes of each kind of feature, encoded but not compressed."""
     kinds, totals = Counter[str](), store.manifest.totals
-    more = len(store.manifest.parts) - 1  # of a part's arrays some have a row more than it counts
+    more = len(store.manifest.parts) - 1  # some arrays have one row more per part (edges)
     none = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))
     for name, spec in part_arrays(store.features, totals).items():
         kinds[name.rpartition("/")[0]] += spec.nbytes + more * none[name].nbytes
@@ -118,7 +117,7 @@ def _encoded(store: FeatureStore) -> Counter[str]:
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:
-    """All facts of `feature-store info`, as JSON."""
+    """Return everything that `feature-store info --json` prints."""
     tokens, encoded = max(1, store.meta["tokens"]), dict(sorted(_encoded(store).items()))
     disk, kinds = (None, None) if "://" in store.path else _on_disk(Path(store.path))
     return store.meta | {
@@ -147,11 +146,11 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         ("logits", _logits(features)),
         *([("task", _task(task))] if (task := features.task) else []),
         *([("embedding", _embedding(vector))] if (vector := features.embedding) else []),
-        *([("mixed vocab", _words(mixed))] if (mixed := store.identity.get("mixed_vocab")) else []),
+        *([("mixed vocab", _pairs(mixed))] if (mixed := store.identity.get("mixed_vocab")) else []),
         ("views", f"{features.views}"),
         ("codec", features.codec),
-        ("arguments", _words(store.identity.get("arguments", {}))),
-        ("software", _words(store.meta["software"])),
+        ("arguments", _pairs(store.identity.get("arguments", {}))),
+        ("software", _pairs(store.meta["software"])),
         ("created", about["created"]),
         ("content", f"SHA-256 {about['content']}"),
         *(("on disk", line) for line in _disk(about)),
@@ -164,12 +163,12 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
 
 
 def _hidden(features: Features) -> str:
-    """The names of the states, and their hidden size."""
+    """Return the names of the states, and their hidden size."""
     return f"{', '.join(features.hidden)} ({features.width} wide)" if features.hidden else "none"
 
 
 def _by_feature(about: Mapping[str, Any]) -> list[str]:
-    """Write a table of bytes per token by feature: before compression and, where it is on this
+    """Return a table of bytes per token by feature: before compression and, if the store is on this
     machine, on the disk."""
     encoded, disk = about["bytes_per_token_encoded"], about["bytes_by_feature"]
     rows = {kind: [f"{size:>9.2f}"] for kind, size in encoded.items()}
@@ -221,18 +220,18 @@ def _teacher(teacher: Any) -> str:
     if not isinstance(teacher, Mapping):
         return str(teacher)
     others = {key: value for key, value in teacher.items() if key != "id"}
-    return f"{teacher.get('id', 'unknown')} ({_words(others)})"
+    return f"{teacher.get('id', 'unknown')} ({_pairs(others)})"
 
 
 def _corpus(corpus: Any) -> Iterator[str]:
-    """One line for each of the first sources, and how many more there are."""
+    """Yield a line for each of the first SOURCES sources, then the number of others."""
     found = list(_sources(corpus))
     yield from found[:SOURCES]
     if len(found) > SOURCES:
         yield f"and {counted(len(found) - SOURCES, 'more source')}"
     about = corpus if isinstance(corpus, Mapping) else {}
     if isinstance(before := about.get("grown_from"), Mapping):
-        yield f"grown from a store of content {_word(before.get('content'))}"
+        yield f"grown from a store of content {_readable(before.get('content'))}"
     if runs := parse_runs(about.get("forgotten")):
         yield f"without {counted(count_numbers(runs), 'document')} that were forgotten"
 
@@ -240,25 +239,25 @@ def _corpus(corpus: Any) -> Iterator[str]:
 def _sources(corpus: Any) -> Iterator[str]:
     for each in corpora(corpus):
         if not (found := corpus_sources(each)):
-            yield _words(each)
+            yield _pairs(each)
         for source in found:
             rest = {key: value for key, value in source.items() if key not in ("name", "kind")}
             rest["column"] = each.get("text_column")
-            yield f"{source.get('name')} ({_words(rest)})"
+            yield f"{source.get('name')} ({_pairs(rest)})"
 
 
-def _words(values: Any) -> str:
-    """Join `name value` pairs; hashes are cut, and values that are not set are left out."""
+def _pairs(values: Any) -> str:
+    """Join `name value` pairs; cut hashes, and leave out None."""
     if not isinstance(values, Mapping):
         return str(values)
     return ", ".join(
-        f"{key.replace('_', ' ')} {_word(value)}"
+        f"{key.replace('_', ' ')} {_readable(value)}"
         for key, value in values.items()
         if value is not None
     )
 
 
-def _word(value: Any) -> str:
+def _readable(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Shows one sequence of a store: its facts for programs, a headline and a table for people."""
+"""Show one sequence of a store: as JSON, or as a headline and a table of its tokens."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ Best = list[tuple[int, float]]
 
 
 def check_number(store: FeatureStore, index: int) -> int:
-    """Return the number of a sequence, counted from the beginning. Raises UserError for one that
-    the store does not have."""
+    """Return the number of a sequence; a negative index counts from the end. Raises UserError if
+    the store has no such sequence."""
     if not -len(store) <= index < len(store):
         raise UserError(f"{store.path}: no sequence {index}; it has 0..{len(store) - 1}")
     return index % len(store)
 
 
 class Pieces:
-    """Names the teacher's pieces and finds the most likely ones, of as many sequences as asked."""
+    """Names the teacher's pieces and finds the most likely ones of each token.
+
+    Tokenizer and LM head are loaded once for all sequences.
+    """
 
     def __init__(self, store: FeatureStore) -> None:
         self.store = store
@@ -50,12 +53,12 @@ class Pieces:
         return self.store.head()
 
     def name(self, number: int) -> str:
-        """Return a piece by its id, or the id where nothing names it."""
+        """Return the piece of an id; the id itself if the tokenizer has no such piece."""
         named = self._tokenizer.id_to_token(number) if self._tokenizer and number >= 0 else None
         return named or str(number)
 
     def best(self, view: View, count: int) -> list[Best]:
-        """Find the `count` most likely pieces of each token, in any tier; none without logits."""
+        """Find the `count` most likely pieces of each token, in any tier; [] without logits."""
         if self.store.features.logits is None:
             return []
         logits = view.logits
@@ -84,7 +87,7 @@ def _largest(ids: Array, shares: Array, count: int) -> Best:
     return list(zip(np.asarray(ids)[order].tolist(), shares[order].tolist(), strict=True))
 
 
-def _said(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
+def _likely_labels(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
     """List the most likely labels by their logits [C], with probabilities."""
     if task.output_kind == "several labels":
         shares = 1 / (1 + np.exp(-np.float64(logits)))
@@ -107,11 +110,11 @@ def sequence_facts(
     best: int = BEST,
     pieces: Pieces | None = None,
 ) -> dict[str, Any]:
-    """Return all of a sequence but its arrays: text, tokens with spans, masked words and the `best`
-    most likely pieces of each. Where the teacher was fine-tuned for a task, the gold labels and the
-    teacher's. Give `pieces` where several sequences are asked for.
+    """Return a sequence as JSON: texts, and tokens with spans, masks and `best` likely pieces.
 
-    Raises UserError for a number that the store does not have.
+    If the teacher was fine-tuned for a task: also the gold labels and the teacher's. Pass one
+    `pieces` for several sequences: it loads the tokenizer once. Raises UserError if the store has
+    no such sequence or view.
     """
     number = check_number(store, index)
     if not 0 <= view < store.features.views:
@@ -140,7 +143,7 @@ def sequence_facts(
     elif task and task.kind == "classification":
         if task.output_kind == "one label":
             facts["label"] = _gold(task, record.label)
-        facts["says"] = _said(task, record.views[view].class_logits)
+        facts["says"] = _likely_labels(task, record.views[view].class_logits)
     return facts | {"tokens": _tokens(pieces or Pieces(store), record, record.views[view], best)}
 
 
@@ -162,13 +165,13 @@ def _tokens(pieces: Pieces, record: Record, view: View, best: int) -> list[dict[
             ]
         if task and tags is not None:
             token["tag"] = _gold(task, int(tags[number]))
-            token["says"] = _said(task, view.tag_logits[number])
+            token["says"] = _likely_labels(task, view.tag_logits[number])
         found.append(token)
     return found
 
 
 def headline(facts: Mapping[str, Any]) -> str:
-    """Tell in a line where a sequence is from, how long it is, and its label."""
+    """Return one line: document, number of tokens, and label of a sequence."""
     line = (
         f"sequence {facts['sequence']} of {facts['sequences']:,}: document {facts['document']}"
         f" from character {facts['document_begin']}"
@@ -193,7 +196,8 @@ def _labels(said: Sequence[Mapping[str, Any]]) -> str:
 
 
 def best_pieces(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
-    """Write the most likely pieces with their probabilities, or of `draws` how many they have."""
+    """Return the most likely pieces with their probabilities; for tier `sample` with their count
+    among the `draws`."""
 
     def figure(share: float) -> str:
         return f"{share:.3f}" if draws is None else f"{round(share * draws)}/{draws}"
@@ -202,7 +206,7 @@ def best_pieces(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
 
 
 def token_table(facts: Mapping[str, Any]) -> Table:
-    """Make the table of a sequence's tokens for a terminal."""
+    """Return the table of a sequence's tokens for a terminal."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -33,7 +33,7 @@ from teachonce.support.background import in_order
 
 MAX_THREADS = 16
 TOKENIZER, SETTINGS = "tokenizer.json", ("config.json", "tokenizer_config.json")
-OTHERS: dict[str, Callable[[FeatureStore], object]] = {
+EXTRAS: dict[str, Callable[[FeatureStore], object]] = {
     MIXED_VOCAB: MixedVocab.stored,
     WORD_COUNTS: WordCounts.stored,
 }
@@ -41,7 +41,7 @@ Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
 def outside_entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
-    """Every array outside the parts with its path and manifest entry, the manifest left out."""
+    """Yield path and entry of every array outside the parts except the manifest."""
     yield from store.manifest.arrays.items()
     if isinstance(store.manifest.parts, IndexedParts):
         for name, entry in store.manifest.parts.entries.items():
@@ -56,12 +56,12 @@ def verify(
 ) -> Report:
     """Check every array of a store against the manifest, then the meaning of every sound part.
 
-    Each array is read once, in threads: decoding and SHA-256 release the GIL. A thread looks at a
-    part, and holds some 16 MB of an array, or the tokens of that part. `progress(items, unit)`
-    wraps a sequence, as tqdm does. `allow_partial` checks the published parts of an unfinished
-    store. A store that no reader opens is checked as far as what is left of it tells what it was.
-    Raises StoreError if that is too little, if the store is unfinished, or if it was written again
-    meanwhile; everything else is a problem in the report.
+    A thread checks one part at a time and holds some 16 MB of an array, or the tokens of the part.
+    `progress(items, unit)` wraps a sequence, as tqdm does. `allow_partial` checks the published
+    parts of an unfinished store. If the root or the manifest is damaged, the rest of the store is
+    checked as far as its metadata can be recovered. Raises StoreError if they cannot be recovered,
+    if the store is unfinished, or if it was written again meanwhile; everything else is a problem
+    in the report.
     """
     return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
 
@@ -70,11 +70,11 @@ def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
     if not opened.found and (report.found or not opened.store.source.remote):
-        opened.store.watch.check()  # what was replaced meanwhile is no damage
-    if opened.found:  # which tell of its root and manifest already
+        opened.store.watch.check()  # files replaced by another process are not damage
+    if opened.found:  # these include the problems of root and manifest
         rest = [problem for problem in report.found if problem.group not in ("", "manifest")]
         report.found = opened.found + rest
-        if opened.attributes["version"] > 1:  # its index is as lost as its manifest
+        if opened.attributes["version"] > 1:  # without the manifest its index has no use
             report.unknown_flaws = [
                 flaw for flaw in report.unknown_flaws if flaw.path.split("/")[0] != INDEX
             ]
@@ -85,24 +85,25 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
     """Check an open store as `verify` does, and close it."""
     count = len(store.manifest.parts)
     report = Report(count)
+    # Threads suffice, and each array is read once: decoding and SHA-256 release the GIL.
     workers = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as threads:
         try:
             names = [name for name, _ in outside_entries(store)]
             numbers = set(store.manifest.numbers.tolist())
-            flaws = threads.submit(_flaws, store, [*names, "manifest"], "", numbers)
+            flaws = threads.submit(_container_flaws, store, [*names, "manifest"], "", numbers)
             _check_outside(store, report, threads)
             calibration = _calibration(store, report)
-            shapes, absent = PartShapes(store.features), _absent(store, report)
-            of_part = partial(_of_part, store, calibration, shapes, absent)
-            found = in_order(threads, of_part, range(count), 2 * workers)
+            shapes, missing = PartShapes(store.features), _missing_parts(store, report)
+            verify_part = partial(_verify_part, store, calibration, shapes, missing)
+            found = in_order(threads, verify_part, range(count), 2 * workers)
             for _, one in zip(progress(range(count), "part"), found, strict=True):
                 report.take(one)
-            _add(report, flaws.result(), set(names))
-            report.found += [*_others(store, report), *_broken_teacher(store, report)]
+            _add_flaws(report, flaws.result(), set(names))
+            report.found += [*_broken_extras(store, report), *_broken_teacher(store, report)]
             report.found += _broken_files(store, report)
             report.unknown_flaws.sort(key=lambda flaw: flaw.path)
-        except BaseException:  # Ctrl-C, for one, must not wait for what is queued
+        except BaseException:  # on Ctrl-C, do not wait for queued parts
             threads.shutdown(cancel_futures=True)
             raise
     store.close()
@@ -110,33 +111,33 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
 
 
 def _check_outside(store: FeatureStore, report: Report, threads: ThreadPoolExecutor) -> None:
-    """Read the arrays outside the parts, and look at the groups above them."""
+    """Read the arrays outside the parts, and check the groups above them."""
     listed = list(outside_entries(store))
-    read = threads.map(lambda item: _checked(store, *item), listed)
+    read = threads.map(lambda item: _check_with_retries(store, *item), listed)
     for (name, _), checked in zip(listed, read, strict=True):
-        _read(report, name, *checked)
+        _record_array(report, name, *checked)
     groups = {"parts", *(group for name, _ in listed for group in groups_above(name))}
     report.found += _check_groups(store, groups)
 
 
-def _of_part(
-    store: FeatureStore, calibration: Calibration, shapes: PartShapes, absent: set[int], place: int
+def _verify_part(
+    store: FeatureStore, calibration: Calibration, shapes: PartShapes, missing: set[int], place: int
 ) -> Report:
-    """Report on the part at a place: its attributes, arrays, groups and files, and, if its arrays
-    are sound, what they mean."""
+    """Check the part at an index: attributes, arrays, groups, files, and, if all arrays are sound,
+    the rules for their values."""
     part, report = store.manifest.parts[place], Report(1)
-    if part.number in absent:
+    if part.number in missing:
         line = f"part {part.number}: cannot be opened: it is missing"
         report.found.append(Problem(line, part.number))
         return report
     here = f"parts/{part.number}"
-    report.found += _altered(store, shapes, part)
+    report.found += _altered_attributes(store, shapes, part)
     names = [f"{here}/{name}" for name in part.arrays]
     for name, entry in zip(names, part.arrays.values(), strict=True):
-        _read(report, name, *_checked(store, name, entry))
+        _record_array(report, name, *_check_with_retries(store, name, entry))
     groups = {group for name in names for group in groups_above(name) if group.startswith(here)}
     report.found += _check_groups(store, groups - {here})
-    _add(report, _flaws(store, names, here), set(names))
+    _add_flaws(report, _container_flaws(store, names, here), set(names))
     if not report.damaged_parts():
         try:
             lines = check_part(store.part(place), calibration)
@@ -146,7 +147,7 @@ def _of_part(
     return report
 
 
-def _read(report: Report, name: str, problem: str | None, size: int) -> None:
+def _record_array(report: Report, name: str, problem: str | None, size: int) -> None:
     """Record that an array was read, and its problem."""
     report.arrays, report.bytes = report.arrays + 1, report.bytes + size
     if problem:
@@ -155,8 +156,8 @@ def _read(report: Report, name: str, problem: str | None, size: int) -> None:
         report.found.append(_problem(f"{place} {problem}", name, is_array=True))
 
 
-def _checked(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
-    """The problem of an array (None if it is sound), and how many of its bytes were read."""
+def _check_with_retries(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
+    """Return the problem of an array (None if it is sound) and the number of bytes read."""
     for _ in fetch_attempts(store.source.remote):
         problem, size = _check_array(store, name, entry)
         if problem is None:
@@ -180,13 +181,13 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
         if what := store.source.format_violation(name):
             return f"is stored with {what} (FORMAT.md, section 3)", size
     except StoreError as error:
-        if isinstance(error.__cause__, PermissionError):  # which is no damage
+        if isinstance(error.__cause__, PermissionError):  # not damage
             raise
-        return f"cannot be read{_chunks(store, name)}: {error}", size
+        return f"cannot be read{_damaged_chunks(store, name)}: {error}", size
     return None, size
 
 
-def _chunks(store: FeatureStore, name: str) -> str:
+def _damaged_chunks(store: FeatureStore, name: str) -> str:
     try:
         bad = store.source.damaged_chunks(name)
     except Exception:  # metadata that cannot be opened was reported already
@@ -194,27 +195,27 @@ def _chunks(store: FeatureStore, name: str) -> str:
     return f" (chunk {', '.join(map(str, bad[:8]))})" if bad else ""
 
 
-def _absent(store: FeatureStore, report: Report) -> set[int]:
-    """The numbers of the parts that are not there."""
-    absent = set(store.manifest.numbers.tolist())
-    for _ in fetch_attempts(store.source.remote):  # a listing may be altered on the way as well
-        if absent:
+def _missing_parts(store: FeatureStore, report: Report) -> set[int]:
+    """Return the numbers of the parts that are missing."""
+    missing = set(store.manifest.numbers.tolist())
+    for _ in fetch_attempts(store.source.remote):  # a listing may be corrupted by the network, too
+        if missing:
             try:
-                absent -= {part_number(name) for name in store.source.members("parts")}
+                missing -= {part_number(name) for name in store.source.members("parts")}
             except StoreError as error:
                 line = f"group parts: {without_remedy(error)}"
                 report.found.append(Problem(line, group="parts"))
                 break
-    return absent
+    return missing
 
 
-def _altered(store: FeatureStore, shapes: PartShapes, part: Part) -> Iterator[Problem]:
-    """A problem if the attribute of a part is not its entry: the manifest has the entry, too."""
+def _altered_attributes(store: FeatureStore, shapes: PartShapes, part: Part) -> Iterator[Problem]:
+    """Yield a problem if the attributes of a part differ from its entry in the manifest."""
     group = f"parts/{part.number}"
     try:
         for _ in fetch_attempts(store.source.remote):
             found = store.source.attributes(group)
-            with suppress(StoreError):  # of an entry that is none
+            with suppress(StoreError):  # the attribute is not a valid entry
                 if found.keys() == {"part"} and Part.from_json(found["part"], shapes, "") == part:
                     return
         line = f"part {part.number}: its attributes were altered"
@@ -224,7 +225,7 @@ def _altered(store: FeatureStore, shapes: PartShapes, part: Part) -> Iterator[Pr
 
 
 def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
-    """A problem for each of these groups that has attributes."""
+    """Yield a problem for each of these groups that has attributes: no store has any there."""
     for group in sorted(groups):
         try:
             if all(store.source.attributes(group) for _ in fetch_attempts(store.source.remote)):
@@ -235,16 +236,15 @@ def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
             yield Problem(f"group {group}: {error}", part_of(group), group=group)
 
 
-def _flaws(
+def _container_flaws(
     store: FeatureStore, names: list[str], group: str = "", parts: Container[int] = ()
 ) -> list[Flaw]:
-    """What the container alone can tell of a group, see `Source.flaws`.
-
-    An unfinished store is not asked: its files come and go."""
+    """Return what the container finds wrong with the files of a group, see `StoreSource.flaws`."""
+    # A writer adds and removes files of an unfinished store.
     return store.source.flaws(names, group, parts) if store.meta["state"] == "sealed" else []
 
 
-def _add(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
+def _add_flaws(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
     """Add flaws of the container to the report, except for lost arrays and groups with unreadable
     metadata, which were reported already."""
     reported = {problem.group for problem in report.found}
@@ -256,15 +256,16 @@ def _add(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
 
 
 def _problem(line: str, path: str, is_array: bool) -> Problem:
-    """What is wrong with an array or a group. What the index says is known otherwise, too."""
+    """Make the problem of an array or a group."""
+    # An array of the index is not data that is lost: the parts hold the same entries.
     if is_array and not path.startswith(f"{INDEX}/"):
         return Problem(line, part_of(path), array=path)
     return Problem(line, part_of(path), group=path)
 
 
 def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:
-    """A problem for each of the teacher's files that is none, and for each part that is sound so
-    far and of which the tokenizer gives other tokens."""
+    """Yield a problem for each file of the teacher that cannot be parsed, and for each sound part
+    whose tokens differ from what the tokenizer makes of its text."""
     lost, held = report.lost_outside(), store.teacher_files()
     for name in SETTINGS:
         if name in held and f"teacher/files/{name}" not in lost:
@@ -283,11 +284,12 @@ def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:
         yield Problem(str(error))
 
 
-def _others(store: FeatureStore, report: Report) -> list[Problem]:
-    """Problems of what only some stores hold outside their parts; arrays that have a problem
-    already are not read again."""
+def _broken_extras(store: FeatureStore, report: Report) -> list[Problem]:
+    """Return problems of the optional groups outside the parts (store/extras).
+
+    A group with a damaged array is skipped: its problem was reported."""
     found, lost = [], report.lost_outside()
-    for group, read in OTHERS.items():
+    for group, read in EXTRAS.items():
         if not any(array.startswith(f"{group}/") for array in lost):
             try:
                 read(store)
@@ -297,7 +299,7 @@ def _others(store: FeatureStore, report: Report) -> list[Problem]:
 
 
 def _calibration(store: FeatureStore, report: Report) -> Calibration:
-    """The calibrations by which hidden states can be decoded, with a problem for each other one."""
+    """Return the usable calibrations of hidden states; report a problem for each other one."""
     lost, found = report.lost_outside(), {}
     for name in store.features.hidden:
         if not any(array.startswith(f"calibration/hidden/{name}/") for array in lost):
@@ -310,7 +312,7 @@ def _calibration(store: FeatureStore, report: Report) -> Calibration:
 
 
 def _broken_teacher(store: FeatureStore, report: Report) -> Iterator[Problem]:
-    """A problem for each of the teacher's weights that holds NaN or infinity."""
+    """Yield a problem for each weight of the teacher that has NaN or infinity."""
     lost = report.lost_outside()
     for name in store.manifest.arrays:
         if name.startswith(("teacher/weights/", "teacher/head/")) and name not in lost:

@@ -37,11 +37,12 @@ def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: Path | str, what: str = "") -> Iterator[None]:
-    """Turn an error of the disk into a StoreError with the cause and what to do."""
+    """Convert an error of the disk to a StoreError with its cause and remedy."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
-        kept = "" if isinstance(path, Path) and not path.exists() else " (published parts are kept)"
+        new = isinstance(path, Path) and not path.exists()
+        kept = "" if new else " (published parts are kept)"
         raise StoreError(
             f"cannot write {what}{path}: {files.reason(error)} and start again with the same"
             f" arguments{kept}"
@@ -52,7 +53,7 @@ def unfinished(staging: Staging) -> dict[str, Any]:
     """Return the root attributes of an unfinished store. Raises UserError if there is none."""
     attributes = root_of(staging)
     if attributes is None or attributes["state"] != "writing":
-        raise UserError(f"{staging.path}: is no unfinished store")
+        raise UserError(f"{staging.path}: is not an unfinished store")
     return attributes
 
 
@@ -83,8 +84,8 @@ def new_attributes(
 
 
 def check_continued(staging: Staging, attributes: dict[str, Any], shared: bool = False) -> bool:
-    """Whether there is a store to continue. Raises UserError if it has other arguments, and for a
-    `shared` store also if it was started with other software."""
+    """Return whether there is a store to continue. Raises UserError if it has other arguments, and,
+    if `shared`, also if it was started with other software."""
     stored = root_of(staging)
     if stored is None:
         return False
@@ -128,7 +129,7 @@ def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 def finished(path: str | Path) -> dict[str, Any] | None:
     """Return the root attributes of a finished store; None if there is none.
 
-    Raises UserError if the path is no store, or if another process is working on it.
+    Raises UserError if the path is not a store, or if another process is working on it.
     """
     staging = staging_of(path)
     stored = root_of(staging)
@@ -161,7 +162,7 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
 
 
 def _tidy(staging: Staging) -> None:
-    """Remove what a writer left that was killed after sealing, before it could clean up.
+    """Remove the files of a writer that was killed between sealing and cleaning up.
 
     Raises UserError if a writer or a repair is running: the parts may be in use.
     """
@@ -183,7 +184,7 @@ def _tidy(staging: Staging) -> None:
 
 def root_of(staging: Staging) -> dict[str, Any] | None:
     """Return the root attributes of the store at a path; None if nothing is there. Raises UserError
-    if it is no store."""
+    if it is not a store."""
     path = staging.path
     if not staging.exists():
         return None
@@ -212,8 +213,8 @@ def check_parts(staging: Staging) -> None:
 
 
 def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
-    """Return the root attributes of a store if it is in this state; None if it is not, or cannot be
-    read. Raises Unreachable."""
+    """Return the root attributes of a store in this state; None if it has another state or cannot
+    be read. Raises Unreachable."""
     try:
         attributes = root_of(staging_of(path))
     except Unreachable:  # a network error does not mean that there is no store

@@ -1,4 +1,4 @@
-"""Encode one part: buffers of codes, filled row by row in any order, then taken whole."""
+"""Encode one part: rows are put in any order into buffers, which are then taken as arrays."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ EXACT = "dump with --codec exact"
 
 
 class PartWriter:
-    """A part being filled; `StoreWriter.part` makes it and `StoreWriter.publish` stores it.
+    """Encodes a part; `StoreWriter.part` makes it and `StoreWriter.publish` stores it.
 
-    Rows are flat token numbers in the part; each is put exactly once for each feature. `where`
-    names the part in errors.
+    Rows are flat token numbers in the part; put each row once for each feature. where: name of the
+    part in errors. All methods raise StoreError for values of another shape, NaN or infinity, and
+    numbers that the codec cannot hold.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PartWriter:
         self.token_start, self.square_start = starts(counts), starts(counts**2)
         self._tokens = int(self.token_start[-1])
         self._arrays: dict[str, Array] = {}
-        self._seen: dict[str, Array] = {}
+        self._filled: dict[str, Array] = {}
         self._draws = defaultdict[int, list[tuple[Array, Array, Array, Array]]](list)
         self._texts: list[str] | None = None
         self._taken = False
@@ -68,28 +69,28 @@ class PartWriter:
             if place.startswith("view") and kind != "mask":
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
-                self._seen[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
+                self._filled[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
             elif group == EMBEDDING:
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
-                self._seen[group] = np.zeros(sequences, bool)
+                self._filled[group] = np.zeros(sequences, bool)
 
     def _sequence(self, row: int) -> int:
         return int(np.searchsorted(self.token_start, row, "right")) - 1
 
     def _claim(self, name: str, rows: ArrayLike) -> Array:
         """Mark rows (tokens, or sequences for attention, classes and vectors) as filled."""
-        if name not in self._seen:
+        if name not in self._filled:
             raise StoreError(
-                f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._seen))}"
+                f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._filled))}"
             )
-        seen, numbers = self._seen[name], np.asarray(rows, np.int64)
+        filled, numbers = self._filled[name], np.asarray(rows, np.int64)
         if numbers.ndim != 1 or (
-            len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(seen)
+            len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(filled)
         ):
-            raise StoreError(f"{self._where}: rows of {name} must lie in 0..{len(seen) - 1}")
-        if seen[numbers].any() or len(np.unique(numbers)) < len(numbers):
+            raise StoreError(f"{self._where}: rows of {name} must lie in 0..{len(filled) - 1}")
+        if filled[numbers].any() or len(np.unique(numbers)) < len(numbers):
             raise StoreError(f"{self._where}: internal error: rows of {name} were put twice")
-        seen[numbers] = True
+        filled[numbers] = True
         return numbers
 
     def _check(self, name: str, rows: Array, bad: Array, what: str, remedy: str = FP32) -> None:
@@ -101,13 +102,13 @@ class PartWriter:
                 f"{name} {what}; {remedy}"
             )
 
-    def _lawful(self, name: str, rows: Array, law: Violation | None) -> None:
+    def _check_law(self, name: str, rows: Array, law: Violation | None) -> None:
         """Raise StoreError if a law is broken at the row `law.row` of `rows`."""
         if law is not None:
             self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
 
     def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
-        """Refuse values that are not finite, and finite ones that the codec cannot hold."""
+        """Raise StoreError for values that are not finite or that the codec cannot hold."""
         self._check(name, rows, ~np.isfinite(values), "is NaN or infinite")
         far = np.abs(values) >= limit
         self._check(name, rows, far, f"is over {limit:.3g}, the most that the codec holds", EXACT)
@@ -182,7 +183,7 @@ class PartWriter:
         rest: ArrayLike,
         log_partition: ArrayLike,
     ) -> None:
-        """Put ids and logprobs [n, K], rest [n] (log of what is left over), log_partition [n]."""
+        """Put ids and logprobs [n, K], rest [n] (log of the remaining mass), log_partition [n]."""
         numbers = self._logits("topk", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         path, level = f"view{view}/logits", self._features.level
@@ -197,8 +198,8 @@ class PartWriter:
             self._check(f"{path}/{key}", numbers, bad, "is not a log-probability (<= 0)")
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
         given = np.asarray(logprobs, np.float32)
-        self._lawful(f"{path}/ids", numbers, repeated_id(best, given))
-        self._lawful(
+        self._check_law(f"{path}/ids", numbers, repeated_id(best, given))
+        self._check_law(
             f"{path}/logprobs", numbers, mass_violation(given, np.asarray(rest, np.float32))
         )
 
@@ -246,7 +247,9 @@ class PartWriter:
         """Put raw logits float32 [n, C] of n sequences (classification) or n tokens (tagging)."""
         task = self._features.task
         if task is None:
-            raise StoreError(f"{self._where}: this store has no task, so no logits of one")
+            raise StoreError(
+                f"{self._where}: this store has no task, so it cannot store task logits"
+            )
         path = f"view{view}/{task.outputs}"
         numbers = self._claim(path, rows)
         values = self._shaped(path, logits, (len(numbers), len(task.labels)))
@@ -264,7 +267,7 @@ class PartWriter:
             self._arrays[f"{EMBEDDING}/{key}"][numbers] = array
 
     def _gather_draws(self, view: int) -> int:
-        """Put the sampled ids in the order of tokens; returns how many there are."""
+        """Sort the sampled ids by token; return their number."""
         put = self._draws[view]
         rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*put, strict=True))
         order = np.argsort(rows)
@@ -276,9 +279,9 @@ class PartWriter:
         return int(start[-1])
 
     def take(self) -> tuple[Counts, dict[str, Array]]:
-        """Return the counts and all arrays of the part, once. StoreError if any was not put."""
+        """Return counts and arrays of the part, once. Raises StoreError if rows are missing."""
         features = self._features
-        missing = sorted(name for name, seen in self._seen.items() if not seen.all())
+        missing = sorted(name for name, filled in self._filled.items() if not filled.all())
         if self._texts is None:
             missing.append("sequences")
         missing += [

@@ -126,7 +126,7 @@ def _check_calibration(calibration: Calibration, features: Features) -> Calibrat
 def create(
     staging: Staging, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]]
 ) -> None:
-    """Write what a new store holds outside its parts, and give it its name. Raises StoreError."""
+    """Write a new store without parts, and rename it to its path. Raises StoreError."""
     sink, entries = staging.create(), {}
     for name, values in arrays:
         for segment in name.split("/"):
@@ -143,15 +143,15 @@ def create(
 def complete(
     staging: Staging, attributes: dict[str, Any], features: Features, outside: OutsideParts
 ) -> None:
-    """Write the arrays that an unfinished store lists and lacks, and the groups of Zarr.
+    """Write the missing arrays outside the parts of an unfinished store, and missing groups.
 
     Raises StoreError if a stored array is damaged, or if `outside` gives a missing array with other
     values than before.
     """
     with closing(staging.source()) as source:
-        lacking, read = missing_outside(source), read_outside(source)
+        missing, read = missing_outside(source), read_outside(source)
         entries = read_entries(attributes["arrays"], source.path)
-        for name in entries.keys() - lacking:
+        for name in entries.keys() - missing:
             read(name)
 
         def same(name: str, values: Array) -> tuple[str, Array]:
@@ -164,13 +164,13 @@ def complete(
             for name, values in outside.arrays(features):
                 if name in left:
                     left.remove(name)
-                    yield same(name, values if name in lacking else read(name))
+                    yield same(name, values if name in missing else read(name))
             for name in sorted(left):
-                if name in lacking:
+                if name in missing:
                     raise _other(source.path, name)
                 yield same(name, read(name))
 
-        staging.complete(attributes, checked() if lacking else (), lacking)
+        staging.complete(attributes, checked() if missing else (), missing)
 
 
 def _other(path: str, name: str) -> StoreError:
@@ -184,9 +184,9 @@ def _other(path: str, name: str) -> StoreError:
 def write_part(
     sink: Sink, features: Features, number: int, counts: Counts, arrays: Mapping[str, Array]
 ) -> None:
-    """Write a part whole, with the attribute that says what it holds, and close the tree.
+    """Write a whole part and its `part` attribute, and close the tree.
 
-    Raises StoreError for an array that is not as `part_arrays` has it.
+    Raises StoreError for an array whose shape or dtype differs from `part_arrays`.
     """
     entries = {}
     for name, spec in part_arrays(features, counts).items():
@@ -207,10 +207,10 @@ def sealed_root(
     features: Features,
     write: Write = lambda name, values: None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Make the root attributes and the manifest that finish a store as it is.
+    """Make the root attributes and the manifest that seal a store with its published parts.
 
-    The arrays of the index, if it has so many parts, are given to `write`, some at a time. Raises
-    StoreError if a part does not say what it holds.
+    With more than FEW_PARTS parts, the arrays of the index are passed to `write` one by one. Raises
+    StoreError if a part has no readable entry.
     """
     parts = published_parts(source, features)
     pairs = ((part, _lengths(source, part, features)) for part in parts)
@@ -224,7 +224,7 @@ def root_of_parts(
     count: int,
     write: Write,
 ) -> tuple[dict[str, Any], bytes]:
-    """Do as `sealed_root`, for `count` parts with the lengths of their sequences."""
+    """Make them from `count` pairs of a part and the lengths of its sequences."""
     many = count > FEW_PARTS
     found = {**attributes, "state": "sealed", "version": VERSIONS[many]}
     entries = read_entries(attributes.get("arrays"), "")
@@ -234,7 +234,7 @@ def root_of_parts(
     else:
         listed, lengths = zip(*parts, strict=True)
         data = replace(manifest, parts=listed, lengths=np.concatenate(lengths)).to_bytes()
-        if len(data) > MAX_BYTES:  # readers do without the lengths, not without the rest
+        if len(data) > MAX_BYTES:  # readers need the rest, not the lengths
             data = replace(manifest, parts=listed).to_bytes()
     found["arrays"] = {name: entries[name].to_json() for name in sorted(entries)}
     return found | {"checksum": seal_checksum(data, found["created"])}, data

@@ -1,5 +1,4 @@
-"""Datasets of HDF5: where their chunks lie, and how rows are decoded from a map of the file, by any
-number of threads."""
+"""Read HDF5 datasets: find their chunks and decode rows from a map of the file, in any thread."""
 
 from __future__ import annotations
 
@@ -36,10 +35,10 @@ WHOLE_SINGLE = 2  # flag of a layout: its single chunk is filtered
 
 @dataclass(frozen=True)
 class Dataset:
-    """An array, and its chunks in the order of a grid of them.
+    """An array and its chunks, in the row-major order of the grid.
 
-    `places` [n, 3] are the address, the stored bytes and the skipped filters of each; an address
-    may be UNDEFINED. `inline` are the bytes of an array that lies in its own header.
+    places: uint64 [n, 3], the address (may be UNDEFINED), stored bytes and skipped filters of each
+    chunk. inline: the values, if they are in the header of the array.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +59,7 @@ class Dataset:
 
     @property
     def stored(self) -> int:
-        """Bytes of all chunks as they are stored."""
+        """The stored bytes of all chunks."""
         return int(self.places[:, 1].sum())
 
     def decode(self, skipped: int, stored: Bytes, low: int, high: int, out: Bytes) -> None:
@@ -89,10 +88,10 @@ class Dataset:
 
 
 def read_dataset(blocks: Blocks, thing: Object, where: str, is_json: bool) -> Dataset:
-    """Read how an array is stored; none of its values. Raises Damage, and StoreError naming
+    """Read how an array is stored, without its values. Raises Damage, and StoreError naming
     `where` if it declares an impossible size."""
     if EXTERNAL in thing.messages:
-        raise Damage("it has its values elsewhere, which is not followed")
+        raise Damage("its values are in another file, which is not followed")
     dtype = type_of(thing.one(TYPE, "the type of the array"))
     shape = dataspace(thing.one(SPACE, "the shape of the array"))
     if dtype.kind == "S" or not shape:
@@ -103,12 +102,12 @@ def read_dataset(blocks: Blocks, thing: Object, where: str, is_json: bool) -> Da
     size = prod(shape) * dtype.itemsize
     chunk = found.chunk_bytes if found.chunked and size else 0
     check_size(where, size, chunk, found.stored, is_json)
-    _check_apart(found.places)
+    _check_no_overlap(found.places)
     return found
 
 
 def _filters(thing: Object) -> tuple[int, ...]:
-    """The numbers of the filters, in the order in which chunks go through them."""
+    """Return the numbers of the filters, in the order of encoding."""
     if FILTERS not in thing.messages:
         return ()
     fields = thing.one(FILTERS, "the list of filters")
@@ -131,8 +130,9 @@ def _filters(thing: Object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _check_apart(places: Array) -> None:
-    """Raise Damage if chunks share bytes: a short file would hold any number of them."""
+def _check_no_overlap(places: Array) -> None:
+    """Raise Damage if chunks share bytes."""
+    # Otherwise a small file could declare any number of chunks.
     there = places[places[:, 0] != UNDEFINED]
     there = there[np.argsort(there[:, 0])]
     if (there[:-1, 0] + there[:-1, 1] > there[1:, 0]).any():
@@ -212,7 +212,7 @@ class _Layout:
         return places
 
     def _check_inside(self, places: Array) -> None:
-        """Give chunks that are not there no bytes; raise Damage for any outside the file."""
+        """Set the size of missing chunks to 0. Raise Damage if a chunk is outside the file."""
         end = np.uint64(len(self.blocks.map.data))
         there = places[:, 0] != UNDEFINED
         places[~there, 1] = 0
@@ -222,7 +222,7 @@ class _Layout:
 
 
 class Hdf5Slices(RowSlices):
-    """Slices of rows of an HDF5 dataset."""
+    """Reads rows of an HDF5 dataset."""
 
     def __init__(self, blocks: Blocks, dataset: Dataset, where: str) -> None:
         super().__init__(dataset.shape, dataset.dtype, where)
@@ -237,7 +237,7 @@ class Hdf5Slices(RowSlices):
             self._read(number, low - number * rows, out[low - begin : high - begin])
 
     def _read(self, number: int, low: int, out: Array) -> None:
-        """Fill `out` from its row `low` on with the chunks that hold the same rows."""
+        """Fill `out` with the rows of a row of chunks, from its row `low` on."""
         dataset = self.dataset
         row = prod(dataset.chunk[1:]) * dataset.dtype.itemsize
         columns = dataset.grid[1:]
@@ -254,8 +254,8 @@ class Hdf5Slices(RowSlices):
             part[...] = box[tuple(map(slice, part.shape))]
 
     def _stored(self, place: int) -> tuple[int, Bytes]:
-        """The filters that a chunk skipped, and its bytes; their checksum is compared when they
-        are first used."""
+        """Return the filters that a chunk skipped, and its bytes; compare its checksum at its
+        first use."""
         if self.dataset.inline is not None:
             return 0, np.frombuffer(self.dataset.inline, np.uint8)
         places = self.dataset.places
@@ -269,8 +269,8 @@ class Hdf5Slices(RowSlices):
         return skipped, stored
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Let the disk begin to read the chunks of some rows; a dataset is written at once, so
-        that its chunks follow one another."""
+        """Let the disk start to read the chunks of rows begin..end."""
+        # One range suffices: a dataset is written at once, so its chunks are contiguous.
         rows, columns = self.dataset.chunk[0], prod(self.dataset.grid[1:])
         first, last = begin // rows, -(-end // rows)
         if self._prefetched.issuperset(range(first, last)):

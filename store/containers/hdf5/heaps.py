@@ -1,5 +1,4 @@
-"""Where HDF5 stores the links of large groups and large attributes: fractal heaps, in the order of
-B-trees of version 2."""
+"""Read fractal heaps and their B-trees of version 2: links of large groups, large attributes."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ POWERS = {2**power for power in range(41)}
 
 
 def _bytes_for(number: int) -> int:
-    """How many bytes HDF5 takes for numbers up to this one."""
+    """Return the number of bytes in which HDF5 stores numbers up to this one."""
     return max(1, -(-number.bit_length() // 8))
 
 
-class _Tree:
-    """The header of a B-tree and the sizes that follow from it."""
+class _BTree:
+    """A B-tree: its header, and the sizes of its nodes."""
 
     def __init__(self, blocks: Blocks, address: int, kind: int) -> None:
         fields = blocks.block(address, 38, b"BTHD", "a B-tree")
@@ -50,24 +49,24 @@ class _Tree:
         self._depth, self._count = depth, count
 
     def records(self) -> Iterator[FieldReader]:
-        """The records, in order. Raises Damage if a node is met twice."""
+        """Yield the records in order. Raises Damage if two pointers lead to one node."""
         if not self._total:
             return
-        met: set[int] = set()
+        visited: set[int] = set()
         found = 0
-        for record in self._under(self._root, self._count, self._depth, met):
+        for record in self._under(self._root, self._count, self._depth, visited):
             yield FieldReader(record, "a record of a B-tree")
             found += 1
         if found != self._total:
             raise Damage(f"a B-tree has {found} records, expected {self._total}")
 
-    def _under(self, address: int, count: int, depth: int, met: set[int]) -> Iterator[bytes]:
+    def _under(self, address: int, count: int, depth: int, visited: set[int]) -> Iterator[bytes]:
         counted, whole = self._pointers[depth]
         children = count + 1 if depth else 0
         used = NODE + count * self._record + children * (8 + counted + whole) + CHECKSUM
-        if address in met or used > self._node:
+        if address in visited or used > self._node:
             raise Damage("a B-tree has a node twice, or too large")
-        met.add(address)
+        visited.add(address)
         signature = b"BTIN" if depth else b"BTLF"
         fields = self._blocks.block(address, used, signature, "a node of a B-tree")
         fields.expect("its version", 1, 0)
@@ -79,17 +78,17 @@ class _Tree:
         for place in range(children):
             child, inside = fields.address(), fields.number(counted)
             fields.number(whole)
-            yield from self._under(child, inside, depth - 1, met)
+            yield from self._under(child, inside, depth - 1, visited)
             yield from records[place : place + 1]
 
 
 def records(blocks: Blocks, address: int, kind: int) -> Iterator[FieldReader]:
-    """The records of a B-tree of some type. Raises Damage."""
-    return _Tree(blocks, address, kind).records()
+    """Yield the records of a B-tree of type `kind`. Raises Damage."""
+    return _BTree(blocks, address, kind).records()
 
 
 class Heap:
-    """A fractal heap without filters. Raises Damage."""
+    """A fractal heap without filters. Its methods raise Damage."""
 
     def __init__(self, blocks: Blocks, address: int) -> None:
         fields = blocks.block(address, 146, b"FRHP", "a heap")
@@ -101,7 +100,7 @@ class Heap:
         largest = fields.number(4)
         fields.number(8)
         self._huge_tree = fields.address()
-        fields.take(10 * 8)  # statistics, and where there is room
+        fields.take(10 * 8)  # statistics and free space
         self._width, self._start, self._direct = (fields.number(n) for n in (2, 8, 8))
         self._bits = fields.number(2)
         fields.number(2)
@@ -113,11 +112,11 @@ class Heap:
         direct = -(-(self._direct.bit_length() - 1) // 8)
         self._length_bytes = min(direct, _bytes_for(largest))
         self._direct_rows = self._direct.bit_length() - self._start.bit_length() + 2
-        self._held: dict[int, bytes] = {}
+        self._cached: dict[int, bytes] = {}
         self._huge: dict[int, tuple[int, int]] | None = None
 
     def get(self, fields: FieldReader) -> bytes:
-        """The object whose heap ID comes next in a record."""
+        """Return the object whose heap ID is next in a record."""
         found = FieldReader(fields.take(self._id_bytes), "a heap ID")
         kind = found.number(1)
         if kind == 0x10:
@@ -143,18 +142,18 @@ class Heap:
         return self._blocks.read(*self._huge[number], "an object of a heap")
 
     def _block(self, address: int, size: int, base: int) -> bytes:
-        """A direct block; its checksum is compared when it is first used."""
-        if address not in self._held:
+        """Return a direct block; compare its checksum at its first use."""
+        if address not in self._cached:
             data = self._blocks.read(address, size, "a block of a heap")
-            self._head(FieldReader(data, "a block of a heap"), b"FHDB", base)
+            self._check_head(FieldReader(data, "a block of a heap"), b"FHDB", base)
             if self._checked:
                 place = 13 + self._offset_bytes
                 whole = data[:place] + bytes(CHECKSUM) + data[place + CHECKSUM :]
                 check_sum(whole, data[place : place + CHECKSUM], "a block of a heap")
-            self._held[address] = data
-        return self._held[address]
+            self._cached[address] = data
+        return self._cached[address]
 
-    def _head(self, fields: FieldReader, signature: bytes, base: int) -> None:
+    def _check_head(self, fields: FieldReader, signature: bytes, base: int) -> None:
         if signature == b"FHDB" and fields.take(4) != signature:
             raise Damage("a block of a heap does not begin with FHDB")
         fields.expect("its version", 1, 0)
@@ -162,7 +161,7 @@ class Heap:
         fields.expect("its offset", self._offset_bytes, base)
 
     def _place(self, offset: int) -> tuple[int, int, int]:
-        """Address, size and offset of the direct block that holds an offset of the heap."""
+        """Return address, size and offset of the direct block that holds an offset of the heap."""
         if not self._rows:
             return self._root, self._start, 0
         address, rows, base, first = self._root, self._rows, 0, self._width * self._start
@@ -186,5 +185,5 @@ class Heap:
         count = rows * self._width
         size = 13 + self._offset_bytes + 8 * count + CHECKSUM
         fields = self._blocks.block(address, size, b"FHIB", "a block of a heap")
-        self._head(fields, b"FHIB", base)
+        self._check_head(fields, b"FHIB", base)
         return [fields.address() for _ in range(count)]

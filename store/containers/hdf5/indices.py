@@ -1,4 +1,4 @@
-"""Indices of the chunks of a dataset of HDF5: where each chunk lies."""
+"""Read the chunk index of an HDF5 dataset: address, size and filters of each chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ WHAT = "the index of chunks"
 
 
 def entry_bytes(size: int, wide: bool) -> int:
-    """Bytes for the stored size and the skipped filters of a chunk of `size` decoded bytes."""
+    """Return the bytes of an index entry for stored size and skipped filters.
+
+    size: decoded bytes of a chunk. wide: sizes take 8 bytes (layout version 5).
+    """
     return SKIPPED + (8 if wide else min(8, 1 + (size.bit_length() + 7) // 8))
 
 
@@ -48,7 +51,7 @@ def fixed_array(
 def _entries(
     blocks: Blocks, address: int, header: int, page: int, count: int, row: int, filtered: bool
 ) -> bytes:
-    """The entries of a fixed array, which has checksums for each of its pages if it has several."""
+    """Return the entries of a fixed array. If it has several pages, each has a checksum."""
     before = 14
     pages = -(-count // page) if count > page else 0
     bitmap = -(-pages // 8)
@@ -70,7 +73,7 @@ def _entries(
 
 
 def _numbers(fields: Array) -> Array:
-    """uint64 [n]: whole numbers of a few bytes each, [n, bytes]."""
+    """Convert little-endian numbers uint8 [n, bytes] to uint64 [n]."""
     found = np.zeros((len(fields), 8), np.uint8)
     found[:, : fields.shape[1]] = fields
     return found.view("<u8")[:, 0]
@@ -81,11 +84,11 @@ def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -
     if address == UNDEFINED:
         return np.empty((0, 3), np.uint64)
     count, rank = prod(grid), len(grid)
-    if count > len(blocks.map.data):  # each has an entry
+    if count > len(blocks.map.data):  # each chunk has an entry in the file
         raise Damage("its chunks are not all there")
     places = np.zeros((count, 3), np.uint64)
     places[:, 0] = UNDEFINED
-    todo, met = [(address, -1)], {address}
+    todo, visited = [(address, -1)], {address}
     while todo:
         place, level = todo.pop()
         head = FieldReader(blocks.read(place, 24, WHAT), WHAT)
@@ -99,8 +102,8 @@ def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -
             size, skipped = fields.number(4), fields.number(4)
             corner = [fields.number(8) for _ in range(rank + 1)][:rank]
             child = fields.address()
-            if found and child not in met:
-                met.add(child)
+            if found and child not in visited:
+                visited.add(child)
                 todo.append((child, found - 1))
                 continue
             at = [offset // part for offset, part in zip(corner, chunk, strict=True)]

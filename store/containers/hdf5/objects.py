@@ -1,4 +1,4 @@
-"""Objects of an HDF5 file: their messages, links, attributes and types."""
+"""Read objects of an HDF5 file: their messages, links, attributes and types."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ NUMBER, FLOAT, TEXT, ENUM = 0, 1, 3, 8  # classes of types
 
 @dataclass
 class Object:
-    """What the header of an object holds: bodies of messages by their type."""
+    """The header of an object: the bodies of its messages by type."""
 
     address: int
     messages: dict[int, list[bytes]] = field(default_factory=dict)
 
     def one(self, kind: int, what: str) -> FieldReader:
-        """The body of a message that must be there once."""
+        """Return the body of a message that must occur once."""
         found = self.messages.get(kind, [])
         if len(found) != 1:
-            raise Damage(f"{what} is there {len(found)} times")
+            raise Damage(f"{what} is there {len(found)} times, expected once")
         return FieldReader(found[0], what)
 
     @property
@@ -50,7 +50,7 @@ class Object:
 
 def read_object(blocks: Blocks, address: int) -> Object:
     """Read the header of an object. Raises Damage."""
-    found, met, whole = Object(address), {address}, 0
+    found, visited, whole = Object(address), {address}, 0
     signature, first, sizes = _header(blocks, address)
     todo = [first]
     while todo:
@@ -61,9 +61,9 @@ def read_object(blocks: Blocks, address: int) -> Object:
         for kind, body in _messages(fields, *sizes):
             if kind == CONTINUED:
                 place, length = body.address(), body.number(8)
-                if place in met:
+                if place in visited:
                     raise Damage("the header of an object continues in itself")
-                met.add(place)
+                visited.add(place)
                 todo.append(
                     blocks.block(place, length, signature, HEADER)
                     if signature
@@ -75,11 +75,12 @@ def read_object(blocks: Blocks, address: int) -> Object:
 
 
 def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int, int]]:
-    """How blocks that continue the header of an object begin, its first messages, and the bytes of
-    the kind of a message and of what is between its size and its body.
+    """Read the start of the header of an object.
 
-    Headers of version 1 are what HDF5 adds to a file that it opens again by default.
+    Returns the signature of its continuation blocks, its first messages, and two sizes in bytes: of
+    a message's type, and of its flags between size and body.
     """
+    # HDF5 writes headers of version 1 into a file of version 2 that it opens again.
     if blocks.read(address, 4, HEADER) != b"OHDR":
         fields = FieldReader(blocks.read(address, 16, HEADER), HEADER)
         fields.expect("its version", 1, 1)
@@ -107,7 +108,7 @@ def _messages(
 
 
 def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
-    """Kind and address of each link of a group by its name. Raises Damage."""
+    """Return kind and address of each link of a group by its name. Raises Damage."""
     if OLD_GROUP in group.messages:
         raise Damage("a group is not of HDF5 1.10 or later")
     found: dict[str, tuple[int, int]] = {}
@@ -121,7 +122,7 @@ def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
 
 
 def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[bytes]:
-    """Objects of the heap that an info message of links or attributes names."""
+    """Yield the objects of the heap to which an info message of links or attributes points."""
     for body in thing.messages.get(kind, []):
         fields = FieldReader(body, "where links or attributes are")
         fields.expect("its version", 1, 0)
@@ -158,8 +159,11 @@ def _text(data: bytes) -> str:
 
 
 def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
-    """Attributes of an object by name: bytes of a text, a whole number, or in words what else it
-    is, which a store does not have. Raises Damage."""
+    """Return the attributes of an object by name. Raises Damage.
+
+    A value is the bytes of a text, a whole number, or, for a type that no store has, its
+    description (str).
+    """
     found: dict[str, bytes | int | str] = {}
     bodies = [*thing.messages.get(ATTRIBUTE, [])]
     for body in [*bodies, *_heaped(blocks, thing, ATTRIBUTE_INFO, ATTRIBUTES)]:
@@ -194,14 +198,14 @@ def _value(fields: FieldReader, kind: FieldReader, shape: tuple[int, ...]) -> by
 
 
 def dataspace(fields: FieldReader) -> tuple[int, ...]:
-    """Read a shape. Raises Damage for one that may grow, or that is none."""
+    """Read the shape of an array. Raises Damage if it may grow, or if it is not valid."""
     version = fields.expect("its version", 1, 1, 2)
     rank, flags, kind = (fields.number(1) for _ in range(3))
     if version == 1:
         kind = min(rank, 1)
         fields.take(4)
     if rank > MAX_RANK or kind not in (0, 1) or (kind == 0) != (rank == 0):
-        raise Damage(f"{fields.what} is not that of an array")
+        raise Damage(f"{fields.what} is not valid")
     shape = tuple(fields.number(8) for _ in range(rank))
     if flags & 1 and shape != tuple(fields.number(8) for _ in range(rank)):
         raise Damage(f"{fields.what} may grow")
@@ -209,7 +213,7 @@ def dataspace(fields: FieldReader) -> tuple[int, ...]:
 
 
 def _numbers() -> dict[tuple[int, bytes], np.dtype[Any]]:
-    """The dtypes of little-endian numbers, by the class and the bytes that describe them."""
+    """Return the dtypes of little-endian numbers by class and description in the file."""
     found: dict[tuple[int, bytes], np.dtype[Any]] = {}
     for size in (1, 2, 4, 8):
         for sign, name in ((0, "uint"), (8, "int")):
@@ -240,7 +244,7 @@ def type_of(fields: FieldReader) -> np.dtype[Any]:
     if 1 <= first >> 4 <= 5:
         size = int.from_bytes(body[3:7], "little")
         known = NUMBERS.get((kind, body[: FORM_BYTES.get(kind, 0)]))
-        if known is not None:  # what follows fills up to a multiple of 8 bytes
+        if known is not None:  # the rest of the body is padding to a multiple of 8 bytes
             return known
         if kind == TEXT and size <= MAX_BLOCK:
             return np.dtype(f"S{size}")

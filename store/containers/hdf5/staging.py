@@ -52,10 +52,10 @@ class Hdf5Staging(OnDisk):
         files.rename(self._new, self.path)
 
     def complete(
-        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
         self.parts.mkdir(exist_ok=True)
-        if not lacking:
+        if not missing:
             return
         sink = Hdf5Sink(self._new)
         sink.attributes("parts", {})

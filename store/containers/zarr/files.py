@@ -1,5 +1,7 @@
-"""The files of a Zarr store: of a local folder, or behind a URL. Names are relative to the store;
-FileNotFoundError means that a file is missing."""
+"""Reads and writes the files of a Zarr store: in a local folder, or behind a URL.
+
+Names are relative to the store. Methods raise FileNotFoundError if a file is missing.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,27 @@ from teachonce.support.hub_client import bound_hub_client
 
 Result = TypeVar("Result")
 CHUNK = 2**16
-SMALL = 2**20  # most metadata have fewer bytes
+SMALL = 2**20  # bytes; most metadata files are smaller
 
 
 class Files(Protocol):
     """Reads the files of a store; raises OSError, and Unreachable if a network fails."""
 
     def read(self, name: str) -> bytes:
-        """Read a whole file of at most MAX_JSON bytes. StoreError if it is larger."""
+        """Read a whole file. Raises StoreError if it is larger than MAX_JSON bytes."""
 
     def size(self, name: str) -> int:
-        """The bytes of a file."""
+        """Return the size of a file in bytes."""
 
     def members(self, group: str) -> list[str]:
-        """Names directly under a folder."""
+        """Return the names directly under a folder."""
 
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
-        """Names of all files under a group, without those of `parts`."""
+        """Return the names of all files under a group, except the files of `parts`."""
 
 
 class LocalFiles:
-    """The files of a folder; what is not an ordinary file inside it raises StoreError."""
+    """The files of a local folder. Raises StoreError for anything but ordinary files in it."""
 
     def __init__(self, path: str) -> None:
         self._root, self._folder = Path(path), Folder(path)
@@ -63,13 +65,13 @@ class LocalFiles:
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
         try:
             self._folder.enter(group)
-        except StoreError:  # a link out of the store, which is not followed
+        except StoreError:  # a link out of the store is not followed
             return set()
         return set(files_under(str(self._root), group, parts))
 
 
 class RemoteFiles(Files, Protocol):
-    """Files over a network, which can be written."""
+    """Files behind a network, for reading and writing."""
 
     retrier: Retrier
 
@@ -77,20 +79,22 @@ class RemoteFiles(Files, Protocol):
         """See `teachonce.store.containers.remote_ranges.Fetch`."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file. It is read: an answer without a body names no cause."""
+        """Return whether a file exists. Reads it: an answer to HEAD names no cause."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file."""
 
 
 def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
-    """The files behind a URL: in a bucket by obstore, else by fsspec. Nothing is requested yet.
-    Raises ImportError, ValueError for a URL that fsspec cannot open."""
+    """Make the client of a URL: obstore for a bucket, else fsspec. Sends no request.
+
+    Raises ImportError or ValueError for a URL that fsspec cannot open.
+    """
     return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
 
 
 class FsspecFiles:
-    """The files behind a URL that fsspec opens."""
+    """The files behind a URL, by fsspec."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         if url.startswith("hf://"):
@@ -102,7 +106,7 @@ class FsspecFiles:
         self.retrier, self._root = Retrier(url), str(self._fs._strip_protocol(path)).rstrip("/")
         self._sizes: dict[str, int] = {}
 
-    def _ask(
+    def _send(
         self, name: str, request: Callable[[str], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         address = f"{self._root}/{name}".rstrip("/")
@@ -121,7 +125,7 @@ class FsspecFiles:
         return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
 
     async def _range(self, address: str, begin: int, end: int) -> bytes:
-        """Read a range of a file, and one byte more if a web server sends more than the range."""
+        """Read a range of a file; one byte more if a web server sends more than the range."""
         if begin == end or not address.startswith(("http://", "https://")):
             found: bytes = await self._fs._cat_file(address, start=begin, end=end)
             return found
@@ -140,16 +144,18 @@ class FsspecFiles:
         return bytes(data)
 
     def read(self, name: str) -> bytes:
-        def request(address: str) -> Awaitable[bytes]:  # one answer for the size and the bytes
+        def request(
+            address: str,
+        ) -> Awaitable[bytes]:  # a single request, instead of one for the size first
             return self._range(address, 0, MAX_JSON + 1)
 
-        data = self._ask(name, request, SMALL)
+        data = self._send(name, request, SMALL)
         if len(data) > MAX_JSON:
             raise StoreError(f"{self.retrier.url}: {name} is larger than {MAX_JSON:,} bytes")
         return data
 
     def size(self, name: str) -> int:
-        return int(self._ask(name, self._fs._size) or 0)
+        return int(self._send(name, self._fs._size) or 0)
 
     def has(self, name: str) -> bool:
         try:
@@ -159,13 +165,13 @@ class FsspecFiles:
         return True
 
     def members(self, group: str) -> list[str]:
-        found = self._ask(group, lambda address: self._fs._ls(address, detail=False), None)
-        self._fs.invalidate_cache()  # or sizes would be taken from it later
+        found = self._send(group, lambda address: self._fs._ls(address, detail=False), None)
+        self._fs.invalidate_cache()  # else fsspec would take later sizes from this listing
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
 
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
         try:
-            found = self._ask(group, self._fs._find, None)
+            found = self._send(group, self._fs._find, None)
             self._fs.invalidate_cache()
         except ABSENT:
             return set()
@@ -173,4 +179,4 @@ class FsspecFiles:
         return {name for name in names if part_of(name) not in parts}
 
     def write(self, name: str, data: bytes) -> None:
-        self._ask(name, lambda address: self._fs._pipe_file(address, data), None)
+        self._send(name, lambda address: self._fs._pipe_file(address, data), None)

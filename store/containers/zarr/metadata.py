@@ -1,4 +1,4 @@
-"""What FORMAT.md allows in the zarr.json of an array: any chunks, any settings of Blosc."""
+"""Check the zarr.json of an array against FORMAT.md; chunks and settings of Blosc are free."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ LITTLE = ("bytes", {"endian": "little"})
 CRC: tuple[str, dict[str, Any]] = ("crc32c", {})
 
 
-def _named(extension: Any) -> tuple[Any, Any]:
-    """Name and configuration of a codec or a grid, which Zarr lets a writer shorten to its name."""
+def _name_and_configuration(extension: Any) -> tuple[Any, Any]:
+    """Return name and configuration of a codec or grid; Zarr allows the name alone."""
     if isinstance(extension, dict) and extension.keys() <= {"name", "configuration"}:
         return extension.get("name"), extension.get("configuration", {})
     return extension, {}
 
 
 def _chain(codecs: Any) -> list[tuple[Any, Any]]:
-    return [_named(codec) for codec in codecs] if isinstance(codecs, list) else []
+    return [_name_and_configuration(codec) for codec in codecs] if isinstance(codecs, list) else []
 
 
 def format_violation(node: dict[str, Any], path: str) -> str | None:
-    """What a zarr.json has that the array at `path` of a store must not have; None if nothing."""
+    """Return what the zarr.json of the array at `path` must not have; None if it is valid."""
     rules = {
         "keys that are not of Zarr 3": node.keys() <= KEYS and node.get("node_type") == "array",
         "attributes": node.get("attributes", {}) == {},
@@ -37,16 +37,16 @@ def format_violation(node: dict[str, Any], path: str) -> str | None:
         "a fill value that is not 0": node.get("fill_value") == 0,
         "other dimension names": _names_agree(node, path),
         "more than one shard": _one_shard(node),
-        "other chunk keys": _named(node.get("chunk_key_encoding"))
+        "other chunk keys": _name_and_configuration(node.get("chunk_key_encoding"))
         in (("default", {"separator": "/"}), ("default", {})),
         "other codecs": _codecs_agree(node),
     }
-    return next((what for what, kept in rules.items() if not kept), None)
+    return next((what for what, holds in rules.items() if not holds), None)
 
 
 def _names_agree(node: dict[str, Any], path: str) -> bool:
     shape, names = node.get("shape"), node.get("dimension_names")
-    if names is None:  # stores from before they were written
+    if names is None:  # older stores have no dimension names
         return True
     if not isinstance(shape, list) or not isinstance(names, list) or len(names) != len(shape):
         return False
@@ -55,7 +55,7 @@ def _names_agree(node: dict[str, Any], path: str) -> bool:
 
 
 def _one_shard(node: dict[str, Any]) -> bool:
-    grid, configuration = _named(node.get("chunk_grid"))
+    grid, configuration = _name_and_configuration(node.get("chunk_grid"))
     try:
         pairs = zip(configuration["chunk_shape"], node["shape"], strict=True)
         return grid == "regular" and all(chunk >= max(1, size) for chunk, size in pairs)

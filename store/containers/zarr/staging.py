@@ -1,4 +1,4 @@
-"""Write a Zarr store: begin it, publish its parts, seal it; every step ends in one rename."""
+"""Write a Zarr store: create it, publish its parts, seal it. Every step ends in one rename."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from teachonce.support import files
 from teachonce.support.arrays import Array
 
 TEMPORARY = ".tmp-"
-KEPT = ".kept"  # ending of a part that waits to replace another
+REPLACEMENT = ".kept"  # suffix of a part that is to replace another one (FORMAT.md, section 12)
 LAST = ("index", "manifest")  # written when a store is sealed
 
 
@@ -42,12 +42,12 @@ class ZarrStaging(OnDisk):
         files.rename(self._new, self.path)
 
     def complete(
-        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], lacking: set[str]
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
         work, entries = self.path / f"{TEMPORARY}{self.mark}-outside", dict(attributes["arrays"])
         sink = ZarrSink(work)
         for name, values in arrays:
-            if name in lacking:
+            if name in missing:
                 fingerprint = sink.array(name, teacher_array(values), values)
                 entries[name] = Entry.of(values, fingerprint).to_json()
         sink.close()
@@ -57,10 +57,12 @@ class ZarrStaging(OnDisk):
             if not (self.path / group / "zarr.json").exists():
                 (self.path / group).mkdir(parents=True, exist_ok=True)
                 self._write_json(GROUP, self.path / group / "zarr.json")
-        for name in sorted(lacking):
+        for name in sorted(missing):
             files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        if entries != attributes["arrays"]:  # another release wrote other metadata
+        if (
+            entries != attributes["arrays"]
+        ):  # the metadata written now differ: by another release of zarr
             self._write_root(attributes | {"arrays": entries})
 
     def _write_json(self, node: dict[str, Any], target: Path) -> None:
@@ -98,8 +100,8 @@ class ZarrStaging(OnDisk):
         files.rename(self._temporary(number), self.path / "parts" / str(number))
 
     def adopt(self, number: int, folder: Path, part: Part) -> None:
-        """Make the tree of a part of the files that another store has of it: its arrays alone, by
-        hard links, or copies where there can be none."""
+        """Make the tree of a part from the files of another store's part: hard links, or copies on
+        a disk without links. Only files of its arrays are taken."""
         sink = ZarrSink(self._temporary(number))
         for group in sorted({above for name in part.arrays for above in groups_above(name)}):
             sink.attributes(group, {})
@@ -110,33 +112,35 @@ class ZarrStaging(OnDisk):
         sink.attributes("", {"part": part.to_json()})
         sink.close()
 
-    def keep(self, number: int) -> None:
-        """Name a written part next to the part that it will replace."""
-        files.rename(self._temporary(number), self._kept(number))
+    def stage_replacement(self, number: int) -> None:
+        """Rename a written part to `<number>.kept`, next to the part that it will replace."""
+        files.rename(self._temporary(number), self._replacement(number))
 
-    def _kept(self, number: int) -> Path:
-        return self.path / "parts" / f"{number}{KEPT}"
+    def _replacement(self, number: int) -> Path:
+        return self.path / "parts" / f"{number}{REPLACEMENT}"
 
-    def replace(self, numbers: Iterable[int], gone: Collection[int]) -> None:
-        """Replace parts by those that `keep` has named, and remove the parts that are `gone`. After
-        a kill another call continues."""
+    def replace(self, numbers: Iterable[int], removed: Collection[int]) -> None:
+        """Replace parts by their staged replacements, and remove the parts in `removed`.
+
+        After a kill, another call continues.
+        """
         for number in numbers:
-            kept, old = self._kept(number), self.path / "parts" / str(number)
-            if (kept.exists() or number in gone) and old.exists():
+            new, old = self._replacement(number), self.path / "parts" / str(number)
+            if (new.exists() or number in removed) and old.exists():
                 files.rename(old, self.path / "parts" / f"{TEMPORARY}{self.mark}-{number}-old")
-            if kept.exists():
-                files.rename(kept, old)
+            if new.exists():
+                files.rename(new, old)
 
-    def drop_kept(self) -> None:
-        """Remove the parts that `keep` has named if `replace` was never called."""
-        files.discard(self.path / "parts", "", KEPT)
+    def discard_replacements(self) -> None:
+        """Remove staged replacements for which `replace` was never called."""
+        files.discard(self.path / "parts", "", REPLACEMENT)
 
     def published(self) -> set[int]:
         numbers = (part_number(entry.name) for entry in (self.path / "parts").glob("*"))
         return {number for number in numbers if number is not None}
 
     def unseal(self, attributes: dict[str, Any]) -> None:
-        """Make a sealed store an unfinished one, with these attributes of its root."""
+        """Mark a sealed store as unfinished: replace the attributes of its root."""
         self._write_root(attributes)
 
     def _write_root(self, attributes: dict[str, Any]) -> None:
