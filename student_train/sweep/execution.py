@@ -1,4 +1,4 @@
-"""Does the runs of a sweep: one after the other in this process, or several at once in workers."""
+"""Execute the runs of a sweep: one after the other in this process, or in parallel workers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], object]
 Validated = Callable[[int, dict[str, float]], object]
-WAIT = 0.5  # seconds between looks for a place while no run is under way
+WAIT = 0.5  # seconds between checks for a free place while no run is active
 Event = tuple[Any, ...]
-"""Number of a run and what its worker sends: `say` and a line; `validated`, step and figures;
-`ended`, state, result and problem; or `died` and why, which the worker itself could not send."""
+"""Number of a run, kind of the event, and its values: `say`, a line to print; `validated`, step and
+figures; `ended`, state, result and problem; `died`, the reason (sent in place of a dead worker)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is done for a student: a training, then tasks."""
+    """A student to train, and the tasks on which to score it."""
 
     options: TrainOptions
     tasks: tuple[Task, ...]
@@ -69,13 +69,13 @@ class Work:
                         on_validation=on_validation,
                     )
             except Pruned:
-                remove_checkpoints(out / "checkpoints")  # nobody goes on with it
+                remove_checkpoints(out / "checkpoints")  # a pruned training is never resumed
                 raise
         return dict(report["result"])
 
 
 def reason(error: Exception) -> str:
-    """Return a line on why a student failed; for an unforeseen error, where it arose as well."""
+    """Describe an error in one line; an unforeseen error with its file and line."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, OSError):
@@ -92,15 +92,15 @@ def finish(
     on_validation: Validated | None,
     say: Say,
 ) -> tuple[str, Any, str]:
-    """Do the work; return the state of the run, its result, and its problem.
+    """Train and score a student; return the state of the run, its result, and its problem ("").
 
-    A student whose scores fail is finished all the same. Raises Stopped.
+    If scoring fails, the state is still `finished`. Raises Stopped.
     """
     try:
         result = work.train(stores, prepared, on_validation, say)
     except Pruned as pruned:
         return "pruned", {}, str(pruned)
-    except Exception as error:  # other students go on
+    except Exception as error:  # the other students are trained all the same
         return "failed", {}, reason(error)
     try:
         out = work.options.out_folder()
@@ -111,30 +111,30 @@ def finish(
 
 
 class Workers(Protocol):
-    """Processes that do runs, each named by its number: of this machine, or of a Ray cluster."""
+    """Processes that execute runs: on this machine, or on a Ray cluster."""
 
     deaths: int
-    """Number of deaths of a run's workers, without a new validation between, that fail the run."""
+    """The run fails after this many deaths of its workers without a new validation in between."""
 
     def places(self) -> int:
-        """Return how many runs may be under way now."""
+        """Return how many runs may be active now."""
 
     def start(self, number: int, work: Work) -> None:
-        """Start a worker."""
+        """Start a worker for the run of this number."""
 
     def events(self) -> list[Event]:
-        """Wait a while for what the workers send, and return it."""
+        """Wait for events of the workers, for a limited time, and return them."""
 
     def answer(self, number: int, why: str) -> None:
-        """Answer a validation: why the run ends there, or ""."""
+        """Answer a validation with the reason for which the run ends there, or ""."""
 
     def stop(self) -> None:
-        """Have the workers save their students, and end."""
+        """Make the workers save their students and exit."""
 
 
 @dataclass
 class Execution:
-    """Takes runs from a source, does them, and writes their states.
+    """Executes the runs of a source, and writes their states to runs.json.
 
     total: printed after the number of a run: "/6", or "" if the number of runs is not fixed.
     """
@@ -146,7 +146,10 @@ class Execution:
     say: Say
 
     def here(self, stores: list[FeatureStore], starts: dict[Path, Prepared]) -> None:
-        """Do all runs in this process, on open stores. `starts` has students that are prepared."""
+        """Execute all runs in this process.
+
+        stores: open stores. starts: students that are already prepared, by folder.
+        """
         while run := self.source.next():
             self.begin(run)
             work = Work(run.options, self.tasks)
@@ -161,9 +164,9 @@ class Execution:
         return validated
 
     def at_once(self, workers: Workers) -> None:
-        """Do all runs in workers, as many at once as they have places for."""
+        """Execute all runs in workers, as many at a time as there are places."""
         running, again = dict[int, Run](), list[Run]()
-        died = defaultdict[int, list[int]](list)  # of each run: validations there were at each
+        died = defaultdict[int, list[int]](list)  # by run: the number of validations at each death
         try:
             while True:
                 self._fill(workers, running, again)
@@ -181,13 +184,13 @@ class Execution:
                         del running[number]
                         if what == "ended":
                             self.end(run, *sent)
-                        elif self._begins_again(run, sent[0], died[number], workers.deaths):
+                        elif self._is_repeated(run, sent[0], died[number], workers.deaths):
                             again.append(run)
         finally:
             workers.stop()
 
     def _fill(self, workers: Workers, running: dict[int, Run], again: list[Run]) -> None:
-        """Start runs while there are places; without any, a run waits in `again`."""
+        """Start runs while there are places. If there are none, one run waits in `again`."""
         places = workers.places()
         while len(running) < max(1, places):
             repeated = bool(again)
@@ -204,20 +207,20 @@ class Execution:
             workers.start(run.number, Work(run.options, self.tasks))
             running[run.number] = run
 
-    def _begins_again(self, run: Run, why: str, died: list[int], most: int) -> bool:
-        """Return whether a run whose worker has died is repeated, or has failed."""
+    def _is_repeated(self, run: Run, why: str, died: list[int], most: int) -> bool:
+        """Return whether to repeat a run whose worker has died; if not, mark it as failed."""
         judged = len(validations(run.folder))
         died[:] = [*(each for each in died if each >= judged), judged]
         if len(died) < most:
-            self.say(f"[{run.number}] {why}; another one goes on")
+            self.say(f"[{run.number}] {why}; another worker resumes the run")
             return True
-        times = f", {most} times without getting further" if most > 1 else ""
+        times = f", {most} times without progress" if most > 1 else ""
         self.end(run, "failed", {}, f"{why}{times}")
         return False
 
     def _done_before(self, run: Run) -> bool:
-        """Return whether the student is trained, and scored on all tasks; then read its result
-        here, as that needs no worker."""
+        """Return whether the student is trained and scored on all tasks, and record its result."""
+        # Recorded here: reading a result needs no worker.
         folder = run.folder
         done = _is_trained(folder) and all(
             (task.folder(folder.parent, folder.name) / FILE).exists() for task in self.tasks
@@ -228,7 +231,7 @@ class Execution:
         return done
 
     def begin(self, run: Run) -> None:
-        """Print and write that a run starts."""
+        """Print that a run starts, and write it to runs.json."""
         done = _is_trained(run.folder)
         before = " (finished before)" if done else ""
         self.say(f"[{run.number}{self.total}] {run.summary}{before}")
@@ -236,7 +239,7 @@ class Execution:
         self.runs.write()
 
     def end(self, run: Run, state: Any, result: Mapping[str, Any], problem: str) -> None:
-        """Print and write how a run has ended."""
+        """Print how a run has ended, and write it to runs.json."""
         run.state, run.result, run.problem = state, result, problem
         if problem:
             line = f"trained; {problem}" if state == "finished" else f"{state}: {problem}"

@@ -24,7 +24,7 @@ from teachonce.student_train.sweep.processes import Processes, shared_cores
 from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.scores import ScoringPlan, read_plan, score
 from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
-from teachonce.student_train.sweep.table import CSV, others, show, table
+from teachonce.student_train.sweep.table import CSV, show, table, table_of_references
 from teachonce.student_train.sweep.trials import Listed, RunSource, Study, Trials
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -218,7 +218,7 @@ def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
         click.echo(json.dumps(rows, indent=1))
     elif rows:
         show(table(rows, runs.varied))
-        if held_against := others(runs.references):
+        if held_against := table_of_references(runs.references):
             click.echo()
             show(held_against)
     if rows:

@@ -1,9 +1,9 @@
-"""The runs of a sweep on a Ray cluster: one student a task, with its share of a GPU.
+"""Execute the runs of a sweep on a Ray cluster: one Ray task per student, with a share of a GPU.
 
-The driver, which typed the command, hands out runs while nodes have room, and alone writes
-runs.json. A student lies in the sweep's folder, on a disk that all nodes see: where its worker or
-node dies, another task goes on from its checkpoint. If the driver dies, Ray ends its workers, and
-the same command goes on run by run.
+The driver (the process of the command) starts runs while nodes have places. It alone writes
+runs.json. The students are in the sweep's folder, on a disk that all nodes share: if a worker or
+its node dies, another task resumes from the student's checkpoint. If the driver dies, Ray ends its
+workers; the same command, typed again, continues the sweep.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from teachonce.support.lease import BEAT, MISSED, Taken, check_free
 from teachonce.support.ray_cluster import Home, remote_worker, rooms, short
 from teachonce.support.signals import Stop
 
-LOOK = 0.5  # seconds between looks at what workers send, and at the nodes
-SAVING = 60.0  # seconds that workers have to save their students after a stop
+POLL = 0.5  # seconds between polls of the workers and of the nodes
+SAVING = 60.0  # seconds for workers to save their students after a stop
 
 Key = tuple[int, int]
-"""Number of a run, and which of its workers this is."""
+"""Number of a run, and number of the worker among all that were started."""
 
 
 class Mailbox:
-    """An actor that passes reports of the workers to the driver, and its answers to the workers."""
+    """Ray actor that passes events from the workers to the driver, and answers back."""
 
     def __init__(self) -> None:
         self._reports = list[tuple[Any, ...]]()
@@ -45,14 +45,14 @@ class Mailbox:
             self._reports.append((key, "say", line))
 
     def validated(self, key: Key, step: int, figures: Mapping[str, float]) -> str:
-        """Report a validation; wait for the driver's answer: why the run ends here, or ""."""
+        """Report a validation, and wait for the answer: why the run ends here, or ""."""
         with self._changed:
             self._reports.append((key, "validated", step, dict(figures)))
             self._changed.wait_for(lambda: key in self._answers)
             return self._answers.pop(key)
 
     def reports(self) -> list[tuple[Any, ...]]:
-        """Return what was reported since the last call."""
+        """Return all reports since the last call."""
         with self._changed:
             found, self._reports = self._reports, []
             return found
@@ -64,8 +64,10 @@ class Mailbox:
 
 
 def worker(work: Work, home: Home, mailbox: Any, key: Key) -> tuple[str, Any, str]:
-    """Train and score a student; return the state of the run, its result and its problem, or
-    `refused` with what is wrong with this node."""
+    """Train and score a student; return the state of the run, its result and its problem.
+
+    If this node differs from the driver's, the state is `refused`.
+    """
     import ray
 
     def validated(step: int, figures: dict[str, float]) -> None:
@@ -84,13 +86,13 @@ def worker(work: Work, home: Home, mailbox: Any, key: Key) -> tuple[str, Any, st
         work = replace(work, options=work.options.resolved())
         with open_stores(work.options) as stores:
             return finish(work, stores, None, validated, lambda line: mailbox.say.remote(key, line))
-    except Exception as error:  # other students go on
+    except Exception as error:  # the other students are trained all the same
         return "failed", {}, f"on {host}: {reason(error)}"
 
 
 def _wait_until_free(out: Path) -> None:
-    """Wait for the death of a student's writer to be certain: on another machine only its silence
-    shows it. Raises Taken if the writer goes on."""
+    """Wait until no other process writes the student. Raises Taken if its writer is alive."""
+    # A writer on another machine counts as dead only after MISSED beats without a sign.
     end = time.monotonic() + BEAT * (MISSED + 1)
     while True:
         try:
@@ -102,14 +104,14 @@ def _wait_until_free(out: Path) -> None:
 
 
 class Cluster:
-    """Workers that are tasks of Ray, one for each place of the nodes."""
+    """Workers that are Ray tasks, one for each place of the nodes."""
 
     deaths = 3
 
     def __init__(
         self, ray: Any, address: str, gpus: float, home: Home, stop: Stop, say: Say
     ) -> None:
-        """Use a cluster of which this process is a driver. `gpus` is the share of a student."""
+        """Use a cluster to which this process is connected. gpus: GPUs per student."""
         self._ray, self._address, self._gpus = ray, address, gpus
         self._home, self._stop, self._say = home, stop, say
         self._running = dict[Any, Key]()
@@ -135,18 +137,18 @@ class Cluster:
         self._running[self._task.remote(work, self._home, self._mailbox, key)] = key
 
     def events(self) -> list[Event]:
-        """Raises UserError for a node that is not like the driver's; Stopped after a signal."""
+        """Raise UserError for a node that differs from the driver's; Stopped after a signal."""
         self._stop.check()
         found, ready = self._sent(), list[Any]()
         if self._running:
-            ready, _ = self._ray.wait(list(self._running), timeout=LOOK)
+            ready, _ = self._ray.wait(list(self._running), timeout=POLL)
         self._stop.check()
         if ready:
             found += self._sent()
         return [*found, *map(self._ended, ready)]
 
     def _sent(self) -> list[Event]:
-        """Return what the running workers have sent."""
+        """Return the reports of workers that are still running."""
         alive = self._running.values()
         sent = self._ray.get(self._mailbox.reports.remote())
         return [(key[0], *what) for key, *what in sent if key in alive]
@@ -170,7 +172,8 @@ class Cluster:
                 self._mailbox.answer.remote(key, why)
 
     def stop(self) -> None:
-        """Have the workers save their students. Answer each validation, so that no worker hangs."""
+        """Make the workers save their students and exit."""
+        # Validations are still answered: a worker that waits for an answer could not save.
         with suppress(self._ray.exceptions.RayError):
             for each in self._running:
                 self._ray.cancel(each)
@@ -179,6 +182,6 @@ class Cluster:
                 for number, what, *_ in self._sent():
                     if what == "validated":
                         self.answer(number, "")
-                ready, _ = self._ray.wait(list(self._running), timeout=LOOK)
+                ready, _ = self._ray.wait(list(self._running), timeout=POLL)
                 for each in ready:
                     del self._running[each]

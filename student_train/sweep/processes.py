@@ -1,4 +1,4 @@
-"""Runs of a sweep in processes of this machine, several at once."""
+"""Execute the runs of a sweep in several processes of this machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from teachonce.support.signals import Stopped, stoppable
 
 
 class Processes:
-    """Workers of `jobs` processes; with several GPUs each has one."""
+    """Workers in `jobs` processes; if there are several GPUs, each process has one."""
 
-    deaths = 1  # what ends a process here would end the next one as well
+    deaths = 1  # no repetition: the cause, often memory, would end the next process as well
 
     def __init__(self, jobs: int, gpus: int) -> None:
         self._jobs, self._gpus = jobs, gpus
@@ -36,11 +36,11 @@ class Processes:
         gpu = slot % self._gpus if self._gpus else None
         child = context.Process(target=in_child, args=(work, gpu, theirs))
         child.start()
-        theirs.close()  # so that its end is noticed
+        theirs.close()  # else `recv` would never see the end of the child
         self._running[number] = slot, ours, child
 
     def events(self) -> list[Event]:
-        """Wait until a child sends something or ends; return what they send."""
+        """Wait until a child sends an event or exits; return the events of all children."""
         ready = connection.wait([pipe for _, pipe, _ in self._running.values()])
         found = list[Event]()
         for number, (_, pipe, child) in list(self._running.items()):
@@ -50,18 +50,19 @@ class Processes:
                 found.append((number, *pipe.recv()))
             except (EOFError, OSError):
                 child.join()
-                found.append((number, "died", _end(child.exitcode)))
+                found.append((number, "died", _describe_exit(child.exitcode)))
             if found[-1][1] in ("ended", "died"):
                 child.join()
                 del self._running[number]
         return found
 
     def answer(self, number: int, why: str) -> None:
-        with suppress(OSError):  # it has died, which `events` notices
+        with suppress(OSError):  # it has died; `events` reports that
             self._running[number][1].send(why)
 
     def stop(self) -> None:
-        """Have the children save their students. Answer each validation, so that no child hangs."""
+        """Make the children save their students and exit."""
+        # Validations are still answered: a child that waits for an answer could not save.
         for _, _, child in self._running.values():
             child.terminate()
         while self._running:
@@ -72,22 +73,22 @@ class Processes:
 
 @contextmanager
 def shared_cores(jobs: int) -> Iterator[None]:
-    """Give each child its share of the cores, unless the user has set OMP_NUM_THREADS, and no
-    progress bar: the bars of several children would mix."""
+    """Divide the cores among the children (unless OMP_NUM_THREADS is set); hide progress bars."""
+    # The bars of several children would overwrite one another.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
     with variable("OMP_NUM_THREADS", threads), variable("TQDM_DISABLE", "1"):
         yield
 
 
 def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None:
-    """Do the work in this process, and send the parent all that is printed.
+    """Train and score a student in this process, and send events to the parent.
 
-    The process ends, saved, when its parent has ended.
+    When the parent exits, the process saves its student and exits.
     """
     os.setpgrp()  # Ctrl-C goes to the parent, which stops its children one by one
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
     def validated(step: int, figures: dict[str, float]) -> None:
         parent.send(("validated", step, figures))
@@ -112,14 +113,14 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
         sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
 
 
-def _end(code: int | None) -> str:
-    """Say how a process ended that sent no result."""
+def _describe_exit(code: int | None) -> str:
+    """Describe the exit of a process that sent no result."""
     if code == -signal.SIGKILL:
-        return "its process was killed, as happens where memory is short; give fewer --jobs"
-    return f"its process ended with {code}"
+        return "its process was killed, probably for lack of memory; give fewer --jobs"
+    return f"its process exited with code {code}"
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

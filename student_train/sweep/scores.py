@@ -1,5 +1,4 @@
-"""`--downstream FILE.toml`: each student fine-tuned and scored by `downstream`, in a process of its
-own."""
+"""Fine-tune and score students by the command `downstream` (--downstream FILE.toml)."""
 
 from __future__ import annotations
 
@@ -20,37 +19,36 @@ from teachonce.support.options import words_of
 from teachonce.support.toml_file import read_toml
 
 FILE = "scores.json"
+# In processes of their own: by the floors (ARCHITECTURE.md) student_train cannot import downstream.
 DOWNSTREAM = (sys.executable, "-c", "from teachonce.downstream.cli import main; main()")
 CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import main; main()")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run of `downstream` on each student: its name in the table, and its command line."""
+    """A run of `downstream` for each student: its name in the table, and its arguments."""
 
     name: str
     words: tuple[str, ...]
 
     def folder(self, sweep: Path, model: str) -> Path:
-        """Return where the scores of a model go; other settings of the task have another folder."""
+        """Return the folder of a model's scores; it depends on the settings of the task."""
         digest = hashlib.sha256("\0".join(self.words).encode()).hexdigest()
         return sweep / SCORED / model / f"{self.name}-{digest[:6]}"
 
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """What is scored: the tasks of every student, and the `models`, by name, that students are
-    compared with."""
+    """The tasks on which to score each student, and other models to compare with, by name."""
 
     tasks: tuple[Task, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_plan(path: Path) -> ScoringPlan:
-    """Read the tables [tasks.NAME] of a file, whose keys are the options of `downstream`, and
-    [models], which has a checkpoint for each name.
+    """Read the tables [tasks.NAME], with options of `downstream`, and [models], NAME = checkpoint.
 
-    Raises UserError, naming file, table and key, for what `downstream` would refuse of them.
+    Raises UserError, naming file, table and key, for options that `downstream` refuses.
     """
     content = read_toml(path, "--downstream", "list of tasks")
     tasks, models = content.pop("tasks", None), content.pop("models", {})
@@ -69,8 +67,7 @@ def read_plan(path: Path) -> ScoringPlan:
 
 
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
-    """Return what `downstream` finds wrong with tables, "" for nothing. A process of its own checks
-    them, as it may not be imported here."""
+    """Check the tables by `downstream`; return its error message, or ""."""
     given = json.dumps({"tasks": tasks, "models": models}, default=str)
     done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
     if done.returncode:
@@ -86,9 +83,9 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 def score(
     task: Task, model: str, name: str, sweep: Path, say: Callable[[str], object]
 ) -> Mapping[str, float]:
-    """Score a model, if it has no scores yet; return its main figures by name, shares in percent.
+    """Score a model unless its scores exist; return its main figures by name, shares in percent.
 
-    Raises UserError with the last line of `downstream` where it fails.
+    Raises UserError with the last line of `downstream` if it fails.
     """
     out = task.folder(sweep, name)
     file = out / FILE
@@ -98,7 +95,9 @@ def score(
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             last = _last_line(done)
-            raise UserError(f"task {task.name}: {last} (downstream ended with {done.returncode})")
+            raise UserError(
+                f"task {task.name}: {last} (downstream exited with code {done.returncode})"
+            )
     return _figures(read_json(file, SHAPE), file)
 
 
@@ -112,12 +111,12 @@ SHAPE = {
     "measures?": {"*": str},
     "scale?": float,
 }
-"""What scores.json of `downstream` holds: of a task, or of a measurement of speed."""
+"""Types in scores.json of `downstream`: of a task, or of `--task speed`."""
 
 
 def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:
     try:
-        found = _found(scores)
+        found = _main_figures(scores)
     except (LookupError, TypeError, ValueError, StopIteration) as error:
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"{file} is damaged ({problem}); remove it to score again") from None
@@ -126,7 +125,7 @@ def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:
     return found
 
 
-def _found(scores: Mapping[str, Any]) -> dict[str, float]:
+def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
     if "models" in scores:  # a measurement of speed
         (row,) = scores["models"]
         found = {"disk_bytes": row["disk_bytes"]}

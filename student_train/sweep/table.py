@@ -1,4 +1,4 @@
-"""The table of a sweep: at a terminal, in Markdown, as CSV."""
+"""Write the table of a sweep: for a terminal, in Markdown, as CSV."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def flat(row: Row) -> Row:
-    """Add the scores of a row, by task, to its other figures."""
+    """Return a row with its scores as columns `TASK SCORE`."""
     found = {name: value for name, value in row.items() if name != SCORES}
     for task, scores in row.get(SCORES, {}).items():
         for name, value in scores.items():
@@ -45,16 +45,19 @@ def flat(row: Row) -> Row:
 
 
 def scored(rows: Sequence[Row]) -> list[str]:
-    """Name the columns of scores that any row has."""
+    """Return the names of all score columns of the rows."""
     return list(dict.fromkeys(name for row in rows for name in flat(row) if name not in row))
 
 
 def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
-    """Return the headings, then a line for each student: what varied, then its results. The loss of
-    the validation is one of them where it compares the students."""
+    """Return the headings, then a line for each student: the settings that vary, then its results.
+
+    The validation loss is left out if students have different losses.
+    """
     found = (name for name in COLUMNS if any(name in row for row in rows))
-    apart = () if compares_losses(varied) else (LOSS.name,)  # side by side they would mislead
-    columns = [*(varied or ["folder"]), *(name for name in found if name not in apart)]
+    # Values of different losses cannot be compared.
+    incomparable = () if compares_losses(varied) else (LOSS.name,)
+    columns = [*(varied or ["folder"]), *(name for name in found if name not in incomparable)]
     columns += [name for name in scored(rows) if not name.endswith("deviation")]
     lines = [columns]
     for row in map(flat, rows):
@@ -63,9 +66,8 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     return lines
 
 
-def others(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Return the headings, then a line for each model that students are compared with; no line
-    if none has scores."""
+def table_of_references(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return the headings, then a line for each other model; [] if none has scores."""
     rows = {name: flat({SCORES: scores}) for name, scores in references.items() if scores}
     if not rows:
         return []
@@ -78,7 +80,7 @@ def others(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Write every figure of every student, whole."""
+    """Write every figure of every student, unrounded."""
     rows = [flat(row) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
@@ -98,8 +100,8 @@ def show(lines: list[list[str]]) -> None:
 
 
 def aligned(lines: list[list[str]]) -> Table:
-    """Make a table for a terminal of 80 columns: a word of a heading a line, and numbers
-    unbroken."""
+    """Make a table for a terminal: one word of a heading per line, numbers unbroken."""
+    # So that the table of a usual sweep fits into 80 columns.
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, collapse_padding=True)

@@ -46,7 +46,7 @@ class Distiller(nn.Module):
     terms: the losses that a batch is measured by. Other terms can be given for a batch.
     features: what the store holds of the teacher.
     start: how the projections start: `he`, `pytorch`, or `auto`: He if frozen, else PyTorch's.
-    every: the terms of all stages, which projections are made for; those of `terms` if left out.
+    every: terms of all stages, for which projections are made; default: `terms`.
     frozen: the projections retain their random weights.
     separate: `logit` and `log-odds` have an output layer of their own.
 
@@ -149,7 +149,7 @@ class Distiller(nn.Module):
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
         """Compute unweighted losses by name, each a scalar with its own normaliser.
 
-        A loss is absent where the batch holds nothing to compare the student with.
+        A loss is missing if the batch has no targets for it.
         """
         return self.measured(batch)[0]
 
@@ -191,7 +191,7 @@ class Distiller(nn.Module):
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
         """Project student states [G,Ds] to the teacher's hidden size [G,D] for the feature `name`.
-        The states are unchanged if the loss needs no projection."""
+        Return them unchanged if the loss needs no projection."""
         own = own_projection(self.student)
         if own is not None and loss.name in self.projected_losses:
             found: Tensor = own(states)
@@ -208,9 +208,11 @@ class Distiller(nn.Module):
         return forward_pass(self.student, inputs, maps)
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
-        """Return the student's counterpart of a teacher feature, of values by layer from 1: the
-        mean of all layers, of group i of N, or the last layer. Raises UserError for layers that do
-        not fall into N groups."""
+        """Return the student's counterpart of the teacher feature `name`.
+
+        values: tensors by layer, from layer 1. Returns the mean of all layers, the mean of group i
+        of N, or the last layer. Raises UserError if N does not divide the number of layers.
+        """
         if name in MEANS:
             return torch.stack(values).mean(dim=0)
         group = re.fullmatch(r"groups(\d+)\.(\d+)", name)
@@ -229,8 +231,8 @@ class Distiller(nn.Module):
 class Sides:
     """The inputs of every loss for one batch: the student's side and the teacher's.
 
-    The student runs over the batch once, and once more for an alignment that has an input of its
-    own. `terms` are the losses that are compared.
+    The student runs once over the batch, and once more for each alignment with its own input ids.
+    terms: the losses that are computed.
     """
 
     def __init__(self, distiller: Distiller, batch: StudentBatch, terms: Sequence[Term]) -> None:
@@ -246,7 +248,7 @@ class Sides:
         # The order of these decides the last bits of gradients.
         self._masked = distiller.logits(native.last[batch.masked]) if own else None
         self._aligned = {
-            name: _Aligned(
+            name: _AlignedSides(
                 distiller,
                 wanted,
                 native if wanted.inputs is None else distiller.encode(wanted.inputs, maps),
@@ -256,12 +258,11 @@ class Sides:
         self._vectors = distiller.vectors(batch, native) if batch.vectors is not None else None
 
     def of(self, term: Term | str) -> list[tuple[Any, ...]]:
-        """Return the arguments of a term's formula, once for each feature of the teacher that it
-        reads; nothing where the batch has no such targets.
+        """Return the arguments of a term's formula, a tuple for each teacher feature that it reads.
 
-        They are the student's side and the teacher's, of maps which pairs of runs are present, and
-        of a tempered loss the temperature. Raises ValueError for a name that no weight is given
-        to.
+        A tuple has the student's side and the teacher's; for maps also a mask of the pairs of runs
+        that are present; for a loss with temperature also the temperature. The list is empty if the
+        batch has no such targets. Raises ValueError for the name of a loss without a weight.
         """
         if isinstance(term, str):
             named = {each.name: each for each in self.terms}
@@ -284,7 +285,7 @@ class Sides:
         return None if of_task is None else self._aligned[of_task].answers(self.terms)
 
 
-class _Aligned:
+class _AlignedSides:
     """The inputs of the losses of one alignment, for one batch."""
 
     def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
@@ -292,8 +293,8 @@ class _Aligned:
         self._pieces: Tensor | None = None
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
-        """Return what the formula of a term compares, once for each of the teacher's features;
-        nothing where the batch has no such targets."""
+        """Return the student's side and the teacher's for each feature that a term reads; [] if
+        the batch has no such targets."""
         loss = term.loss
         match loss.student:
             case "runs" | "sentence":
@@ -312,8 +313,8 @@ class _Aligned:
         return []
 
     def answers(self, terms: Sequence[Term]) -> Tensor:
-        """Return the logits [G,C] that the student answers by: those of the classes, but in a stage
-        that teaches the separate output alone, that output's."""
+        """Return the logits [G,C] by which the student is scored: of its classifier, or, in a stage
+        that trains only the separate output, of that output."""
         read = {term.loss.student for term in terms}
         return self.scores if "scores" in read and "classes" not in read else self.classes
 
@@ -348,8 +349,8 @@ class _Aligned:
         return found
 
     def _logits(self, term: Term) -> Tensor:
-        """Compute vocabulary logits [G,V] of the runs that have logit targets, once for all terms
-        of the alignment, which pool alike."""
+        """Compute vocabulary logits [G,V] of the runs with logit targets. Computed once: all terms
+        of an alignment have the same pooling."""
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
         if self._pieces is None:
@@ -362,13 +363,13 @@ class _Aligned:
 
     @cached_property
     def classes(self) -> Tensor:
-        """Compute logits [G,C] of a task, of texts or of tokens."""
+        """Compute the task logits [G,C] of texts or tokens."""
         return self._task_output(None)
 
     @cached_property
     def scores(self) -> Tensor:
-        """Compute what is compared with the teacher's logits or log odds [G,C]: the output of its
-        own, or the classes'."""
+        """Compute the outputs [G,C] that `logit` and `log-odds` compare with the teacher's: of the
+        separate output layer if there is one, else of the classifier."""
         separate = self._distiller.scores
         return self.classes if separate is None else self._task_output(separate)
 

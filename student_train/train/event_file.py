@@ -1,4 +1,4 @@
-"""TensorBoard's event file, written in step: an error of the disk is raised where it arises."""
+"""Write event files of TensorBoard synchronously."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from teachonce.support import files
 
 
 class EventFile:
-    """Writes scalars over steps for TensorBoard.
+    """Writes scalars over steps for TensorBoard; methods raise OSError if the disk fails."""
 
-    torch's SummaryWriter writes in a thread, which prints its errors and loses what follows.
-    """
+    # Not torch's SummaryWriter: its thread prints errors of the disk, and later events are lost.
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        """Begin a new file. TensorBoard forgets the scalars of `purge_step` and later that older
-        files hold."""
+        """Create a new file. TensorBoard ignores scalars of step `purge_step` and later in older
+        files."""
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._file = os.fdopen(files.create(folder / name), "wb", buffering=0)
@@ -44,7 +43,7 @@ class EventFile:
         self._records.write(event.SerializeToString())
 
     def write(self, data: bytes) -> None:
-        """Write one record, whole. Raises OSError."""
+        """Write one record. Raises OSError if it does not fit on the disk."""
         if self._file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,4 +1,4 @@
-"""A student on one store: its batches, its distiller, its held-out part."""
+"""Train a student on one store: its batches, its distiller, its validation."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from teachonce.student_train.train.evaluate import evaluate_batches, held_out
 
 
 class StoreTraining:
-    """Trains and validates a student on one store, with projections to its teacher's widths.
+    """Trains and validates a student on one store, with projections to the teacher's hidden size.
 
-    `sources` are the store and others of the same text, whose teachers become one, see `joined`;
-    each has a collator of its own.
+    sources: the store, and other stores of the same text with their collators; `combine_teachers`
+    makes one teacher of them. Their batches have the same texts and masks, so that KL has the
+    gradient of a single teacher: the mean of their distributions over the logits that all store.
 
-    With several stores of different text each step has a batch of each, and the mean of their
-    losses. Stores of the same windows give the same texts under the same masks. Their KL, over
-    outcomes that all of them keep, then has the gradient of a single teacher: the mean of their
-    distributions.
+    Stores of different text have a `StoreTraining` each. A step then takes a batch of each, and the
+    mean of their losses.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class StoreTraining:
         return self.steps_in(number, options.epochs)
 
     def steps_in(self, number: int, epochs: float = 1.0) -> int:
-        """Count the optimiser steps of so many epochs of a stage, each as long as its first.
+        """Count the optimiser steps of `epochs` epochs of a stage, each as long as its first.
 
-        An epoch of a balanced stage passes once over the kind of text of which there is more.
+        An epoch of a balanced stage is one pass over the larger of its kinds of text.
         """
         accumulate = self.plan.stages[number].options.accumulate
         return max(1, round(epochs * self._batches_of(number) / accumulate))
@@ -75,7 +74,7 @@ class StoreTraining:
         )
 
     def describe_masks(self, steps: int) -> str:
-        """Report which masked views the stage reads in N steps; see `blocks.describe_masks`."""
+        """Describe which masked views the stage reads in N steps; see `blocks.describe_masks`."""
         options = self.stage.options
         epochs = options.epochs
         if options.steps or epochs is None:
@@ -87,8 +86,10 @@ class StoreTraining:
         self._number, self.stage = number, self.plan.stages[number]
 
     def batches(self, first: int, every: int = 1) -> Generator[StudentBatch]:
-        """Stream the stage's batches without end, from number `first` on, one of `every`, of its
-        batch plans in turn; close it afterwards."""
+        """Stream the stage's batches without end, its batch plans in turn; close it afterwards.
+
+        first: number of the first batch. every: yield every `every`-th batch.
+        """
         streams = [self._batches(each, first, every) for each in self.stage.batches]
         return streams[0] if len(streams) == 1 else _in_turn(streams)
 
@@ -108,9 +109,11 @@ class StoreTraining:
             )
             for store, collator in self._read
         ]
-        return streams[0] if len(streams) == 1 else self._joined(streams)
+        return streams[0] if len(streams) == 1 else self._combined_streams(streams)
 
-    def _joined(self, streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
+    def _combined_streams(
+        self, streams: Sequence[Generator[StudentBatch]]
+    ) -> Generator[StudentBatch]:
         with closing(_together(streams)) as together:
             for batches in together:
                 yield self._combined(batches)
@@ -140,7 +143,7 @@ def _in_turn(streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBat
 def _together(
     streams: Sequence[Generator[StudentBatch]],
 ) -> Generator[tuple[StudentBatch, ...]]:
-    """Take a batch of each stream at a time; close them in the end."""
+    """Yield one batch of each stream at a time; close the streams at the end."""
     try:
         yield from zip(*streams, strict=True)
     finally:

@@ -87,7 +87,7 @@ def test_a_sweep_of_which_anything_may_die(store: Path, tmp_path: Path, cluster:
     driver = fork(command, "teachonce.student_train.sweep", *words, *more, log=log)
     wait_for(lambda: writer(out) or not driver.is_alive(), 300)
     os.kill(writer(out), signal.SIGKILL)
-    wait_for(lambda: "another one goes on" in log.read_text(), 300)
+    wait_for(lambda: "another worker resumes the run" in log.read_text(), 300)
     wait_for(lambda: writer(out) or not driver.is_alive(), 300)
     driver.kill()
     assert finish(driver) == -signal.SIGKILL, log.read_text()

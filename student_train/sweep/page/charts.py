@@ -1,4 +1,4 @@
-"""The charts of a sweep's page (Altair), and the rows of the table under each."""
+"""Draw the charts of a sweep's page (Altair), and make the table under each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from teachonce.student_train.sweep.page.report import StudentFiles
 
 FEWEST = 4
-"""Smallest number of students for the importance of settings."""
+"""Smallest number of students for which the importance of settings is estimated."""
 COLORS = 6
-"""Colours of the page, which has as many for categories."""
+"""Number of colours that the page has for categories."""
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 HEIGHT = 300
 Chart = dict[str, Any]
@@ -28,7 +28,7 @@ Chart = dict[str, Any]
 
 @cache
 def bundle() -> str:
-    """Return the complete JavaScript that draws the charts."""
+    """Return the JavaScript library (Vega-Lite) that draws the charts."""
     script = library("vl_convert", "report", "--page").javascript_bundle()
     return str(script).replace("</script", "<\\/script")
 
@@ -36,7 +36,10 @@ def bundle() -> str:
 def front(
     points: Sequence[tuple[StudentFiles, float]], measure: Measure
 ) -> list[tuple[StudentFiles, float]]:
-    """Return the Pareto front, the cheapest first: no student is both better and cheaper."""
+    """Return the Pareto front, the cheapest first.
+
+    A student is on it if no other one is both better and cheaper.
+    """
     best, found = math.inf, []
     for student, cost in sorted(points, key=lambda p: (p[1], measure.of(p[0].figures))):
         if measure.of(student.figures) < best:
@@ -51,7 +54,7 @@ def trade_off(
     cost: str,
     lines: Mapping[str, float],
 ) -> Chart | None:
-    """Draw quality against a cost, the Pareto front through it; None without points."""
+    """Draw quality against a cost, with the Pareto front; return None without points."""
     if not points:
         return None
     alt = library("altair", "report", "--page")
@@ -68,7 +71,7 @@ def trade_off(
         }
         for student, value in points
     ]
-    rows.sort(key=lambda row: row["front"] == FRONT[0])  # those on the front are drawn over others
+    rows.sort(key=lambda row: row["front"] == FRONT[0])  # drawn last, so that they cover the others
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(zero=False, nice=True))
     y = alt.Y("quality:Q", title=_axis(measure), scale=alt.Scale(zero=False, nice=True))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
@@ -86,7 +89,7 @@ def trade_off(
     return {
         "title": f"{measure.name} against {cost}",
         "about": f"{_axis(measure)}. The line joins the Pareto front: no student is both better"
-        " and cheaper than one on it. A point leads to the student's card.",
+        " and cheaper than a student on it. A point leads to the student's card.",
         "spec": _spec(chart),
         "headings": ("student", "settings", measure.name, cost, "Pareto front"),
         "rows": [*table, *((name, "", value, "", "") for name, value in lines.items())],
@@ -112,10 +115,10 @@ def _rules(alt: Any, lines: Mapping[str, float]) -> list[Any]:
 def importances(
     students: Sequence[StudentFiles], measure: Measure, varied: Sequence[str]
 ) -> dict[str, float]:
-    """Estimate how much each setting that varies matters for a measure: the rise of a random
-    forest's error when that setting is shuffled (Breiman 2001), as shares that add up to 1.
+    """Estimate how much each varied setting matters for a measure, as shares that add up to 1.
 
-    Empty where the students are too few or all alike.
+    A share is the rise of a random forest's error if that setting is permuted (Breiman 2001). Empty
+    if there are too few students, or if all have the same value.
     """
     names = [n for n in varied if len({s.settings.get(n) for s in students}) > 1]
     quality = np.array([s.figures[measure.name] for s in students])
@@ -133,7 +136,7 @@ def importances(
 
 
 def _codes(words: Sequence[str]) -> list[float]:
-    """Numbers as they are, other settings numbered."""
+    """Return settings as numbers; number the distinct words if any is no number."""
     try:
         numbers = [float(word) for word in words]
     except ValueError:
@@ -145,22 +148,22 @@ def _codes(words: Sequence[str]) -> list[float]:
 
 
 def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | None:
-    """Draw how much each setting matters; None where nothing is known of it."""
+    """Draw the importance of each setting; return None if `shares` is empty."""
     if not shares:
         return None
     alt = library("altair", "report", "--page")
     rows = [{"setting": name, "share": share} for name, share in shares.items()]
     chart = alt.Chart(alt.Data(values=rows)).mark_bar()
     chart = chart.encode(
-        x=alt.X("share:Q", title="share of what settings explain", axis=alt.Axis(format="%")),
+        x=alt.X("share:Q", title="share of importance", axis=alt.Axis(format="%")),
         y=alt.Y("setting:N", title=None, sort="-x"),
         tooltip=["setting:N", alt.Tooltip("share:Q", format=".0%")],
     )
     spec = _spec(chart, 40 * len(rows))
     return {
         "title": f"Settings that mattered most for {measure.name}",
-        "about": "How much worse a random forest tells a student's figure when that setting is"
-        " shuffled. Of few students this is a hint, no more.",
+        "about": "How much worse a random forest predicts a student's figure if that setting is"
+        " permuted. With few students this is only a hint.",
         "spec": spec,
         "headings": ("setting", "share"),
         "rows": sorted(((n, s) for n, s in shares.items()), key=lambda row: -row[1]),
@@ -170,7 +173,7 @@ def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | No
 def curves(
     students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float]
 ) -> Chart | None:
-    """Draw a validation's figure over the steps, of those that have it; None without any."""
+    """Draw a figure of the validations over the steps; return None if no student has it."""
     name = measure.name if measure.name.startswith("valid_") else "valid_loss"
     rows = [
         {"student": str(s.number), "step": step, "figure": figures[name]}
@@ -191,9 +194,9 @@ def curves(
         color=alt.Color("student:N", scale=alt.Scale(domain=drawn_of), **of_each),
         tooltip=["student:N", "step:Q", "figure:Q"],
     )
-    kept = lines if name == measure.name else {}
-    rules = [each.encode(y=alt.Y("quality:Q", title=name)) for each in _rules(alt, kept)]
-    dashed = base.mark_line().encode(  # where a colour comes again, another line
+    references = lines if name == measure.name else {}
+    rules = [each.encode(y=alt.Y("quality:Q", title=name)) for each in _rules(alt, references)]
+    dashed = base.mark_line().encode(  # students of the same colour have different dashes
         strokeDash=alt.StrokeDash(
             "student:N", scale=alt.Scale(domain=drawn_of, range=dashes), **of_each
         )
@@ -201,7 +204,7 @@ def curves(
     drawn = alt.layer(*rules, dashed, base.mark_point(size=25, filled=True))
     return {
         "title": f"Curves of {name}",
-        "about": "Each validation of each student, those that still learn included.",
+        "about": "Each validation of each student, including students in training.",
         "spec": _spec(drawn),
         "headings": ("student", "step", name),
         "rows": [tuple(row.values()) for row in rows],

@@ -145,10 +145,10 @@ def test_a_page_in_a_browser(tmp_path: Path, size: tuple[int, int], dark: bool) 
         heading.press("Enter")
         first = page.locator("#table tbody tr").first
         assert first.locator("td").first.inner_text() == "2"
-        page.get_by_label("Filter by any words").fill("failed")
+        page.get_by_label("Filter by words").fill("failed")
         assert page.locator("#table tbody tr:visible").count() == 1
         assert page.locator("#shown").inner_text() == "1 of 9 shown"
-        page.get_by_label("Filter by any words").fill("")
+        page.get_by_label("Filter by words").fill("")
         page.locator("#table a", has_text="2").first.click()
         page.wait_for_selector("#card-2[open]")
         assert "Student 2" in page.locator("#card-2 pre").inner_text()
