@@ -128,7 +128,7 @@ def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
 
 
 def output_kind_of(store: FeatureStore) -> OutputKind | None:
-    """Return the kind of answers of a store's task, or None without a task."""
+    """Return the kind of outputs of a store's task, or None without a task."""
     return store.task.output_kind if store.task else None
 
 

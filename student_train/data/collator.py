@@ -288,8 +288,8 @@ class Collator:
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
         """Select the targets of a task: of each text, or of the tokens that begin a word."""
         if batch.labels is not None:
-            answers = self.task.output_kind if self.task else "one label"
-            return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), answers)
+            output_kind = self.task.output_kind if self.task else "one label"
+            return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), output_kind)
         assert batch.tags is not None and self.task is not None
         runs = alignment.teacher[:, 0]
         # A word's tag belongs to its first piece, unless the teacher has a label for later pieces.

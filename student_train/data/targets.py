@@ -26,7 +26,7 @@ class TaskTargets:
     tokens: Tensor | None  # int64 [G]: flat student tokens; None: one target per text
     logits: Tensor | None  # float32 [G,C]: the teacher's
     gold: Tensor  # int64 [G], -1 without a label
-    answers: OutputKind = "one label"
+    output_kind: OutputKind = "one label"
 
 
 def fold(

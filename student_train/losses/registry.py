@@ -78,7 +78,7 @@ class Loss:
     projection: whether the student's states pass through a linear map to the teacher's hidden
         size: never, always, or only if the sizes differ. A projection of text vectors remains a
         part of the student.
-    answers: the kind of task outputs that the formula requires; None for any.
+    output_kind: the kind of task outputs that the formula requires; None for any.
     of_next: whether it compares predictions of the next token, which only decoders make.
     """
 
@@ -89,7 +89,7 @@ class Loss:
     unit: str
     projection: Literal["none", "always", "widths differ"] = "none"
     tempered: bool = False
-    answers: OutputKind | None = None
+    output_kind: OutputKind | None = None
     of_next: bool = False
 
     @property
@@ -212,18 +212,23 @@ LOSSES = (
         tempered=True,
         of_next=True,
     ),
-    Loss("ce", "task.ce", "gold", "classes", "nats a gold label", answers=ONE),
-    Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True, answers=ONE),
-    Loss("kl", "task.kl_labels", "classes", "classes", A_LABEL, tempered=True, answers=SEVERAL),
+    Loss("ce", "task.ce", "gold", "classes", "nats a gold label", output_kind=ONE),
+    Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True, output_kind=ONE),
+    Loss("kl", "task.kl_labels", "classes", "classes", A_LABEL, tempered=True, output_kind=SEVERAL),
     Loss("logit", "task.logit", "classes", "scores", "squared logits"),
-    Loss("hard", "task.hard", "classes", "classes", "nats", answers=ONE),
-    Loss("hard", "task.hard_labels", "classes", "classes", A_LABEL, answers=SEVERAL),
-    Loss("log-odds", "task.log_odds", "classes", "scores", ODDS, answers=ONE),
-    Loss("log-odds", "task.log_odds_labels", "classes", "scores", ODDS, answers=SEVERAL),
+    Loss("hard", "task.hard", "classes", "classes", "nats", output_kind=ONE),
+    Loss("hard", "task.hard_labels", "classes", "classes", A_LABEL, output_kind=SEVERAL),
+    Loss("log-odds", "task.log_odds", "classes", "scores", ODDS, output_kind=ONE),
+    Loss("log-odds", "task.log_odds_labels", "classes", "scores", ODDS, output_kind=SEVERAL),
     Loss("margin", "task.margin", "classes", "scores", "squared differences of two logits"),
-    Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES, answers=ONE),
+    Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES, output_kind=ONE),
     Loss(
-        "log-odds-half", "task.half_log_odds_labels", "classes", "scores", HALVES, answers=SEVERAL
+        "log-odds-half",
+        "task.half_log_odds_labels",
+        "classes",
+        "scores",
+        HALVES,
+        output_kind=SEVERAL,
     ),
 )
 
@@ -264,16 +269,16 @@ def named(names: Iterable[str]) -> list[Loss]:
     return [loss for loss in (*LOSSES, *outside) if loss.name in wanted]
 
 
-def losses_for(answers: OutputKind | None, names: Iterable[str] | None = None) -> list[Loss]:
+def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = None) -> list[Loss]:
     """List the losses that a student can be trained with, in the order of the registry.
 
-    answers: what its task answers; None for a student with an MLM head.
+    output_kind: the kind of its task outputs; None for a student with an MLM head.
     names: the names to choose from, by default all.
     """
-    other = "vocabulary" if answers else "task"
+    other = "vocabulary" if output_kind else "task"
     names = [*loss_names(), *_OUTSIDE] if names is None else names
     able = [loss for loss in named(names) if loss.head != other]
-    return [loss for loss in able if loss.answers in (None, answers)]
+    return [loss for loss in able if loss.output_kind in (None, output_kind)]
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:

@@ -233,10 +233,10 @@ def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
 
 
 def _head(student: PreTrainedModel) -> Head:
-    answers, head = output_kind_of_student(student), HEADS[head_of(student)]
+    output_kind, head = output_kind_of_student(student), HEADS[head_of(student)]
     if student.config.num_labels == 1 and student.config.problem_type is None:
         return head  # one output without a problem type: the score of a pair
-    return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(answers), head)
+    return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(output_kind), head)
 
 
 def _how_to_embed(student: PreTrainedModel) -> str:
@@ -262,12 +262,12 @@ def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
     """Return a line on the losses that trained the outputs of a task, or "" without a task."""
-    if (answers := output_kind_of_student(student)) is None:
+    if (output_kind := output_kind_of_student(student)) is None:
         return ""
     trained = {
         side: [
             loss.name
-            for loss in losses_for(answers, trained_losses(settings))
+            for loss in losses_for(output_kind, trained_losses(settings))
             if loss.student == side
         ]
         for side in ("classes", "scores")

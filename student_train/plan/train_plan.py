@@ -112,13 +112,15 @@ def plan_of(
     """Plan a training without checks. `layers` is the student's number of layers, by default of
     `--student`."""
     shape = parse_student(options.student)
-    answers = output_kind_of(store)
+    output_kind = output_kind_of(store)
     stages = stages_of(options, shape.layers if layers is None else layers)
     return TrainPlan(
         options,
         tuple(StoreSplit(each, options.held_out) for each in (store, *others)),
         shape,
-        tuple(Stage(stage, stage.terms(answers), stage.batches(answers)) for stage in stages),
+        tuple(
+            Stage(stage, stage.terms(output_kind), stage.batches(output_kind)) for stage in stages
+        ),
     )
 
 

@@ -180,11 +180,11 @@ class TrainOptions(OptionFields):
             )
             raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
 
-    def terms(self, answers: OutputKind | None) -> tuple[Term, ...]:
+    def terms(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of a student, in the order of the registry.
 
-        answers: what its task answers; None for a student with an MLM head. A loss that such a
-        student does not have is left out.
+        output_kind: the kind of its task outputs; None for a student with an MLM head. Losses of
+        other students are left out.
         """
         # A Ray worker or a process of torchrun unpickles the options without checking them: the
         # losses of other packages are not loaded there yet.
@@ -192,7 +192,7 @@ class TrainOptions(OptionFields):
             registry.find(name)
         aligned = parse_alignments(self.align)
         found = []
-        for loss in registry.losses_for(answers, self.loss):
+        for loss in registry.losses_for(output_kind, self.loss):
             name = "" if loss.of_text_alone or loss.of_text else aligned.of(loss.name)
             name = NEXT if name and loss.of_next else name
             found.append(
@@ -208,19 +208,19 @@ class TrainOptions(OptionFields):
             )
         return tuple(found)
 
-    def every_term(self, answers: OutputKind | None) -> tuple[Term, ...]:
+    def every_term(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of all stages, each once, in the order of the registry."""
-        stages = [self.in_stage(stage).terms(answers) for stage in self.stages or ({},)]
+        stages = [self.in_stage(stage).terms(output_kind) for stage in self.stages or ({},)]
         found = {term.loss: term for terms in stages for term in terms}
-        return tuple(found[loss] for loss in registry.losses_for(answers, self.losses()))
+        return tuple(found[loss] for loss in registry.losses_for(output_kind, self.losses()))
 
-    def batches(self, answers: OutputKind | None) -> tuple[BatchPlan, ...]:
+    def batches(self, output_kind: OutputKind | None) -> tuple[BatchPlan, ...]:
         """Plan the batches that a step takes from a store.
 
         A step of a balanced stage takes two, one of labelled and one of unlabelled text, each with
         its own losses; any other step takes one.
         """
-        plan = self.batch_plan(self.terms(answers))
+        plan = self.batch_plan(self.terms(output_kind))
         if self.data != "balanced":
             return (plan,)
         gold = tuple(term for term in plan.terms if term.loss.of_gold)

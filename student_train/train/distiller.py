@@ -135,12 +135,12 @@ class Distiller(nn.Module):
         Raises UserError for a model that can be no student.
         """
         of_text = head_of(student) in ("mlm", "causal")
-        answers = None if of_text else output_kind_of(store)
+        output_kind = None if of_text else output_kind_of(store)
         return cls(
             student,
-            options.terms(answers),
+            options.terms(output_kind),
             store.features,
-            every=options.every_term(answers),
+            every=options.every_term(output_kind),
             frozen=options.projection == "frozen",
             start=options.projection_start,
             separate=options.outputs == "separate",
@@ -166,7 +166,7 @@ class Distiller(nn.Module):
             for term in sides.terms:
                 if pairs := sides.of(term):  # the mean over the teacher's features
                     found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
-            return found, sides.answers()
+            return found, sides.task_logits()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
         """Run the student over a batch, and return the inputs of the losses of `terms`."""
@@ -279,10 +279,10 @@ class Sides:
         pairs = self._aligned[term.alignment].of(term)
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
-    def answers(self) -> Tensor | None:
+    def task_logits(self) -> Tensor | None:
         """Return the student's logits [G,C] for the task, or None without a task."""
         of_task = self._batch.of_task
-        return None if of_task is None else self._aligned[of_task].answers(self.terms)
+        return None if of_task is None else self._aligned[of_task].task_logits(self.terms)
 
 
 class _AlignedSides:
@@ -312,7 +312,7 @@ class _AlignedSides:
                 return [] if target is None else [(own, target)]
         return []
 
-    def answers(self, terms: Sequence[Term]) -> Tensor:
+    def task_logits(self, terms: Sequence[Term]) -> Tensor:
         """Return the logits [G,C] by which the student is scored: of its classifier, or, in a stage
         that trains only the separate output, of that output."""
         read = {term.loss.student for term in terms}

@@ -194,9 +194,9 @@ class _Sums:
 
 
 def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
-    if judged[0][0].shape[1] == 1 or judged[0][1].answers == "numbers":
+    if judged[0][0].shape[1] == 1 or judged[0][1].output_kind == "numbers":
         return _ranked(judged)
-    if judged[0][1].answers == "several labels":
+    if judged[0][1].output_kind == "several labels":
         same = [(own > 0) == (t.logits > 0) for own, t in judged if t.logits is not None]
         return {"valid_agreement": float(torch.cat(same).float().mean())} if same else {}
     best = torch.cat([logits.argmax(dim=1) for logits, _ in judged])

@@ -52,7 +52,7 @@ def test_a_name_that_is_too_long(
 
 
 @pytest.mark.parametrize("option", ["model", "corpus", "checkpoint"])
-def test_the_home_of_a_stranger(
+def test_the_home_of_an_unknown_user(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
 ) -> None:
     text = tmp_path / "text.txt"

@@ -29,7 +29,7 @@ def small_store(path: Path, parts: int = 2, sequences: int = 4, **changes: Any) 
 
 
 def problems(path: Path) -> list[str]:
-    """Problems and strangers that verify reports. A store that it cannot open is a problem, too."""
+    """Problems and unknown items that verify reports; also a store that it cannot open."""
     try:
         report = verify(path)
         return [*report.problems, *report.unknown]

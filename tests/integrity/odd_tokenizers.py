@@ -1,4 +1,4 @@
-"""Tokenizers and settings of a stranger in a store: `verify` and the beginning of a training end as
+"""Untrusted tokenizers and settings in a store: `verify` and the beginning of a training end as
 they should, or in a line, within bounds of time and memory."""
 
 from __future__ import annotations

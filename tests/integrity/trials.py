@@ -74,7 +74,7 @@ def edits(folder: Path, _: str, count: int, seed: int) -> Found:
 
 
 def tokenizers(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Tokenizers and settings of strangers: verify and a training end as they should, or in a
+    """Untrusted tokenizers and settings: verify and a training end as they should, or in a
     line."""
     cases = list(odd_tokenizers.odd_tokenizers(folder, count, seed))
     return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
@@ -123,7 +123,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("forged stores: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
     ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
     ("corpora edited in the middle of a dump: refused, or sound", edits, "", "edits"),
-    ("a stranger's tokenizer or settings: a line, in bounds", tokenizers, "", "tokenizers"),
+    ("an untrusted tokenizer or settings: a line, in bounds", tokenizers, "", "tokenizers"),
     ("rough networks before S3: the same bytes, or a line", rough_networks, "", "networks"),
     ("every code point, 3 tokenizers: nothing lost, laws hold", characters, "", "characters"),
     ("odd texts, 3 tokenizers: nothing lost, laws hold", texts, "", "texts"),

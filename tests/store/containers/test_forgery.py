@@ -1,4 +1,4 @@
-"""Stores from a stranger, forged at random: refused in one line, or read as they were."""
+"""Untrusted stores, forged at random: refused in one line, or read as they were."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_an_index_says_what_the_list_says(both: list[Path]) -> None:
 
 
 @EXT
-def test_a_stranger_reads_it(both: list[Path]) -> None:
+def test_another_program_reads_it(both: list[Path]) -> None:
     indexed, listed = map(Store, both)
     for one, other in zip(indexed, listed, strict=True):
         assert one["text"] == other["text"] and np.array_equal(one["id"], other["id"])

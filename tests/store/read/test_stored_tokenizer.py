@@ -1,4 +1,4 @@
-"""A stranger's tokenizer in a store: what is plain, what is bounded, what is refused."""
+"""An untrusted tokenizer in a store: what is plain, what is bounded, what is refused."""
 
 from __future__ import annotations
 

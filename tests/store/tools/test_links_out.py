@@ -1,4 +1,4 @@
-"""Repair changes nothing that a link of a stranger's store leads to."""
+"""Repair changes nothing to which a link of an untrusted store leads."""
 
 from __future__ import annotations
 

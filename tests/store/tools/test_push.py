@@ -62,7 +62,7 @@ def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path) -> None:
-    (store / "parts" / "notes.txt").write_text("a stranger")
+    (store / "parts" / "notes.txt").write_text("unknown")
     told = pushed(store, "user/what", "--private")
     assert f"{hub.address}/datasets/user/what/commit/" in told
     repository = hub.repositories[NAME]
@@ -148,7 +148,7 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
         ("user/what", None, ("no token", "hf auth login", "HF_TOKEN")),
         ("user/what", NOBODY, ("401", "does not know the token", "hf auth login")),
         ("user/what", READER, ("403", "may not write")),
-        ("stranger/what", WRITER, ("403", "may not write")),
+        ("another/what", WRITER, ("403", "may not write")),
         ("what", WRITER, ("no name of a repository", "USER/NAME")),
         ("a/b/c", WRITER, ("no name of a repository", "USER/NAME")),
         ("user/wh at", WRITER, ("no name of a repository", "USER/NAME")),

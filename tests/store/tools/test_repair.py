@@ -153,7 +153,7 @@ def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> Non
     left, report = repair(store)
     assert left == PARTS and report.problems == []
     assert report.unknown == ["extra part 7, which is not in the manifest"]
-    assert contents(store) == copied  # a sound store is left alone, and its strangers
+    assert contents(store) == copied  # a sound store is left alone, and its unknown items
     flip_ids(store, 1)
     left, report = repair(store)
     assert left == PARTS - 1 and report.damaged_parts() == {1}

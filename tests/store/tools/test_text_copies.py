@@ -109,7 +109,7 @@ def test_lines_name_a_remedy(path: Path, tmp_path: Path) -> None:
     assert "a-page.html" in run("forget", path, "--documents", tmp_path / "list").output
 
 
-def test_a_strangers_list_removes_nothing_else(path: Path, tmp_path: Path) -> None:
+def test_an_untrusted_list_removes_nothing_else(path: Path, tmp_path: Path) -> None:
     """Files elsewhere, and of other stores, links, pipes: nothing is removed or waited for."""
     other, rows = tmp_path / "other.zarr", tmp_path / "rows"
     make_store(other, SMALL, parts=1)

@@ -26,8 +26,8 @@ def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
 
 
 def test_a_name_means_one_loss_of_a_student() -> None:
-    for answers in (None, "one label", "several labels", "numbers"):
-        names = [loss.name for loss in losses_for(answers)]
+    for output_kind in (None, "one label", "several labels", "numbers"):
+        names = [loss.name for loss in losses_for(output_kind)]
         assert len(names) == len(set(names))
     assert [loss.formula for loss in losses_for("one label", ["kl"])] == ["task.kl"]
     assert [loss.formula for loss in losses_for(None, ["kl"])] == ["logits.kl"]

@@ -1,4 +1,4 @@
-"""The model card tells a stranger where the student comes from, and nothing of this machine."""
+"""The model card says where the student comes from, and nothing about this machine."""
 
 from __future__ import annotations
 

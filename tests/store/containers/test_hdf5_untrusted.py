@@ -1,4 +1,4 @@
-"""A stranger's HDF5 file: what would crash HDF5, never end, or lead out of it, is one line of every
+"""An untrusted HDF5 file: what would crash HDF5, never end, or lead out of it, is one line of every
 command."""
 
 from __future__ import annotations

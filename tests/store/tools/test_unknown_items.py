@@ -1,5 +1,4 @@
-"""Files and objects that the format does not know are told and left alone; and what repair moves
-aside can be put back."""
+"""Unknown files and objects in a store are reported and left alone; a quarantine can be undone."""
 
 from __future__ import annotations
 
@@ -57,21 +56,21 @@ def run(*words: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
-def test_a_store_with_strangers_is_sound(store: Path) -> None:
+def test_a_store_with_unknown_items_is_sound(store: Path) -> None:
     with closing(open_store(store)) as sound:
         texts = [record.text for record in sound]
-    strangers = ADD[store.suffix](store)
+    unknown = ADD[store.suffix](store)
     before = contents(store)
     for command in ("verify", "repair"):
         code, said = run(command, store)
-        assert code == 0 and f"sound, with {len(strangers)} unknown items" in said
-        assert [line for line in said.splitlines() if line.startswith("extra")] == strangers
+        assert code == 0 and f"sound, with {len(unknown)} unknown items" in said
+        assert [line for line in said.splitlines() if line.startswith("extra")] == unknown
     assert contents(store) == before
     assert [record.text for record in open_store(store)] == texts
 
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
-def test_copies_leave_strangers_behind(store: Path) -> None:
+def test_copies_leave_unknown_items_out(store: Path) -> None:
     sound = store.with_name(f"sound{store.suffix}")
     convert(store, sound)
     ADD[store.suffix](store)
@@ -79,8 +78,10 @@ def test_copies_leave_strangers_behind(store: Path) -> None:
     merge([store, sound], store.with_name("c.h5"))
     copies = [store.with_name("b.zarr"), store.with_name("c.h5")]
     if store.is_dir():
-        upload(store, "memory://strangers/a.zarr")
-        fsspec.filesystem("memory").get("/strangers/a.zarr", str(store.with_name("d.zarr")), True)
+        upload(store, "memory://unknown-items/a.zarr")
+        fsspec.filesystem("memory").get(
+            "/unknown-items/a.zarr", str(store.with_name("d.zarr")), True
+        )
         copies.append(store.with_name("d.zarr"))
     for copy in copies:
         report = verify(copy)
@@ -91,20 +92,20 @@ def test_copies_leave_strangers_behind(store: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [flip_ids, lambda store, _: spoil_bias(store)], ids=["id", "bias"]
 )
-def test_strangers_stay_where_something_is_damaged(
+def test_unknown_items_stay_where_something_is_damaged(
     store: Path, spoil: Callable[[Path, int], None]
 ) -> None:
     """In Zarr; the file of HDF5 is written anew, and the old one is moved aside."""
     before = contents(store)
-    strangers = ADD[store.suffix](store)
+    unknown = ADD[store.suffix](store)
     spoil(store, 2)
     _, report = repair(store)
-    assert report.unknown == strangers and report.quarantine
+    assert report.unknown == unknown and report.quarantine
     assert made_again(store) == report.damaged_parts()
     again = verify(store)
     assert again.problems == []
     if store.is_dir():
-        assert again.unknown == strangers
+        assert again.unknown == unknown
     else:
         assert contents(store) == before
         with h5py.File(report.quarantine / store.name) as old:
@@ -112,7 +113,7 @@ def test_strangers_stay_where_something_is_damaged(
 
 
 @pytest.mark.parametrize("ext", EXT)
-def test_strangers_among_the_parts_of_an_unfinished_store(tmp_path: Path, ext: str) -> None:
+def test_unknown_items_among_the_parts_of_an_unfinished_store(tmp_path: Path, ext: str) -> None:
     path = tmp_path / f"a.{ext}"
     writer = begin(path, SMALL)
     put_part(writer, 0, make_part(SMALL, 0))
