@@ -277,7 +277,7 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
         "stores are written there or to a bucket": lambda: StoreWriter.check_writable(
             "ftp://a/b.zarr"
         ),
-        "which a bucket does not have": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
+        "a bucket has no folders": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
         "writes its checkpoints next to the store": lambda: StageOneDump(
             model="rubert-base", out=URL
         ),
