@@ -1,8 +1,8 @@
-"""Train a student in a plain loop of PyTorch: python examples/plain_loop.py STORE OUT"""
+"""Train a student in a plain PyTorch loop: python examples/plain_loop.py STORE OUT"""
 
 import sys
 
-from teachonce import StudentBatches  # before torch: then its threads sleep while they wait
+from teachonce import StudentBatches  # before torch, so that its idle threads free the cores
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
@@ -15,7 +15,7 @@ def train(store: str, out: str, vocab: str = "5k", width: int = 128, epochs: int
         num_attention_heads=2, intermediate_size=4 * width, hidden_dropout_prob=0.0,
     )  # fmt: skip
     student = BertForMaskedLM(config)
-    distiller = batches.distiller(student)  # the student, and its projections to the teacher
+    distiller = batches.distiller(student)  # the student and projections to the teacher's width
     optimizer = torch.optim.AdamW(distiller.parameters(), lr=0.5 / width)
     for epoch in range(epochs):
         batches.set_epoch(epoch)

@@ -1,7 +1,7 @@
 """Read a Zarr store with NumPy (numcodecs for Blosc): python examples/read_store.py STORE.zarr
 
-Made from store/FORMAT.md alone, whose sections the comments name. It leaves out int4, the tiers
-sample and head, what a teacher of a task says, and all checksums but that of the manifest.
+Written from store/FORMAT.md only; the comments name its sections. Not implemented: int4, the tiers
+sample and head, outputs of task heads, and all checksums except the manifest's.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 def read_array(folder: Path) -> NDArray[Any]:
-    """An array: one shard, whose end tells where its chunks are (section 3)."""
+    """Read an array: one shard, with an index of its chunks at the end (section 3)."""
     about = json.loads((folder / "zarr.json").read_bytes())
     shape, dtype = about["shape"], np.dtype(about["data_type"]).newbyteorder("<")
     if 0 in shape:
@@ -40,7 +40,7 @@ def read_array(folder: Path) -> NDArray[Any]:
 
 
 def decode(path: Path, encoding: str) -> NDArray[Any]:
-    """What an array holds, float32 if it is encoded (section 7)."""
+    """Return the values of an array, in float32 if it is encoded (section 7)."""
     codes = read_array(path)
     values = codes.astype(np.float32)
     if encoding == "int8":
@@ -55,11 +55,11 @@ def decode(path: Path, encoding: str) -> NDArray[Any]:
         return np.asarray((values / 255) ** 2)
     if encoding in ("", "float32"):
         return codes
-    raise ValueError(f"{path}: this reader does not know the encoding {encoding}")
+    raise ValueError(f"{path}: this reader does not implement the encoding {encoding}")
 
 
 def read_store(path: Path) -> Iterator[dict[str, Any]]:
-    """The sequences of a store: arrays by their paths in a part, maps row by row, texts as str."""
+    """Yield the sequences of a store: arrays by path in a part, maps flattened, texts as str."""
     root = json.loads((path / "zarr.json").read_bytes())["attributes"]  # section 4
     if root["format"] != "teachonce" or root["version"] not in (1, 2) or root["state"] != "sealed":
         raise ValueError(f"{path}: not a sealed store of version 1 or 2")

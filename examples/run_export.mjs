@@ -1,4 +1,4 @@
-// Embeds texts by a folder that student-export made, with transformers.js alone, in Node:
+// Embed texts with a folder that student-export wrote, using only transformers.js in Node:
 // node run_export.mjs FOLDER TEXT...   (npm install @huggingface/transformers)
 import path from "node:path";
 import { AutoModel, AutoTokenizer, env } from "@huggingface/transformers";

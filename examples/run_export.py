@@ -1,6 +1,6 @@
-"""Runs a folder that student-export made: python run_export.py FOLDER TEXT...
+"""Run a folder that student-export wrote: python run_export.py FOLDER TEXT...
 
-It prints a row for each text: its vector, or the logits. It needs onnxruntime and tokenizers alone.
+Prints a row for each text: its vector, or the logits. Requires only onnxruntime and tokenizers.
 """
 
 import json
@@ -16,13 +16,14 @@ if len(sys.argv) < 3:
 folder, texts = Path(sys.argv[1]), sys.argv[2:]
 about = json.loads((folder / "export.json").read_text("utf-8"))
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-read = tokenizer.encode_batch([about["prompt"] + text for text in texts])
-given = {
-    "input_ids": [each.ids for each in read],
-    "attention_mask": [each.attention_mask for each in read],
-    "token_type_ids": [each.type_ids for each in read],
+encodings = tokenizer.encode_batch([about["prompt"] + text for text in texts])
+arrays = {
+    "input_ids": [each.ids for each in encodings],
+    "attention_mask": [each.attention_mask for each in encodings],
+    "token_type_ids": [each.type_ids for each in encodings],
 }
-inputs = {name: np.array(given[name], np.int64) for name in about["inputs"]}
+# Some students have no token_type_ids; export.json lists the inputs of the graph.
+inputs = {name: np.array(arrays[name], np.int64) for name in about["inputs"]}
 session = onnxruntime.InferenceSession(str(folder / about["files"][0]["file"]))
-(found,) = session.run([about["output"]], inputs)
-print(json.dumps(found.tolist()))
+(output,) = session.run([about["output"]], inputs)
+print(json.dumps(output.tolist()))

@@ -1,8 +1,8 @@
-"""Train a student of text vectors by sentence-transformers:
+"""Train a student of text vectors with sentence-transformers:
 python examples/sentence_transformers_trainer.py STORE MODEL OUT
 
-STORE holds vectors of texts (teacher-dump --head embedding). MODEL is what becomes the student: a
-folder or an id of an encoder of transformers.
+STORE holds vectors of texts (teacher-dump --head embedding). MODEL is the encoder to train: a
+folder or a model id of transformers.
 """
 
 import sys
@@ -27,13 +27,14 @@ from teachonce import open_store
 def train(store: str, model: str, out: str, epochs: int = 1, batch: int = 32) -> None:
     teacher = open_store(store)
     rows = teacher.to_datasets(columns=["text", "embedding"])
-    rows = rows.rename_column("embedding", "label")  # what the trainer takes for the target
+    rows = rows.rename_column("embedding", "label")  # the trainer's name for the target
     transformer = Transformer(model)
-    width, wanted = transformer.get_embedding_dimension(), teacher.features.embedding
-    assert wanted is not None, "the store holds no vectors of texts"
-    dense = Dense(width, wanted.width, activation_function=nn.Identity())
-    length = [Normalize()] if wanted.normalised else []
-    student = SentenceTransformer(modules=[transformer, Pooling(width, "mean"), dense, *length])
+    width, target = transformer.get_embedding_dimension(), teacher.features.embedding
+    assert target is not None, "the store holds no vectors of texts"
+    dense = Dense(width, target.width, activation_function=nn.Identity())
+    # MSELoss compares the vectors themselves, so the student normalises if the teacher did.
+    normalize = [Normalize()] if target.normalised else []
+    student = SentenceTransformer(modules=[transformer, Pooling(width, "mean"), dense, *normalize])
     arguments = SentenceTransformerTrainingArguments(
         out, num_train_epochs=epochs, per_device_train_batch_size=batch, learning_rate=1e-3,
         save_strategy="no", report_to="none",

@@ -1,6 +1,6 @@
-"""Train a student by the Trainer of transformers: python examples/transformers_trainer.py STORE OUT
+"""Train a student with transformers.Trainer: python examples/transformers_trainer.py STORE OUT
 
-The model that is trained is the distiller: the student and what compares it with the teacher.
+The trained model is the distiller: the student and its projections to the teacher's width.
 """
 
 import sys
@@ -13,19 +13,20 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 
 class DistillingTrainer(Trainer):
-    """Takes batches as they are, and the weighted losses of the distiller."""
+    """A Trainer that takes complete batches, and the weighted losses of the distiller."""
 
     def get_train_dataloader(self) -> Any:
+        # batch_size None: the dataset yields batches, which must not be collated again.
         return DataLoader(self.train_dataset, batch_size=None, collate_fn=named)  # type: ignore[arg-type]
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
         losses = model(inputs["batch"].to(self.args.device))
-        found: torch.Tensor = self.model.weighted(losses)  # type: ignore[operator, union-attr]
-        return found
+        loss: torch.Tensor = self.model.weighted(losses)  # type: ignore[operator, union-attr]
+        return loss
 
 
-class EpochByEpoch(TrainerCallback):
-    """Tells the batches which epoch begins: another order, other masks."""
+class SetEpoch(TrainerCallback):
+    """Sets the epoch of the batches, on which their order and masks depend."""
 
     def __init__(self, batches: StudentBatches) -> None:
         self.batches = batches
@@ -35,6 +36,7 @@ class EpochByEpoch(TrainerCallback):
 
 
 def named(batch: StudentBatch) -> dict[str, StudentBatch]:
+    """Wrap a batch in a dictionary, the form in which Trainer handles inputs."""
     return {"batch": batch}
 
 
@@ -42,7 +44,7 @@ def train(store_path: str, out: str, vocab: str = "5k", epochs: int = 3) -> list
     store = open_store(store_path)
     losses = {"mlm": 1.0, "hidden": 30.0}
     batches = StudentBatches(store, vocab, loss=losses, batch_tokens=4096)
-    # The student that student-train would begin with, cut out of the teacher or by its embeddings.
+    # The same initial student as in student-train, with weights taken from the teacher.
     options = TrainOptions(store_path, vocab=vocab, student="64x2x2", loss=losses)
     student = prepare(options.resolved(), store)[0]
     arguments = TrainingArguments(
@@ -51,7 +53,7 @@ def train(store_path: str, out: str, vocab: str = "5k", epochs: int = 3) -> list
     )  # fmt: skip
     trainer = DistillingTrainer(
         batches.distiller(student), arguments, train_dataset=batches,
-        callbacks=[EpochByEpoch(batches)],
+        callbacks=[SetEpoch(batches)],
     )  # fmt: skip
     trainer.train()
     student.save_pretrained(out)

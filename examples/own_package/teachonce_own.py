@@ -1,11 +1,11 @@
-"""A loss and a kind of student that a package of your own adds to teachonce:
+"""Add a loss and a kind of student to teachonce in your own package:
 
     pip install ./examples/own_package
     student-train --store STORE --loss mlm=1,huber=30 --student distilbert:64x2x2
 
-Without an installation, with this folder on PYTHONPATH: `--loss teachonce_own:HUBER=30`,
-`--student teachonce_own:DISTILBERT:64x2x2`. This module imports no torch, so that mistakes are
-reported at once; models are in a module of their own.
+Without installing it, put this folder on PYTHONPATH: `--loss teachonce_own:HUBER=30`,
+`--student teachonce_own:DISTILBERT:64x2x2`. This module does not import torch, so that mistakes in
+the command line are reported at once; the models are in `teachonce_own_models.py`.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ from teachonce.student_train.settings.shapes import Shape, ShapeKind
 
 
 def huber(student: Any, teacher: Any) -> Any:
-    """Huber loss of projected student states [G,D] and the teacher's, mean over G and D."""
+    """Compute the Huber loss of projected student states and teacher states [G,D]: the mean."""
     from torch.nn import functional
 
-    if len(student) == 0:
+    if len(student) == 0:  # a mean over no runs would be NaN
         return student.sum() * 0.0
     return functional.smooth_l1_loss(student.float(), teacher)
 
 
 def read(kind: str, size: str) -> Shape:
-    """Read width x layers x heads. Raises ValueError for anything else."""
+    """Parse HxLxA: hidden size, layers, attention heads. Raises ValueError for anything else."""
     try:
         width, layers, heads = map(int, size.split("x"))
     except ValueError:

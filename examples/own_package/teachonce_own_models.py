@@ -1,4 +1,4 @@
-"""The models of the kind of student in `teachonce_own.py`: DistilBERT of transformers."""
+"""Models for the kind of student in `teachonce_own.py`: DistilBERT of transformers."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from teachonce.student_train.settings.shapes import Shape
 def config(
     shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
 ) -> DistilBertConfig:
+    """Return the configuration of a student with the given shape."""
     return DistilBertConfig(
         dim=shape.width,
         n_layers=shape.layers,
@@ -26,12 +27,13 @@ def config(
 
 
 def logits(model: Any, states: Tensor) -> Any:
-    """Return vocabulary logits [M,V] of states [M,D]."""
+    """Compute vocabulary logits [M,V] from states [M,D]."""
     hidden = functional.gelu(model.vocab_transform(states))
     return model.vocab_projector(model.vocab_layer_norm(hidden))
 
 
 def no_task(*_: Any) -> Any:
+    """Refuse a task: this example supports masked-LM students only."""
     raise NotImplementedError("this kind has no model for a task")
 
 

@@ -1,4 +1,4 @@
-"""Read which sequences, layers or documents the words of a command name."""
+"""Parse the sequences, layers and documents that a command's arguments name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from teachonce.support.errors import UserError
 if TYPE_CHECKING:
     from teachonce.teacher_dump.corpus.documents import Corpus
 
-MOST = 32
-"""Sequences of a page: a browser is slow with more."""
+MOST = 32  # sequences of a page: a browser is slow with more
 
 
 def read_numbers(words: Sequence[str]) -> list[int]:
-    """Read `--sequence 17,42`, each number once. Raises UserError for what is no number, and for
-    too many."""
+    """Parse `--sequence 17,42`, without repetitions.
+
+    Raises UserError for a word that is no number, and for too many numbers.
+    """
     found = list[int]()
     for word in ",".join(words).split(","):
         try:
@@ -41,7 +42,7 @@ def read_numbers(words: Sequence[str]) -> list[int]:
 
 
 def read_layers(words: str | None) -> tuple[int, ...]:
-    """Read `--layers 2,14`. Raises UserError for what is no number."""
+    """Parse `--layers 2,14`. Raises UserError for a word that is no number."""
     try:
         return tuple(int(word) for word in words.split(",")) if words else ()
     except ValueError:
@@ -49,12 +50,14 @@ def read_layers(words: str | None) -> tuple[int, ...]:
 
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-SHOWN = 40  # characters of a line that is no number
+SHOWN = 40  # characters of a bad line in a message: the file may hold texts instead
 
 
 def read_document_list(file: Path) -> Wanted:
-    """Read a list: a number of a document, or the SHA-256 of a text, in each line; empty lines are
-    left out. Raises UserError for anything else."""
+    """Read a list with the number of a document or the SHA-256 of its text in each line.
+
+    Empty lines are skipped. Raises UserError for anything else.
+    """
     numbers, hashes = dict[int, str](), dict[str, str]()
     try:
         lines = file.read_text("utf-8").splitlines()
@@ -68,7 +71,7 @@ def read_document_list(file: Path) -> Wanted:
         elif line:
             raise UserError(
                 f"{file}, line {place}: {line[:SHOWN]!r}; expected the number of a document, or the"
-                " SHA-256 of its text (64 hexadecimal digits); give texts themselves as --texts"
+                " SHA-256 of its text (64 hexadecimal digits); give texts themselves by --texts"
             )
     if not numbers and not hashes:
         raise UserError(f"{file}: lists no document; nothing to forget")
@@ -78,15 +81,16 @@ def read_document_list(file: Path) -> Wanted:
 def documents_to_forget(
     documents: Path | None, texts: tuple[str, ...], text_column: str | None
 ) -> tuple[str, Callable[[FeatureStore], Wanted]]:
-    """Return a hash by which the same wish is known again, and what finds out for a store which
-    documents are meant.
+    """Read the request of `forget`.
 
-    Raises UserError for a list or text that cannot be read, and for no wish at all.
+    Returns a hash of the request, by which a stopped command is continued, and a function that
+    finds the requested documents of a store. Raises UserError for a list or text that cannot be
+    read, and if neither is given.
     """
     from teachonce.teacher_dump.corpus.documents import Corpus
 
     if documents is None and not texts:
-        raise UserError("tell which documents: --documents FILE (numbers, hashes) or --texts FILE")
+        raise UserError("name the documents: --documents FILE (numbers, hashes) or --texts FILE")
     given = read_document_list(documents) if documents is not None else Wanted()
     corpus = Corpus.open(texts, text_column) if texts else None
     if corpus is None:
@@ -94,34 +98,36 @@ def documents_to_forget(
     corpus.check()
 
     def wanted(store: FeatureStore) -> Wanted:
+        # A store has hashes of windows, so the texts are cut with its own, untrusted, tokenizer.
         found = within_bounds(
             store.teacher_file("tokenizer.json"),
             sum(Path(text).stat().st_size for text in texts if Path(text).is_file()),
             store.path,
             lambda: _digests(store, corpus),
-            _digests_there,
+            _digests_in_process,
             *(store.path, store.source.options, list(texts), text_column),
         )
-        told = {
+        digests = {
             bytes.fromhex(digest): f"text {number + 1} of {', '.join(texts)}"
             for number, digest in found
         }
-        return replace(given, digests=told)
+        return replace(given, digests=digests)
 
     return _hash(given, str(corpus.identity())), wanted
 
 
 def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
-    """List the number and the hash of each document of a corpus, as a store would have it."""
+    """List the number of each document of a corpus, and the hash that a store would have for it."""
     from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 
     found = window_digests(windows_as_in(store, corpus), gold=False)
     return [(number, digest.hex()) for number, digest in found]
 
 
-def _digests_there(
+def _digests_in_process(
     path: str, options: dict[str, Any] | None, texts: list[str], text_column: str | None
 ) -> list[tuple[int, str]]:
+    """Call `_digests` in another process, which opens store and corpus itself."""
     from teachonce.teacher_dump.corpus.documents import Corpus
 
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:

@@ -1,4 +1,4 @@
-"""The command `feature-store`: look at stores, check them, mend them, copy them."""
+"""The command `feature-store`: inspect, verify, repair and copy stores."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from teachonce.support.hub import push_options
 from teachonce.support.plugins import NameOrAdded
 
 VOCAB_HELP = (
-    "A student's vocabulary, as student-train takes it: a size, a folder, teacher, pruned:N, words."
+    "A student's vocabulary, as in student-train: a size, a folder, teacher, pruned:N or words."
 )
 VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
 allow_partial = click.option(
-    "--allow-partial", is_flag=True, help="Take the published parts of an unfinished store."
+    "--allow-partial", is_flag=True, help="Read the published parts of an unfinished store."
 )
+
+
+# Commands import what they need themselves: --help and completion must not wait for NumPy or torch.
 
 
 @click.group(context_settings=CONTEXT)
 def main() -> None:
-    """Look at feature stores, check them, copy them."""
+    """Inspect, verify, repair and copy feature stores."""
 
 
 @main.command(
@@ -45,15 +48,15 @@ def main() -> None:
 )
 @click.argument("path", type=PATH)
 @click.option(
-    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Tells what each alignment makes use of."
+    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Print the tokens that each alignment pairs."
 )
 @allow_partial
 @printed
 def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
-    """Tell what a store holds: teacher, corpus, features, codec, sizes.
+    """Describe a store: teacher, corpus, features, codec, sizes.
 
-    With --vocab it tells, over a sample of a large store, which share of the teacher's and of the
-    student's tokens takes part in each alignment, and in runs of which sizes.
+    With --vocab, print for each alignment the share of the teacher's and of the student's tokens
+    that are paired, and the sizes of the runs. For a large store this is measured on a sample.
     """
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.info import describe, info_lines
@@ -83,24 +86,29 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
     "--model", type=MODEL, help="Also run a sample through this teacher (as for teacher-dump)."
 )
 @click.option(
-    "--sample", default=64, type=click.IntRange(min=1), help="Sequences that --model runs."
+    "--sample",
+    default=64,
+    type=click.IntRange(min=1),
+    help="Number of sequences to run through --model.",
 )
-@click.option("--seed", default=0, type=click.IntRange(min=0), help="Which sequences.")
+@click.option(
+    "--seed", default=0, type=click.IntRange(min=0), help="Seed with which --sample is drawn."
+)
 @click.option(
     "--device",
     type=Text(DEVICES),
     default="auto",
-    help="Of --model: auto | cpu | cuda | cuda:N.",
+    help="Device of --model: auto | cpu | cuda | cuda:N.",
 )
 @printed
 def verify(
     path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
 ) -> Iterator[Output]:
-    """Read everything and compare it with its checksums.
+    """Read a whole store and compare it with its checksums.
 
-    The stored tokens are compared with those of the stored tokenizer. With --model the teacher runs
-    over a sample, and its output is compared with what is stored. Exit code 1 if anything is wrong;
-    files and objects that do not belong to the store are told, and are not wrong.
+    Also tokenise the texts with the stored tokenizer and compare the tokens. With --model, run the
+    teacher over a sample and compare its output with the stored features. Exit code 1 if anything
+    differs. Files and objects that do not belong to the store are listed, and are no error.
     """
     from teachonce.store.tools.verify import verify as read_everything
 
@@ -125,11 +133,11 @@ def verify(
 @click.argument("path", type=PATH)
 @printed
 def repair(path: str) -> Iterator[Output]:
-    """Verify a store and move what is damaged aside.
+    """Verify a store and move damaged files to a quarantine folder.
 
-    The command that made the store, typed again, makes only this again and finishes the store. What
-    the rest of the store tells is mended at once. Nothing is removed: the last line says how to
-    undo it.
+    Then run the command that made the store again: it writes only the missing parts. Metadata that
+    follow from the rest of the store are repaired at once. No file is deleted; the last line of the
+    output describes how to undo the repair.
     """
     from teachonce.store.tools.repair import repair as mend
 
@@ -149,9 +157,9 @@ def repair(path: str) -> Iterator[Output]:
 @click.argument("path", type=PATH)
 @printed
 def seal(path: str) -> Iterator[Output]:
-    """Finish a store that several processes (--shard) have made.
+    """Finish a store that several processes (--shard) have written.
 
-    The process that makes the last part does this, too; a finished store stays as it is.
+    The process that writes the last part does this as well. A finished store is left unchanged.
     """
     from teachonce.store.tools.seal import seal as finish
 
@@ -169,18 +177,20 @@ def seal(path: str) -> Iterator[Output]:
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option(
-    "--codec", type=NameOrAdded(BUILT_IN, GROUP), help="Recode to this codec (more error only)."
+    "--codec",
+    type=NameOrAdded(BUILT_IN, GROUP),
+    help="Recode to this codec, which must have a larger error.  [default: the codec of SOURCE]",
 )
 @printed
 def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
-    """Copy a store to another format or codec, or to an address.
+    """Copy a store to another format or codec, or to a URL.
 
-    TARGET ends in .zarr or .h5, or is the address (s3://...) of a .zarr. After a stop the same
-    command goes on; to an address it begins again.
+    TARGET ends in .zarr or .h5, or is the URL (s3://...) of a .zarr. After a stop, the same command
+    continues; an upload to a URL starts again.
     """
     if "://" in target:
         if codec:
-            raise UserError("--codec: convert to a .zarr on this machine first, then to an address")
+            raise UserError("--codec: convert to a .zarr on this machine first, then to a URL")
         from teachonce.store.tools.copy import upload
 
         upload(source, target, progress=progress("part"))
@@ -202,10 +212,10 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
 @push_options
 @printed
 def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
-    """Copy a store to a repository of datasets on the hub.
+    """Copy a store to a dataset repository on the hub.
 
-    It lies there under its own name, beside a card made of what `info` tells. After a stop the same
-    command sends what is lacking.
+    The store keeps its name, and a card with the output of `info` is added. After a stop, the same
+    command uploads the missing files.
     """
     from teachonce.store.tools.push import push as send
 
@@ -224,14 +234,14 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
 @click.option(
     "--recode",
     is_flag=True,
-    help="Encode hidden states again where stores differ in the mean and deviation that they are"
-    " relative to: needed for two dumps of codec default or small; adds its error once more.",
+    help="Encode hidden states again if the stores were normalised by a different mean and"
+    " deviation. Needed for two dumps with codec default or small. Adds the codec's error again.",
 )
 @printed
 def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Output]:
-    """Join dumps of one teacher over several corpora.
+    """Concatenate dumps of one teacher over several corpora.
 
-    SOURCES hold the same features and are copied to TARGET, one after the other.
+    SOURCES must hold the same features. They are copied to TARGET in the given order.
     """
     from teachonce.store.tools.merge import merge as join
 
@@ -255,10 +265,12 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     "--texts",
     multiple=True,
     type=PATH,
-    help="The texts themselves, in files as --corpus takes. Repeatable.",
+    help="Files with the texts themselves, as --corpus of teacher-dump takes them. Repeatable.",
 )
 @click.option("--text-column", help="Column of --texts, as for teacher-dump.")
-@click.option("--missing-ok", is_flag=True, help="Tell documents that are not there; no error.")
+@click.option(
+    "--missing-ok", is_flag=True, help="List documents that the store does not have; no error."
+)
 @printed
 def forget(
     path: str,
@@ -267,12 +279,12 @@ def forget(
     text_column: str | None,
     missing_ok: bool,
 ) -> Iterator[Output]:
-    """Remove documents from a store for good.
+    """Remove documents from a store permanently.
 
-    The parts that hold them are written again without them, all else stays. After a stop the same
-    command goes on; until it ends no reader takes the store for finished. Nothing is changed where
-    a document is not there (exit code 1), unless --missing-ok is given. Caches of the texts are
-    removed; pages, exports, copies and students that were made from the store are listed.
+    Only the parts that hold them are rewritten. After a stop, the same command continues; until it
+    ends, the store counts as unfinished. If the store lacks one of the documents, nothing is
+    changed (exit code 1), unless --missing-ok is given. Caches of the texts are deleted. Pages,
+    exports, copies and students that were made from the store are listed.
     """
     from teachonce.feature_store.arguments import documents_to_forget
     from teachonce.store.tools.forget import forget as take_out
@@ -303,11 +315,11 @@ def forget(
 )
 @click.argument("path", type=PATH)
 @click.argument("number", type=int)
-@click.option("--view", default=0, help="Which view's masks and logits.")
+@click.option("--view", default=0, help="View whose masks and logits are shown.")
 @allow_partial
 @printed
 def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Output]:
-    """Show one sequence: text, tokens with their spans, best logits."""
+    """Print one sequence: text, tokens, most likely pieces."""
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.show import headline, printable, sequence_facts, token_table
 
@@ -328,15 +340,17 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     "sequences",
     multiple=True,
     default=("0",),
-    help="Numbers of sequences, such as 17,42; negative ones count from the end.",
+    help="Numbers of sequences, such as 17,42; negative numbers count from the end.",
 )
 @click.option(
-    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Without it the teacher's tokens stand alone."
+    "--vocab",
+    type=VOCABULARY,
+    help=f"{VOCAB_HELP}  [default: show only the teacher's tokens]",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="File of the page; a page of before is replaced.  [default: STORE-page.html, beside the"
+    help="File of the page; an earlier page is replaced.  [default: STORE-page.html, next to the"
     " store]",
 )
 @allow_partial
@@ -344,11 +358,11 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
 def page(
     path: str, sequences: tuple[str, ...], vocab: str | None, out: Path | None, allow_partial: bool
 ) -> Iterator[Output]:
-    """Write a page that shows sequences in a browser.
+    """Write an HTML page that shows sequences.
 
     It shows the tokens of the teacher and of a student over the text, the runs of each alignment,
-    best logits, attention maps, masks, and the nearest sequences of the store, or of a sample of a
-    large one. The page is one file that needs no network.
+    the most likely pieces, attention maps, masks, and the nearest sequences of the store (of a
+    sample if it is large). The page is one file that needs no network.
     """
     from teachonce.feature_store.arguments import read_numbers
     from teachonce.support.pages import check_page
@@ -357,6 +371,7 @@ def page(
     numbers = read_numbers(sequences)
     if vocab is not None:
         check_vocabulary_word(vocab)
+    # Options are checked before torch is loaded, so that a mistake is reported at once.
     check_page(out, "feature-store page")
     from teachonce.feature_store.page.report import write_store_page
     from teachonce.feature_store.student_vocabulary import StudentVocabulary
@@ -366,6 +381,7 @@ def page(
 
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
+    # Recorded first: `forget` lists the page even if this process is killed while it writes.
     record_copy(store.path, store.manifest, "page", out)
     write_store_page(
         store, numbers, StudentVocabulary(vocab, store) if vocab is not None else None, out

@@ -1,4 +1,4 @@
-"""How much of a store each alignment with a student's tokens makes use of."""
+"""Measure which share of a store's tokens each alignment pairs with a student's tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from teachonce.feature_store.spread_sample import spread_sample
 from teachonce.feature_store.student_vocabulary import StudentVocabulary
 
 SAMPLE_TOKENS = 2**17
-SIZES = 5  # of runs, that a table for people has a column of
+SIZES = 5  # sizes of runs with a column of their own in the printed table
 BATCH_TOKENS = 2**15
 
 
 def coverage(student: StudentVocabulary) -> dict[str, Any]:
-    """Tell how a student's vocabulary fits a store: `vocabulary`, and `coverage` of each alignment
-    over a sample.
+    """Measure how a student's vocabulary fits a store, over a sample.
 
-    Shares are of the ordinary tokens of a side: special ones take part in no run. Sizes of runs are
-    `T:S`, tokens of the teacher and of the student.
+    Returns the facts of `vocabulary`, and `coverage` with those of each alignment. Shares count
+    ordinary tokens, because special tokens are in no run. Sizes of runs are `T:S`, the numbers of
+    the teacher's and of the student's tokens.
     """
     store, chosen = student.store, spread_sample(student.store, SAMPLE_TOKENS)
     teacher, tallies = 0, dict[str, Counter[Any]]()
@@ -65,20 +65,20 @@ def _vocabulary(student: StudentVocabulary) -> dict[str, Any]:
 
 def _facts(tally: Counter[Any], teacher: int) -> dict[str, Any]:
     runs = {size: count for size, count in tally.most_common() if isinstance(size, tuple)}
-    taught, learns = (sum(size[side] * count for size, count in runs.items()) for side in (0, 1))
+    paired = [sum(size[side] * count for size, count in runs.items()) for side in (0, 1)]
     student = tally["tokens"]
     return {
         "runs": sum(runs.values()),
         "student_tokens": student,
-        "teacher_share": taught / max(1, teacher),
-        "student_share": learns / max(1, student),
+        "teacher_share": paired[0] / max(1, teacher),
+        "student_share": paired[1] / max(1, student),
         "unknown": tally["unknown"],
         "runs_by_size": {f"{t}:{s}": count for (t, s), count in runs.items()},
     }
 
 
 def common_sizes(alignments: Mapping[str, Any]) -> list[str]:
-    """List the most frequent sizes of runs, in any alignment, the smallest first."""
+    """List the most frequent sizes of runs over all alignments, the smallest first."""
     counts = Counter[str]()
     for each in alignments.values():
         counts.update(each["runs_by_size"])
@@ -87,18 +87,18 @@ def common_sizes(alignments: Mapping[str, Any]) -> list[str]:
 
 
 def coverage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Tell coverage in lines."""
+    """Format the result of `coverage` as lines of a table."""
     own, found = facts["vocabulary"], facts["coverage"]
     yield (
-        f"student     {own['pieces']:,} pieces (--vocab {own['word']}), of which {own['shared']:,}"
-        f" are the teacher's, too; {own['teacher_pieces_unknown']:,} of the teacher's"
-        f" {own['teacher_pieces']:,} cannot be spelled in them"
+        f"student     {own['pieces']:,} pieces (--vocab {own['word']}), {own['shared']:,} of them"
+        f" shared with the teacher; {own['teacher_pieces_unknown']:,} of the teacher's"
+        f" {own['teacher_pieces']:,} pieces cannot be spelled with them"
     )
     if own["note"]:
         yield f"            {own['note']}"
     yield (
         f"alignments  of {found['sequences']:,} of {found['of']:,} sequences, with"
-        f" {found['teacher_tokens']:,} tokens of the teacher; special tokens take part in none"
+        f" {found['teacher_tokens']:,} tokens of the teacher; special tokens are not paired"
     )
     sizes = common_sizes(found["alignments"])
     heads = ("teacher's", "student's", "[UNK]", "runs", *sizes, "other")
@@ -110,6 +110,6 @@ def coverage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         cells += [f"{share / runs:.1%}" for share in (*shares, each["runs"] - sum(shares))]
         yield f"{name:<10}" + "".join(f"{cell:>11}" for cell in cells)
     yield (
-        "teacher's, student's: the share of its tokens that take part; then how many runs there"
-        " are, and which share has so many tokens of the teacher : of the student"
+        "teacher's, student's: share of the paired tokens; [UNK]: share of the student's tokens;"
+        " runs: their number, then the share of each size (teacher's tokens : student's tokens)"
     )

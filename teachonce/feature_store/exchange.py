@@ -1,4 +1,4 @@
-"""The commands that make stores of other tools' captures, and captures of stores."""
+"""The commands `import` and `export`, which exchange stores and captures with other tools."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ say = partial(click.echo, err=True)
     "--format",
     "kind",
     type=NameOrAdded(formats.FORMATS, formats.GROUP),
-    help="What SOURCE is, where it cannot be seen.",
+    help="Format of SOURCE.  [default: recognised from its files]",
 )
 @click.option(
     "--tokenizer",
@@ -51,35 +51,43 @@ say = partial(click.echo, err=True)
     "--compression",
     metavar="FILE",
     type=FILE,
-    help="Settings of DistillKit's compression, where they do not lie beside the capture.",
+    help="Settings of DistillKit's compression.  [default: compression_config.yaml in the folder of"
+    " SOURCE]",
 )
 @click.option(
     "--tokens",
     metavar="FILE.npy",
     type=FILE,
-    help="Tokens of the run that wrote Megatron-LM's archives: [sequences, tokens].",
+    help="Token ids of the run that wrote Megatron-LM's archives: [sequences, tokens].",
 )
 @click.option(
     "--layers",
     metavar="I,J,...",
-    help="Which layers captured states are of, if not the tool's own: 0 is the embeddings.",
+    help="Layers of the captured states, in their order; 0 is the output of the embeddings."
+    "  [default: the tool's default layers]",
 )
-@click.option("--text-column", metavar="NAME", help="The column that vectors in `label` are of.")
+@click.option(
+    "--text-column",
+    metavar="NAME",
+    help="Column of the texts whose vectors are in `label`.  [default: the only column of texts]",
+)
 @click.option(
     "--max-length",
     type=click.IntRange(min=3),
-    help="Tokens that a text with a vector is cut to: 256, or the tokenizer's own limit.",
+    help="Truncate texts with a vector to this number of tokens.  [default: 256, or the tokenizer's"
+    " limit if it is less]",
 )
 @printed
 def import_(
     source: Path, target: Path, kind: str | None, layers: str | None, **given: Any
 ) -> Iterator[Output]:
-    """Make a store of what another tool has captured of a teacher.
+    """Write a store from a capture of another tool.
 
-    SOURCE is a capture of DistillKit (Parquet of logits), of Megatron-LM (archives of the best
+    SOURCE is a capture of DistillKit (Parquet of logits), of Megatron-LM (archives of top-k
     logits), of speculators or SpecForge (a file of states for each sample), or a folder of datasets
-    with texts and their vectors in `label`. Its ids become texts by --tokenizer; tokens that cannot
-    are told and left out. After a stop the same command goes on.
+    with texts and their vectors in `label`. Ids are decoded with --tokenizer; tokens that differ if
+    their text is tokenised again are left out and counted. After a stop, the same command
+    continues.
     """
     from teachonce.feature_store.arguments import read_layers
 
@@ -103,31 +111,36 @@ def import_(
 @click.argument("store", type=PATH)
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(
-    "--to", "kind", type=click.Choice(formats.EXPORTS), required=True, help="What to write."
+    "--to", "kind", type=click.Choice(formats.EXPORTS), required=True, help="Format of TARGET."
 )
-@click.option("--columns", metavar="A,B,...", help="Of parquet and datasets, instead of all.")
+@click.option(
+    "--columns",
+    metavar="A,B,...",
+    help="Write these columns of parquet or datasets.  [default: all]",
+)
 @click.option(
     "--floats",
     type=click.Choice(["float32", "float16"]),
-    help="States, maps and vectors of parquet and datasets: float32 by default.",
+    help="Dtype of states, maps and vectors in parquet and datasets.  [default: float32]",
 )
 @printed
 def export(
     store: str, target: Path, kind: str, columns: str | None, floats: str | None
 ) -> Iterator[Output]:
-    """Write a store in the form that another tool reads.
+    """Write a store in the format of another tool.
 
-    parquet and datasets hold everything, a row for each sequence. sentence-transformers is a folder
-    of datasets with `sentence` and `label`, the teacher's vector, for its trainers. distillkit is
-    Parquet of the best logits of a causal teacher, with the settings of compression beside it.
+    parquet and datasets hold all features, with a row for each sequence. sentence-transformers is a
+    folder of datasets with `sentence` and `label` (the teacher's vector) for its trainers.
+    distillkit is Parquet with the top-k logits of a causal teacher, and a file with the settings of
+    compression.
     """
     if kind not in ("parquet", "datasets") and (columns or floats):
         option = "--columns" if columns else "--floats"
-        raise UserError(f"{option}: is of use for --to parquet and datasets alone; leave it out")
+        raise UserError(f"{option}: applies only to --to parquet and datasets; leave it out")
     if target.exists():
         raise UserError(f"{target}: exists already; remove it, or choose another name")
     from teachonce.feature_store.captures.exporting import export_store
 
     names = tuple(columns.split(",")) if columns else None
-    told = export_store(store, target, kind, names, floats or "float32")
-    yield Output(asdict(told), [told.line()])
+    exported = export_store(store, target, kind, names, floats or "float32")
+    yield Output(asdict(exported), [exported.line()])

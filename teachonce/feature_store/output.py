@@ -1,4 +1,4 @@
-"""What a command prints: lines and tables for people, with `--json` facts for programs."""
+"""Print the results of a command: lines and tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from teachonce.support.redaction import redacted
 
 @dataclass(frozen=True)
 class Output:
-    """What a command prints: its facts for programs; for people, lines of text and tables of rich.
+    """A result of a command.
 
-    `lines` are made only if they are printed.
+    facts: the result for programs, as JSON. lines: the same for people, as text and as tables of
+    rich; they are generated only if they are printed.
     """
 
     facts: Mapping[str, Any]
@@ -27,10 +28,10 @@ class Output:
 
 
 def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
-    """Decorate a click callback that yields outputs: print them, and end an error with one line.
+    """Decorate a click callback that yields outputs: print them, and report an error in one line.
 
-    Lines are printed as they come. With `--json` the facts of all outputs are one object, which is
-    printed at the end, also if an error follows.
+    Lines are printed when they are yielded. With `--json` the facts of all outputs are printed as
+    one object at the end, even after an error.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON for another program.")
@@ -44,7 +45,7 @@ def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
                 for part in () if as_json else output.lines:
                     echo = click.echo if isinstance(part, str) else wide_console().print
                     echo(redacted(part))
-        finally:
+        finally:  # `verify` yields its report before it raises: programs need it most then
             if as_json and facts:
                 click.echo(json.dumps(_finite(facts), indent=1, allow_nan=False))
 
@@ -52,7 +53,7 @@ def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
 
 
 def _finite(value: Any) -> Any:
-    """Write null for numbers that JSON does not have."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -61,19 +62,19 @@ def _finite(value: Any) -> Any:
 
 
 def progress(unit: str) -> Any:
-    """Make a function that shows a bar while it goes through items."""
+    """Return a function that iterates over items with a progress bar."""
     from tqdm import tqdm
 
-    return lambda items: tqdm(items, unit=unit, disable=None)
+    return lambda items: tqdm(items, unit=unit, disable=None)  # None: no bar without a terminal
 
 
 def bars(items: Sequence[Any], unit: str) -> Any:
-    """Go through items with a bar."""
+    """Iterate over items with a progress bar."""
     return progress(unit)(items)
 
 
 def written(path: str) -> Output:
-    """Tell what a store that was written holds."""
+    """Open a store that was just written, and return its sizes."""
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.info import bytes_on_disk
 

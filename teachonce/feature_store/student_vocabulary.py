@@ -60,6 +60,7 @@ class StudentVocabulary:
         if self.separator is not None:
             check_pair_form(self.tokenizer, vocab, store)
         self.max_length = default_max_length(store.features.max_length)
+        # A copy, because the next two lines would change `tokenizer` as well.
         self.backend = copy.deepcopy(self.tokenizer.backend_tokenizer)
         self.backend.no_padding()
         self.backend.enable_truncation(self.max_length)

@@ -96,7 +96,9 @@ def test_a_page_in_a_browser(store: Path, written: Path, size: tuple[int, int], 
         token.nth(run[0]).click()
         assert token.nth(run[0]).get_attribute("aria-pressed") == "true"
         panel = first.locator(".panel")
-        assert f"{run[1] - run[0]} : {run[3] - run[2]}" in panel.locator(".says").inner_text()
+        assert (
+            f"{run[1] - run[0]} : {run[3] - run[2]}" in panel.locator(".description").inner_text()
+        )
         best = round(100 * float(np.exp(record.views[0].logits.logprobs[run[0]].max())))
         assert f"{best} %" in panel.inner_text()
         page.keyboard.press("ArrowDown")
@@ -106,7 +108,7 @@ def test_a_page_in_a_browser(store: Path, written: Path, size: tuple[int, int], 
         assert here == ["student", run[2]]
         page.keyboard.press("End")
         page.keyboard.press("Enter")
-        assert re.search(r"\[SEP\]\W+stands for no text", panel.locator(".says").inner_text())
+        assert re.search(r"\[SEP\]\W+has no text", panel.locator(".description").inner_text())
         for name in ("match", "reduce"):
             page.get_by_label(name, exact=True).check()
             page.wait_for_selector(f"body[data-shown='{name} 0']")

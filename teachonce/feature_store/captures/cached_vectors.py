@@ -1,7 +1,7 @@
-"""Cached vectors of sentence-transformers: a folder of `datasets` with texts and a `label` each.
+"""Read cached vectors of sentence-transformers: a folder of `datasets` with texts and labels.
 
 After the examples of distillation in github.com/UKPLab/sentence-transformers, version 6.2: the
-teacher's vectors stand in `label`, for MSELoss, and `save_to_disk` keeps them.
+teacher's vectors are in the column `label`, for MSELoss, and `save_to_disk` writes the folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VECTOR = Numbers(LABEL, "floats", ("numbers",))
 
 
 def recognises(path: Path) -> bool:
-    """Whether texts with vectors lie there."""
+    """Whether a path holds a table of texts with vectors."""
     table = open_table(path)
     return table is not None and _has_vectors(table)
 
@@ -38,7 +38,7 @@ def _has_vectors(table: Table) -> bool:
     return any(is_one(kind) for is_one in lists) and pyarrow.types.is_floating(kind.value_type)
 
 
-def _texts_of(table: Table) -> list[str]:
+def _text_columns(table: Table) -> list[str]:
     import pyarrow
 
     kinds = {name: table.schema.field(name).type for name in table.columns}
@@ -47,22 +47,27 @@ def _texts_of(table: Table) -> list[str]:
 
 
 class CachedVectors:
-    """A table that is open for reading."""
+    """Reads a table of texts with vectors."""
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         table = open_table(options.source)
         if table is None or not _has_vectors(table):
             raise UserError(
                 f"{options.source}: no table with a column {LABEL} of vectors; its columns are"
-                f" {', '.join(table.columns) if table else 'none'}"
+                f" {', '.join(table.columns) if table else 'none'}: check the path and --format"
             )
         self._table: Table = table
-        texts = _texts_of(table)
+        texts = _text_columns(table)
         chosen = [options.text_column] if options.text_column else texts
         if len(chosen) != 1 or chosen[0] not in texts:
+            problem = (
+                f"--text-column {options.text_column}: there is no such column of texts"
+                if options.text_column
+                else f"give --text-column NAME, the column whose vectors are in {LABEL}"
+            )
             raise UserError(
-                f"{options.source}: --text-column {options.text_column or 'NAME'} says which column"
-                f" the vectors are of; those of texts are {', '.join(texts) or 'none'}"
+                f"{options.source}: {problem}; its columns of texts are"
+                f" {', '.join(texts) or 'none'}"
             )
         self._column = chosen[0]
         self.contents = CaptureContents(vector=self._width())
@@ -72,8 +77,8 @@ class CachedVectors:
         for where, cells in self._table.rows([LABEL]):
             if width := len(numbers(VECTOR, cells[LABEL], where)):
                 return width
-            raise UserError(f"{where}: a vector of no number; take that row out")
-        raise UserError(f"{self._table.path}: holds no row")
+            raise UserError(f"{where}: a vector without numbers; remove this row")
+        raise UserError(f"{self._table.path}: holds no row; nothing to import")
 
     def files(self) -> list[Path]:
         """Return the files of the table."""
@@ -84,15 +89,15 @@ class CachedVectors:
         for where, cells in self._table.rows([self._column, LABEL]):
             text = cells[self._column].as_py()
             if text is None:
-                raise UserError(f"{where}: column {self._column} has no text")
+                raise UserError(f"{where}: column {self._column} has no text; remove this row")
             yield Sample(where, partial(self._rows, cells[LABEL], where), text=text)
 
     def _rows(self, cell: Any, where: str) -> Rows:
         found = numbers(VECTOR, cell, where)
         if len(found) != self.contents.vector:
             raise UserError(
-                f"{where}: a vector of {len(found)} numbers, and those before have"
-                f" {self.contents.vector}"
+                f"{where}: a vector of {len(found)} numbers, and the first row has"
+                f" {self.contents.vector}; remove this row"
             )
         return Rows(vector=found)
 

@@ -1,8 +1,8 @@
-"""DistillKit's compression of log-probabilities: what its settings say, to read and to write.
+"""DistillKit's compression of log-probabilities: its settings, decoding, and exact encoding.
 
-After distillkit/compression of github.com/arcee-ai/DistillKit, commit a61c2e7. Of the K best ids of
-a token, by falling log-probability, the first `exact_k` are stored as they are. The others follow a
-curve, whose coefficients are stored, and quantised residuals of it. Ids are packed bit by bit.
+After distillkit/compression of github.com/arcee-ai/DistillKit, commit a61c2e7. The top-k ids of a
+token are sorted by falling log-probability. The first `exact_k` values are stored exactly. The tail
+is stored as the coefficients of a fitted curve and quantised residuals. Ids are packed bit by bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bin:
-    """Residuals of `elements` ids with one scale, in `bits` each."""
+    """Residuals of `elements` ids that share a scale, with `bits` bits each."""
 
     scale: str
     bits: int
@@ -35,7 +35,10 @@ class Bin:
 
 @dataclass(frozen=True)
 class Compression:
-    """The settings of a capture; names follow its `compression_config.yaml`."""
+    """The settings of a capture, with the names of its `compression_config.yaml`.
+
+    d: size of the vocabulary. k: ids stored for a token. exact_k: ids with exact values.
+    """
 
     d: int
     k: int
@@ -53,7 +56,7 @@ class Compression:
 
     @property
     def width(self) -> int:
-        """Bytes of the log-probabilities of a token."""
+        """Bytes that the log-probabilities of a token take."""
         bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
         terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
         return self.exact_k * BYTES[self.exact_dtype] + terms + bins
@@ -61,7 +64,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class LegacyCompression:
-    """The settings of an older capture, `legacy_logit_compression`."""
+    """The settings of an older capture (`legacy_logit_compression`)."""
 
     d: int
     k: int
@@ -72,12 +75,16 @@ class LegacyCompression:
 
 
 def index_bits(vocabulary: int) -> int:
-    """Bits of an id, as DistillKit rounds them."""
+    """Return the bits of an id, rounded as DistillKit does."""
+    # float32 as in DistillKit, so that rounding near powers of two is the same.
     return max(1, int(np.ceil(np.log2(np.float32(vocabulary)))))
 
 
 def read_settings(path: Path) -> Compression | LegacyCompression:
-    """Read the settings of a capture, or of a training that reads it. Raises UserError."""
+    """Read the settings of a capture, or of a training that reads the capture.
+
+    Raises UserError.
+    """
     import yaml
 
     text = read_small(path)
@@ -117,7 +124,7 @@ def _compression(found: Mapping[str, Any]) -> Compression:
     if tail < 0 or sum(b.elements for b in bins) > tail or any(b.bits > 63 for b in bins):
         raise ValueError("k, exact_k and residual_bins do not fit one another")
     if tail and not (terms or bins):
-        raise ValueError("exact_k is less than k, and nothing tells the others")
+        raise ValueError("exact_k is less than k, without polynomial_terms or residual_bins")
     return made
 
 
@@ -155,19 +162,22 @@ def _kind(value: object) -> str:
 
 
 def unpacked_ids(data: Array, bits: int, count: int) -> Array:
-    """Undo the packing of ids: bytes uint8 [T,B] -> int64 [T,count], highest bit first."""
+    """Unpack ids, highest bit first: bytes uint8 [T,B] -> int64 [T,count]."""
     flat = np.unpackbits(data, axis=1, count=count * bits).reshape(len(data), count, bits)
     return flat @ (1 << np.arange(bits - 1, -1, -1, dtype=np.int64))
 
 
 def packed_ids(ids: Array, bits: int) -> Array:
-    """Pack ids [T,K] into bytes uint8 [T,B], highest bit first."""
+    """Pack ids, highest bit first: [T,K] -> bytes uint8 [T,B]."""
     each = (ids[..., None].astype(np.int64) >> np.arange(bits - 1, -1, -1)) & 1
     return np.packbits(each.astype(np.uint8).reshape(len(ids), -1), axis=1)
 
 
 def words_of_ids(words: Array, bits: int, count: int) -> Array:
-    """Undo the older packing: int64 [T,W], in each as many ids as fit, lowest bits first."""
+    """Unpack the older form, lowest bits first: words int64 [T,W] -> int64 [T,count].
+
+    A word holds as many complete ids as fit into 64 bits.
+    """
     each = 64 // bits
     shifts = (bits * np.arange(each)).astype(np.uint64)
     mask = np.uint64((1 << bits) - 1)
@@ -180,14 +190,14 @@ def _floats(data: Array, kind: str) -> Doubles:
     if not data.shape[1]:
         return np.zeros(data.shape)
     raw = np.ascontiguousarray(data)
-    if kind == "bfloat16":
-        wide = raw.view("<u2").astype(np.uint32) << 16
-        return wide.view(np.float32).astype(np.float64)
+    if kind == "bfloat16":  # NumPy has no such dtype; its bits are the upper half of a float32
+        upper = raw.view("<u2").astype(np.uint32) << 16
+        return upper.view(np.float32).astype(np.float64)
     return raw.view(np.dtype(kind).newbyteorder("<")).astype(np.float64)
 
 
 def curve(settings: Compression) -> Doubles:
-    """Return the terms of the curve at each place of the tail: [k - exact_k, terms]."""
+    """Return the terms of the curve at each place of the tail [k - exact_k, terms]."""
     tail = settings.k - settings.exact_k
     points = np.linspace(0, 1, tail) if settings.normalize_t else np.arange(tail, dtype=float)
     special = {"sqrt": np.sqrt, "exp": np.exp}
@@ -199,7 +209,7 @@ def curve(settings: Compression) -> Doubles:
 
 
 def logprobs_of(data: Array, settings: Compression) -> Floats:
-    """Undo the compression: bytes uint8 [T,width] -> float32 [T,k]."""
+    """Decompress log-probabilities: bytes uint8 [T,width] -> float32 [T,k]."""
     rows, at = len(data), 0
 
     def take(size: int) -> Array:
@@ -216,6 +226,7 @@ def logprobs_of(data: Array, settings: Compression) -> Floats:
     for each in settings.residual_bins:
         scale = _floats(take(BYTES[each.scale]), each.scale)
         codes = unpacked_ids(take(-(-each.bits * each.elements // 8)), each.bits, each.elements)
+        # One bit is a sign; more bits are an offset binary number.
         centred = codes * 2 - 1 if each.bits == 1 else codes - (1 << (each.bits - 1))
         tail[:, first : first + each.elements] += centred * scale
         first += each.elements
@@ -224,7 +235,7 @@ def logprobs_of(data: Array, settings: Compression) -> Floats:
 
 
 def legacy_logprobs_of(exact: Array, coefficients: Array, settings: LegacyCompression) -> Floats:
-    """Undo the older compression: [T,exact_k] and [T,terms] -> float32 [T,k]."""
+    """Decompress the older form: [T,exact_k] and coefficients [T,terms] -> float32 [T,k]."""
     if settings.k == settings.exact_k:
         return exact.astype(np.float32)
     points = np.arange(1, settings.k - settings.exact_k + 1, dtype=float)
@@ -235,12 +246,12 @@ def legacy_logprobs_of(exact: Array, coefficients: Array, settings: LegacyCompre
     return np.concatenate([exact, tail], axis=1).astype(np.float32)
 
 
-def exact_settings(vocabulary: int, kept: int) -> dict[str, Any]:
-    """Return the settings of a capture that keeps all values as they are, in float32."""
+def exact_settings(vocabulary: int, k: int) -> dict[str, Any]:
+    """Return the settings of a capture that stores all k values exactly, in float32."""
     return {
         "d": vocabulary,
-        "k": kept,
-        "exact_k": kept,
+        "k": k,
+        "exact_k": k,
         "exact_dtype": "float32",
         "polynomial_terms": None,
         "term_dtype": "float32",

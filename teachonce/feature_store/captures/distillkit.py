@@ -1,9 +1,9 @@
-"""Captures of DistillKit: Parquet, or a folder of `datasets`, with the best logits of each token.
+"""Read captures of DistillKit: Parquet or a folder of `datasets`, with top-k log-probabilities.
 
 After distillkit/sample_logits_vllm.py, sample_common.py and pack_logits.py of
 github.com/arcee-ai/DistillKit, commit a61c2e7. A row is a text: `input_ids`, and for each token the
-log-probabilities of the token after it. The last id has none where a serving engine gave none. In
-packed rows `attention_mask` numbers the texts from 1.
+log-probabilities of the next token. Some serving engines give none for the last id. In packed rows
+`attention_mask` numbers the texts from 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from teachonce.support.errors import UserError
 
 SETTINGS = "compression_config.yaml"
 IDS = Numbers("input_ids", "ids", ("tokens",))
-MASK = Numbers("attention_mask", "ids", ("tokens",))  # of texts: a packed row has several
+MASK = Numbers("attention_mask", "ids", ("tokens",))  # numbers the texts of a packed row
 NEW = (
     Numbers("compressed_logprobs", "bytes", ("tokens", "bytes")),
     Numbers("bytepacked_indices", "bytes", ("tokens", "bytes of ids")),
@@ -47,8 +47,8 @@ LEGACY = (
     Numbers("coeffs", "doubles", ("tokens", "coefficients")),
 )
 PLAIN = (
-    Numbers("token_ids", "ids", ("tokens", "kept ids")),
-    Numbers("top_values", "logs", ("tokens", "kept ids")),
+    Numbers("token_ids", "ids", ("tokens", "top-k ids")),
+    Numbers("top_values", "logs", ("tokens", "top-k ids")),
 )
 Layout = tuple[Numbers, ...]
 
@@ -57,7 +57,7 @@ Decode = Callable[[Cells, str, slice], tuple[Array, Floats]]
 
 
 def layout_of(columns: tuple[str, ...]) -> Layout | None:
-    """Return the columns that hold the logits; None where these are no columns of DistillKit."""
+    """Return the columns that hold the logits, or None if they are not DistillKit's."""
     if IDS.name not in columns:
         return None
     layouts: tuple[Layout, ...] = (NEW, LEGACY, PLAIN)
@@ -69,13 +69,13 @@ def _names(layout: Layout) -> set[str]:
 
 
 def recognises(path: Path) -> bool:
-    """Whether a capture of DistillKit lies there."""
+    """Whether a path holds a capture of DistillKit."""
     table = open_table(path)
     return table is not None and layout_of(table.columns) is not None
 
 
 class DistillKit:
-    """A capture that is open for reading."""
+    """Reads a capture of DistillKit."""
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         table = open_table(options.source)
@@ -84,7 +84,7 @@ class DistillKit:
             raise UserError(
                 f"{options.source}: no table with input_ids and logits of DistillKit"
                 f" ({', '.join(each.name for each in NEW)}); its columns are"
-                f" {', '.join(table.columns) if table else 'none'}"
+                f" {', '.join(table.columns) if table else 'none'}: check the path and --format"
             )
         self._table: Table = table
         self._layout = layout
@@ -92,11 +92,11 @@ class DistillKit:
         self._compression: Compression | LegacyCompression | None = None
         if layout is not PLAIN:
             self._compression = self._settings(options)
-        kept = self._compression.k if self._compression else self._first_width()
+        k = self._compression.k if self._compression else self._k_of_first_row()
         vocabulary = self._compression.d if self._compression else 0
-        self.contents = CaptureContents(topk=kept, vocabulary=max(vocabulary, teacher.vocabulary))
+        self.contents = CaptureContents(topk=k, vocabulary=max(vocabulary, teacher.vocabulary))
         self.settings: dict[str, Any] = {}
-        if self._compression:
+        if self._compression:  # the same files give other numbers under other settings
             digest = hashlib.sha256(repr(self._compression).encode()).hexdigest()
             self.settings["compression"] = digest
 
@@ -105,28 +105,32 @@ class DistillKit:
         path = options.compression or folder / SETTINGS
         if not path.is_file():
             raise UserError(
-                f"{options.source}: how its logits are compressed stands beside it in {SETTINGS},"
-                " or in the settings of a training that reads it; give that file by --compression"
+                f"{options.source}: there is no {SETTINGS} in its folder, and logits cannot be"
+                " decompressed without it; give it by --compression, or the settings of a training"
+                " that reads the capture"
             )
         found = read_settings(path)
         if isinstance(found, LegacyCompression) != (self._layout is LEGACY):
             columns = ", ".join(each.name for each in self._layout)
-            raise UserError(f"{path}: is of another form of compression than the columns {columns}")
+            raise UserError(
+                f"{path}: describes another compression than the columns {columns} have; give the"
+                " settings of this capture by --compression"
+            )
         return found
 
-    def _first_width(self) -> int:
+    def _k_of_first_row(self) -> int:
         ids = PLAIN[0]
         for where, cells in self._table.rows([ids.name]):
             if width := int(numbers(ids, cells[ids.name], where).shape[1]):
                 return width
-        raise UserError(f"{self._table.path}: holds no row")
+        raise UserError(f"{self._table.path}: holds no row; nothing to import")
 
     def files(self) -> list[Path]:
         """Return the files of the table."""
         return list(self._table.files)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the texts of all rows; a packed row holds several."""
+        """Yield the texts of all rows. A packed row holds several texts."""
         decode: Decode = {NEW: self._new, LEGACY: self._legacy, PLAIN: self._plain}[self._layout]
         names = [field.name for field in self._layout]
         for where, cells in self._table.rows([IDS.name, *self._mask, *names]):
@@ -136,14 +140,14 @@ class DistillKit:
                 yield Sample(where, partial(_rows, decode, cells, where, span), ids[span])
 
     def _texts(self, ids: Array, cells: Cells, where: str) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of each text of a row."""
+        """Yield begin and end of each text in a row."""
         rows = getattr(cells[self._layout[0].name], "values", None)
         count = 0 if rows is None else len(rows)
-        if len(ids) == count + 1:  # of what follows the last id nothing was given
+        if len(ids) == count + 1:  # the last id has no logits
             ids = ids[:-1]
         same_length(ids, count, "logits", where)
         if not count:
-            raise UserError(f"{where}: holds no token with logits; take that row out")
+            raise UserError(f"{where}: holds no token with logits; remove this row")
         mask = np.ones(count, np.int64)
         if self._mask and cells[MASK.name].is_valid:
             mask = numbers(MASK, cells[MASK.name], where)[:count]
@@ -162,7 +166,7 @@ class DistillKit:
             raise UserError(
                 f"{where}: {data.shape[1]} bytes of log-probabilities and {packed.shape[1]} of ids"
                 f" a token, and the settings of compression make {expected[0]} and {expected[1]};"
-                " give those of the capture (--compression)"
+                " give the settings of this capture (--compression)"
             )
         ids = unpacked_ids(packed, settings.id_bits, settings.k)
         return ids, logprobs_of(data, settings)
@@ -181,7 +185,7 @@ class DistillKit:
             raise UserError(
                 f"{where}: {packed.shape[1]}, {exact.shape[1]} and {terms.shape[1]} values a token"
                 f" in {names}, and the settings of compression make {expected[0]}, {expected[1]}"
-                f" and {tail}; give those of the capture (--compression)"
+                f" and {tail}; give the settings of this capture (--compression)"
             )
         ids = words_of_ids(packed.astype(np.int64), bits, settings.k)
         return ids, legacy_logprobs_of(exact, terms, settings)
@@ -189,17 +193,20 @@ class DistillKit:
     def _plain(self, cells: Cells, where: str, span: slice) -> tuple[Array, Floats]:
         ids, values = self._rows_of(cells, where, span)
         if ids.shape != values.shape:
-            raise UserError(f"{where}: ids {list(ids.shape)} and values {list(values.shape)}")
+            raise UserError(
+                f"{where}: ids {list(ids.shape)} and values {list(values.shape)}, expected equal"
+                " shapes; remove this row"
+            )
         if self.contents.topk is not None and ids.shape[1] > self.contents.topk:
             raise UserError(
-                f"{where}: keeps {ids.shape[1]:,} ids of a token, and the first row"
-                f" {self.contents.topk:,}; take it out"
+                f"{where}: has {ids.shape[1]:,} ids for a token, and the first row"
+                f" {self.contents.topk:,}; remove this row"
             )
         return ids, values
 
     def _rows_of(self, cells: Cells, where: str, span: slice) -> list[Array]:
-        """Return the arrays of the tokens of a text. Raises UserError where the columns of a row
-        are not as long as one another."""
+        """Return the arrays of a text's tokens. Raises UserError if the columns of the row differ
+        in length."""
         found = [numbers(field, cells[field.name], where) for field in self._layout]
         for field, array in zip(self._layout, found, strict=True):
             if len(array) != len(found[0]):

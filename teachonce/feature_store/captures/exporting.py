@@ -1,4 +1,4 @@
-"""Writes stores in the form that other tools read."""
+"""Write stores in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from teachonce.support.arrays import Array
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 
-ROWS_A_FILE = 4096  # of a capture of DistillKit
+ROWS_A_FILE = 4096  # in a capture of DistillKit
 Columns = Sequence[str] | None
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export has written; `note` is what a user should know of it."""
+    """The result of an export. `note` is an advice for the user."""
 
     target: str
     format: str
@@ -40,28 +40,27 @@ class Exported:
     note: str = ""
 
     def line(self) -> str:
-        """Tell it in a line."""
+        """Return the result as one line."""
         note = f"; {self.note}" if self.note else ""
         return f"{self.target}: {counted(self.rows, 'row')}, {readable(self.bytes)}{note}"
 
 
 def export_store(path: str, target: Path, kind: str, columns: Columns, floats: str) -> Exported:
-    """Write a store as one of `EXPORTS` to a name that is not taken.
+    """Write a store to `target`, which must not exist, in the format `kind` of `EXPORTS`.
 
-    Raises UserError where the store does not hold what that takes, StoreError for a damaged store;
-    nothing is left at `target` then.
+    Raises UserError if the store lacks features that the format needs, StoreError for a damaged
+    store. Nothing is left at `target` then.
     """
     with closing(open_store(path)) as store:
         if kind == "parquet":
             store.to_parquet(target, columns=columns, floats=floats)
             note = ""
         else:
-            derived_copies.record_copy(
-                store.path, store.manifest, "table", target
-            )  # as `to_parquet` does
+            # `forget` lists the copies of texts; `to_parquet` records its own.
+            derived_copies.record_copy(store.path, store.manifest, "table", target)
             writers: dict[str, Callable[[FeatureStore, Path], str]] = {
                 "datasets": lambda store, new: _datasets(store, new, columns, floats),
-                "sentence-transformers": _labelled,
+                "sentence-transformers": _sentences_and_labels,
                 "distillkit": _distillkit,
             }
             try:
@@ -83,7 +82,7 @@ def _datasets(store: FeatureStore, new: Path, columns: Columns, floats: str) -> 
     made = rows_in(cache, store.table(columns, floats), store.manifest.content())
     _save(made, new)
     shutil.rmtree(cache)
-    return "datasets.load_from_disk reads it"
+    return "open it with datasets.load_from_disk"
 
 
 def _save(dataset: Any, folder: Path) -> None:
@@ -93,33 +92,35 @@ def _save(dataset: Any, folder: Path) -> None:
     dataset.save_to_disk(str(folder))
 
 
-def _labelled(store: FeatureStore, new: Path) -> str:
+def _sentences_and_labels(store: FeatureStore, new: Path) -> str:
     """Write texts and their vectors, for MSELoss of sentence-transformers."""
     vector = store.features.embedding
     if vector is None:
         raise UserError(
-            f"{store.path}: holds no vectors of texts, which trainers of sentence-transformers take"
-            " as labels; dump them (teacher-dump --head embedding), or export --to datasets"
+            f"{store.path}: holds no vectors of texts, which are the labels for trainers of"
+            " sentence-transformers; dump them (teacher-dump --head embedding), or export --to"
+            " datasets"
         )
     cache = new / ".rows"
     made = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
     made = made.rename_columns({"text": "sentence", "embedding": "label"})
     note = "columns sentence and label, for MSELoss"
     if prompt := vector.prompt:
+        # The trainer puts its own prompts before the texts; they would have it twice.
         begin = len(prompt)
         made = made.map(
             lambda rows: {"sentence": [text[begin:] for text in rows["sentence"]]},
             batched=True,
             cache_file_name=str(cache / "bare.arrow"),
         )
-        note += f"; texts are without their prompt: give the trainer prompts={prompt!r}"
+        note += f"; texts do not include the prompt: give the trainer prompts={prompt!r}"
     _save(made, new)
     shutil.rmtree(cache)
     return note
 
 
 def _distillkit(store: FeatureStore, new: Path) -> str:
-    """Write a capture of DistillKit, all log-probabilities as they are, in float32."""
+    """Write a capture of DistillKit with all log-probabilities exact, in float32."""
     import pyarrow
     import yaml
     from pyarrow import parquet
@@ -129,8 +130,9 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
         held = f"logits {spec.tier}" if spec else "no logits"
         of = ", of the token itself" if spec and not spec.next_token else ""
         raise UserError(
-            f"{store.path}: holds {held}{of}, and DistillKit reads the best ids of a causal"
-            " teacher's next token; dump one with --logits topk:K, or export --to parquet"
+            f"{store.path}: holds {held}{of}, and DistillKit reads the top-k ids of a causal"
+            " teacher's next token; dump a causal teacher with --logits topk:K, or export --to"
+            " parquet"
         )
     bits = index_bits(features.vocabulary)
     settings = exact_settings(features.vocabulary, spec.size)
@@ -144,6 +146,7 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
     schema = pyarrow.schema(kinds)
     for number, first in enumerate(range(0, len(store), ROWS_A_FILE)):
         with parquet.ParquetWriter(new / f"data_{number}.parquet", schema) as file:
+            # Row by row, so that no more than one sequence is in memory.
             for index in range(first, min(first + ROWS_A_FILE, len(store))):
                 record = store[index]
                 logits = record.views[0].logits
@@ -154,11 +157,11 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
                     _bytes_of_tokens(packed_ids(logits.ids, bits)),
                 ]
                 file.write_batch(pyarrow.record_batch(cells, schema=schema))
-    return "a row for each sequence, with as many logits as ids"
+    return "a row for each sequence, with log-probabilities for every id"
 
 
 def _bytes_of_tokens(data: Array) -> Any:
-    """Make the Arrow array of one row: uint8 [T,B] as a list of lists."""
+    """Convert bytes uint8 [T,B] to the Arrow array of one row, a list of lists."""
     import pyarrow
 
     tokens, width = data.shape

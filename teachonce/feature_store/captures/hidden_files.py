@@ -1,9 +1,9 @@
-"""Hidden states in a file for each sample, as speculators and SpecForge keep them.
+"""Read hidden states of speculators and SpecForge, which write a file for each sample.
 
 After src/speculators/train/data.py and data_generation/offline.py of
 github.com/vllm-project/speculators, commit c05b95b (`hs_<i>.safetensors`; `data_<i>.pt` up to
 commit 8fdee2d), and scripts/prepare_hidden_states.py of github.com/sgl-project/SpecForge, commit
-a6b6b02 (`rows_*/data_<i>.ckpt`, perhaps .gz). Tensors alone are read; nothing pickled is run.
+a6b6b02 (`rows_*/data_<i>.ckpt`, optionally .gz). Only tensors are read; no pickled code is run.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Token ids int64 [T] of a file, and its states float32 [T,D], one after another.
+    """Token ids int64 [T] of a file, and its states float32 [T,D], a tensor for each layer.
 
-    `own`: the layers are the tool's own, unless someone chose others.
+    default_layers: whether a capture of this form has the tool's default layers if --layers is not
+    given.
     """
 
     ids: Array
     states: list[Floats]
-    own: bool = True
+    default_layers: bool = True
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to keep states: which files there are, and how one is read.
+    """A format of files with states: how they are found and read.
 
-    `normed`: the last layer is captured after the final norm.
+    normed: whether the last layer is captured after the final norm.
     """
 
     name: str
@@ -77,13 +78,15 @@ def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
         found = load_tensors(path, str(path))
         states = found.get(OLD_STATES.name)
         if not isinstance(states, list) or not states:
-            raise UserError(f"{path}: hidden_states is no list of tensors; it is of another format")
+            raise UserError(
+                f"{path}: hidden_states is no list of tensors; the file is of another format"
+            )
         read = [
             checked((OLD_IDS, OLD_STATES), found | {OLD_STATES.name: state}, str(path))
             for state in states
         ]
         each = [one[OLD_STATES.name] for one in read]
-        return Captured(read[0][OLD_IDS.name], each, own=False)
+        return Captured(read[0][OLD_IDS.name], each, default_layers=False)
     arrays = checked(SPECULATORS_FIELDS, load_safetensors(path), str(path))
     states = arrays["hidden_states"]
     return Captured(arrays["token_ids"], [states[:, n] for n in range(states.shape[1])])
@@ -100,25 +103,27 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
         Numbers(aux, "floats", ("tokens", "widths of the layers"), batched=True),
     )
     arrays = checked(fields, found, str(path))
-    wide, ids = arrays[aux], arrays[OLD_IDS.name]
+    # SpecForge concatenates the states of the chosen layers along the width.
+    layers, ids = arrays[aux], arrays[OLD_IDS.name]
     width = arrays[last].shape[1] if last in arrays else teacher.width
-    if not width or wide.shape[1] % width:
+    if not width or layers.shape[1] % width:
         raise UserError(
-            f"{path}: {aux} is {wide.shape[1]} wide, which is no multiple of the teacher's"
-            f" width {width or '(unknown)'}; give the teacher's own folder by --tokenizer"
+            f"{path}: {aux} has width {layers.shape[1]}, which is no multiple of the teacher's"
+            f" hidden size {width or '(unknown)'}; give the teacher's own folder by --tokenizer"
         )
-    states = [*np.split(wide, wide.shape[1] // width, axis=1)]
+    states = [*np.split(layers, layers.shape[1] // width, axis=1)]
     states += [arrays[last]] if last in arrays else []
     length = _without_padding(ids, arrays.get(LOSS_MASK.name), teacher)
     if not length:
-        raise UserError(f"{path}: holds padding alone; take that sample out")
-    eagle = "hidden_state" in found
-    return Captured(ids[:length], [state[:length] for state in states], own=eagle)
+        raise UserError(f"{path}: holds only padding; remove this sample")
+    eagle = "hidden_state" in found  # DFlash, Domino and DSpark choose other layers than EAGLE3
+    states = [state[:length] for state in states]
+    return Captured(ids[:length], states, default_layers=eagle)
 
 
 def _without_padding(ids: Array, mask: Array | None, teacher: TeacherFiles) -> int:
-    """Count the tokens before the padding of a batch, which is captured, too: zeros or the padding
-    token, that no loss is taken of."""
+    """Count the tokens before the padding, which SpecForge captures as well."""
+    # An id of 0 may be a real token, so the loss mask must be 0, too.
     padding = {0, teacher.tokenizer.pad_token_id}
     length = len(ids)
     while length and int(ids[length - 1]) in padding and (mask is None or not mask[length - 1]):
@@ -127,13 +132,15 @@ def _without_padding(ids: Array, mask: Array | None, teacher: TeacherFiles) -> i
 
 
 class HiddenFiles:
-    """A folder of states that is open for reading."""
+    """Reads a folder of files with states."""
 
     def __init__(self, kind: Kind, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._kind, self._teacher = kind, teacher
         self._files = regular(kind.files(options.source))
         if not self._files:
-            raise UserError(f"{options.source}: no file of {kind.name} in it")
+            raise UserError(
+                f"{options.source}: no file of {kind.name} in it; check the path and --format"
+            )
         first = kind.read(self._files[0], teacher)
         names = self._names(options, first)
         width = int(first.states[0].shape[1])
@@ -141,30 +148,30 @@ class HiddenFiles:
         self.settings: dict[str, Any] = {"layers": ",".join(names)}
 
     def _names(self, options: ImportOptions, first: Captured) -> tuple[str, ...]:
-        """Name the layers as a store does."""
+        """Return the names that a store gives the captured layers."""
         depth = self._teacher.layers
         if depth is None:
             raise UserError(
-                f"--tokenizer {options.tokenizer}: no config.json in it tells how many layers the"
-                " teacher has; give the teacher's own folder"
+                f"--tokenizer {options.tokenizer}: it has no config.json with the teacher's number"
+                " of layers; give the teacher's own folder"
             )
         layers, count = options.layers, len(first.states)
-        own = (2, depth // 2, depth - 3, depth)  # of both tools
-        if not layers and first.own and count == len(own):
-            layers = own
+        default = (2, depth // 2, depth - 3, depth)  # in both tools
+        if not layers and first.default_layers and count == len(default):
+            layers = default
         fits = len(set(layers)) == len(layers) == count and all(0 <= n <= depth for n in layers)
         if not fits:
             given = f", {','.join(map(str, layers))}" if layers else ""
             raise UserError(
                 f"--layers{given}: {self._files[0]} holds {count} states of a teacher with"
-                f" {depth} layers; name {count} different ones in their order, as a store counts"
-                f" them: 0 is the embeddings, {depth} the last"
+                f" {depth} layers; name {count} different ones in their order, from 0 (the output"
+                f" of the embeddings) to {depth} (the last layer)"
             )
         last = f"layer{depth}" if self._kind.normed else f"layer{depth}-before-norm"
         return tuple(last if layer == depth else f"layer{layer}" for layer in layers)
 
     def files(self) -> list[Path]:
-        """Return the files, one a sample."""
+        """Return the files, one for each sample."""
         return self._files
 
     def samples(self) -> Iterator[Sample]:
@@ -177,13 +184,13 @@ class HiddenFiles:
         if len(found.states) != len(self.contents.hidden):
             raise UserError(
                 f"{path}: holds {len(found.states)} states, and {self._files[0]}"
-                f" {len(self.contents.hidden)}"
+                f" {len(self.contents.hidden)}; remove the files of another capture"
             )
         for state in found.states:
             if state.shape[1] != self.contents.width:
                 raise UserError(
-                    f"{path}: states are {state.shape[1]} wide, and those of {self._files[0]}"
-                    f" {self.contents.width}"
+                    f"{path}: the hidden size is {state.shape[1]}, and in {self._files[0]}"
+                    f" {self.contents.width}; remove the files of another capture"
                 )
         return found
 

@@ -320,7 +320,7 @@ def _write(
             if number in writer.published:
                 check_published(writer, number, [each.window for each in part])
             else:
-                with stop.deferred():
+                with stop.deferred():  # a part is written completely or not at all
                     _write_part(writer, number, part, tally)
                 stop.check()
             part, number = next(parts, None), number + 1
@@ -339,6 +339,7 @@ def _calibration(
         return found
     from teachonce.teacher_dump.job.part_writing import CALIBRATION_TOKENS, mean_and_deviation
 
+    # Every n-th sequence instead of the first ones: neighbours in a corpus are alike.
     step = max(1, sum(len(each.ids) for each in part) // CALIBRATION_TOKENS)
     states: dict[str, list[Array]] = {name: [] for name in features.hidden}
     for each in part[::step]:

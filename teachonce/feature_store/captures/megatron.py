@@ -79,6 +79,7 @@ class Megatron:
                 f"{options.source}: archives of {lost} of {self._context * self._data} ranks are"
                 " missing (every cp with every dp); copy all of them"
             )
+        # Refused before reading: an id above 17 bits would silently be another id.
         if teacher.vocabulary > 1 << 17:
             raise UserError(
                 f"{options.source}: archives of Megatron-LM hold ids of 17 bits, and the vocabulary"
@@ -89,7 +90,7 @@ class Megatron:
         self._end = teacher.tokenizer.eos_token_id
         self._most = self._k_of_run()
         self.contents = CaptureContents(topk=self._most, vocabulary=teacher.vocabulary)
-        self.settings: dict[str, Any] = {"end": self._end}
+        self.settings: dict[str, Any] = {"end": self._end}  # texts are cut at this token
 
     def _k_of_run(self) -> int:
         """Return K, the number of ids for a token, from the first archive."""

@@ -42,7 +42,7 @@ KINDS = {
     "doubles": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float64),
     "logs": Kind("log-probabilities", "f", -INFINITE, INFINITE, np.float32),
 }
-"""`logs` may be -inf, where a place is empty."""
+"""In `logs`, -inf marks an empty place."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Numbers:
         self._check_values(found, kind, where)
         if kind.dtype is None:
             return found
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported below
             made: Array = np.asarray(found, kind.dtype)
         if found.dtype.itemsize > made.dtype.itemsize and made.dtype.kind == "f" and made.size:
             self._refuse(self._infinite(made), "is beyond float32", where)

@@ -1,4 +1,4 @@
-"""Tables of rows: Parquet files and folders of `datasets`."""
+"""Read tables row by row: Parquet files and folders of `datasets`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import read_small
 
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream of Arrow
+END = b"\xff\xff\xff\xff\0\0\0\0"  # the end marker of an Arrow stream
 STATE, SPLITS = "state.json", "dataset_dict.json"
-BATCH = 64  # rows that are in memory at once; of long sequences a few MB each
+BATCH = 64  # rows in memory at a time; a long sequence takes a few MB
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,13 @@ class Table:
     schema: Any
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield where each row stands, and its cells as Arrow scalars. Raises UserError."""
+        """Yield the location of each row, for messages, and its cells as Arrow scalars.
+
+        Raises UserError.
+        """
         for path in self.files:
             number, batches = 0, _batches(path, columns)
-            while batch := _read(path, partial(next, batches, None)):
+            while batch := _with_arrow(path, partial(next, batches, None)):
                 cells = [batch.column(name) for name in columns]
                 for row in range(batch.num_rows):
                     values = {n: c[row] for n, c in zip(columns, cells, strict=True)}
@@ -43,8 +46,8 @@ class Table:
                     number += 1
 
 
-def _read(path: Path, read: Callable[[], Any]) -> Any:
-    """Let Arrow read. Raises UserError where it cannot."""
+def _with_arrow(path: Path, read: Callable[[], Any]) -> Any:
+    """Call a function that reads with Arrow. Raises UserError if it fails."""
     try:
         return read()
     except UserError:
@@ -62,26 +65,27 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
             for batch in file.iter_batches(batch_size=BATCH, columns=columns):
                 left -= batch.num_rows
                 yield batch
-            if left:
-                raise UserError(f"{path}: gives {left:,} rows less than it says; copy it again")
+            if left:  # pyarrow accepts row groups with fewer rows than the metadata declare
+                raise UserError(f"{path}: has {left:,} rows less than it declares; copy it again")
         return
     import pyarrow
 
     with pyarrow.memory_map(str(path)) as file:
         for batch in pyarrow.ipc.open_stream(file):
-            batch.validate(full=True)  # offsets of a forged file lead out of its buffers
+            batch.validate(full=True)  # a forged file may have offsets outside its buffers
             yield batch
 
 
 def open_table(path: Path) -> Table | None:
-    """Open a Parquet file, a folder of them, or a folder of `datasets`; None where it is none.
+    """Open a Parquet file, a folder of Parquet files, or a folder of `datasets`.
 
-    Raises UserError for one that cannot be read, and for a folder of several splits.
+    Returns None for other paths. Raises UserError for a table that cannot be read, and for a folder
+    of several splits.
     """
     if path.is_dir() and (path / SPLITS).is_file():
         splits = [found for found in sorted(path.iterdir()) if (found / STATE).is_file()]
         if len(splits) != 1:
-            names = " or ".join(str(found) for found in splits) or "none that is whole"
+            names = " or ".join(str(found) for found in splits) or "none is complete"
             raise UserError(f"{path}: a folder of several splits; give one of them: {names}")
         path = splits[0]
     files = regular(_files_of(path))
@@ -90,12 +94,14 @@ def open_table(path: Path) -> Table | None:
     schema = _schema(files[0])
     columns = tuple(schema.names)
     if len(set(columns)) < len(columns):
-        raise UserError(f"{files[0]}: two of its columns have one name: {', '.join(columns)}")
+        raise UserError(
+            f"{files[0]}: two columns have the same name: {', '.join(columns)}; rename one"
+        )
     for other in files[1:]:
         if _types(_schema(other)) != _types(schema):
             raise UserError(
-                f"{other}: its columns are {_types(_schema(other))}, and those of {files[0]}"
-                f" {_types(schema)}; take the files out that are of another table"
+                f"{other}: its columns are {_types(_schema(other))}, and the columns of {files[0]}"
+                f" {_types(schema)}; remove the files that belong to another table"
             )
     return Table(path, files, columns, schema)
 
@@ -112,9 +118,12 @@ def _files_of(path: Path) -> list[Path]:
         return numbered(path.glob("*.parquet"))
     try:
         state = json.loads(read_small(path / STATE))
+        # Only the last component: a forged name must not lead out of the folder.
         names = [Path(str(each["filename"])).name for each in state["_data_files"]]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path / STATE}: cannot be read ({first_line(error)})") from None
+        raise UserError(
+            f"{path / STATE}: cannot be read ({first_line(error)}); copy the folder again"
+        ) from None
     if not names:
         raise UserError(f"{path / STATE}: names no file of a table; copy the folder again")
     return [path / name for name in names]
@@ -136,22 +145,25 @@ def _schema(path: Path) -> Any:
                     return schema
         raise UserError(f"{path}: has no end: the file was cut off; copy it again")
 
-    def named() -> Any:
+    def read_and_check() -> Any:
         schema = read()
-        _types(schema)  # names that are not UTF-8 are refused here
+        _types(schema)  # raises for names that are not UTF-8
         return schema
 
-    return _read(path, named)
+    return _with_arrow(path, read_and_check)
 
 
 def numbers(field: Numbers, cell: Any, where: str) -> Array:
-    """Return the numbers of a cell, a list or a list of lists of one length. Raises UserError."""
+    """Return the numbers of a cell: a list, or a list of lists of equal length.
+
+    Raises UserError.
+    """
     read = vector if len(field.dims) == 1 else matrix
     return field.array(read(cell, where, field.name), where)
 
 
 def vector(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of numbers as an array [T]. Raises UserError for another."""
+    """Return a cell that is a list of numbers, as an array [T]. Raises UserError for others."""
     values = getattr(cell, "values", None)
     if values is None or values.null_count or not _numeric(values.type):
         raise UserError(f"{where}: column {name} is no list of numbers")
@@ -159,9 +171,9 @@ def vector(cell: Any, where: str, name: str) -> Array:
 
 
 def matrix(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of lists as long as each other as an array [T,B].
+    """Return a cell that is a list of lists of equal length, as an array [T,B].
 
-    Raises UserError for another.
+    Raises UserError for others.
     """
     rows: Any = getattr(cell, "values", None)
     inner: Any = rows.flatten() if hasattr(rows, "flatten") else None
@@ -171,7 +183,9 @@ def matrix(cell: Any, where: str, name: str) -> Array:
     flat = np.asarray(inner.to_numpy(zero_copy_only=False))
     lengths = np.unique(np.asarray(rows.value_lengths().to_numpy(zero_copy_only=False)))
     if len(lengths) > 1:
-        raise UserError(f"{where}: the tokens of column {name} have not all as many values")
+        raise UserError(
+            f"{where}: the tokens of column {name} have different numbers of values; remove the row"
+        )
     return flat.reshape(len(rows), -1) if len(rows) else flat.reshape(0, 0)
 
 

@@ -1,1 +1,1 @@
-"""The page of `feature-store page`: sequences of a store, with a student's tokens beside them."""
+"""The page of `feature-store page`: sequences of a store with the tokens of teacher and student."""

@@ -1,4 +1,7 @@
-"""The tokens of several sides laid over one text: stretches that no token crosses the edge of."""
+"""Lay out the tokens of teacher and student over one text, in clusters that no token crosses.
+
+A side is the teacher or the student.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cell:
-    """Tokens of one side, by number, that share characters; they cover `width` columns from
-    `column`."""
+    """Tokens of one side that share characters, by number.
+
+    They cover `width` columns of the cluster, from `column`.
+    """
 
     column: int
     width: int
@@ -24,11 +29,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A stretch of a text that no token crosses the edge of.
+    """A stretch of a text whose edges no token crosses.
 
-    before: the blanks that stand before it. atoms: its characters, cut wherever a token of any side
-    begins or ends; a column each. Without any, it has tokens that stand for no text. sides: the
-    tokens of each side, in columns.
+    before: the blanks in front of it. atoms: spans of its characters, split wherever a token of any
+    side begins or ends; each is a column. A cluster without atoms holds tokens without text, such
+    as [CLS]. sides: the tokens of each side, by columns.
     """
 
     before: str
@@ -38,7 +43,7 @@ class Cluster:
 
 @dataclass
 class _Group:
-    """Tokens of one side that share characters, or that stand for none: begin and end are equal."""
+    """Tokens of one side that share characters; begin and end are equal if they have no text."""
 
     begin: int
     end: int
@@ -46,8 +51,7 @@ class _Group:
 
 
 def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
-    """Lay the tokens of one sequence on each side over its text. Every token and every character
-    but the blanks stands in one cluster; they come in the order of the text."""
+    """Lay out one sequence: clusters in text order, with all tokens and all non-blanks."""
     groups = [_groups(text, tokens) for tokens in sides]
     spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
     points = {g.begin for side in groups for g in side if g.begin == g.end}
@@ -66,7 +70,7 @@ def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
 
 
 def _groups(text: str, tokens: Tokens) -> list[_Group]:
-    """Join tokens that share characters. A token without characters stands where the one before it
+    """Group tokens that share characters. A token without text is placed where its predecessor
     ends."""
     found, last = list[_Group](), 0
     rows = zip(
@@ -80,16 +84,17 @@ def _groups(text: str, tokens: Tokens) -> list[_Group]:
         if previous and (begin < previous.end or begin == end == previous.begin == previous.end):
             previous.begin, previous.end = min(previous.begin, begin), max(previous.end, end)
             previous.tokens.append(number)
-            while len(found) > 1 and found[-1].begin < found[-2].end:  # it steps back in the text
-                _swallow(found)
+            # Offsets may step back in the text, into groups before the previous one.
+            while len(found) > 1 and found[-1].begin < found[-2].end:
+                _merge_last(found)
         else:
             found.append(_Group(begin, end, [number]))
         last = found[-1].end
     return found
 
 
-def _swallow(found: list[_Group]) -> None:
-    """Join the last two groups."""
+def _merge_last(found: list[_Group]) -> None:
+    """Merge the last two groups."""
     last = found.pop()
     own = found[-1]
     own.begin, own.end = min(own.begin, last.begin), max(own.end, last.end)
@@ -97,7 +102,7 @@ def _swallow(found: list[_Group]) -> None:
 
 
 def _trimmed(text: str, begin: int, end: int) -> Span:
-    """Take the blanks off both edges of a span, but not of one of blanks alone."""
+    """Remove blanks from both edges of a span, unless it consists of blanks."""
     inside = text[begin:end]
     if not inside.strip():
         return begin, end
@@ -105,20 +110,20 @@ def _trimmed(text: str, begin: int, end: int) -> Span:
 
 
 def _spans(text: str, groups: Iterable[_Group]) -> list[Span]:
-    """Join groups of all sides that share characters; what no token covers stands alone."""
-    joined = list[Span]()
+    """Merge groups of all sides that share characters; add the words that no token covers."""
+    merged = list[Span]()
     for begin, end in sorted((group.begin, group.end) for group in groups):
-        if joined and begin < joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        if merged and begin < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            joined.append((begin, end))
-    edges = [0, *(edge for span in joined for edge in span), len(text)]
+            merged.append((begin, end))
+    edges = [0, *(edge for span in merged for edge in span), len(text)]
     gaps = zip(edges[::2], edges[1::2], strict=True)
-    return sorted([*joined, *(span for begin, end in gaps for span in _words(text, begin, end))])
+    return sorted([*merged, *(span for gap in gaps for span in _words_between(text, *gap))])
 
 
-def _words(text: str, begin: int, end: int) -> Iterator[Span]:
-    """Yield the stretches between blanks of a part of a text."""
+def _words_between(text: str, begin: int, end: int) -> Iterator[Span]:
+    """Yield the stretches without blanks in text[begin:end]."""
     while begin < end:
         stop = begin
         while stop < end and text[stop].isspace() == text[begin].isspace():
@@ -129,7 +134,7 @@ def _words(text: str, begin: int, end: int) -> Iterator[Span]:
 
 
 def _outside(point: int, spans: Sequence[Span]) -> int:
-    """Move a place inside a stretch behind it."""
+    """Return a place, moved to the end of the span that it is inside of, if there is one."""
     inside = (end for begin, end in spans if begin < point < end)
     return next(inside, point)
 

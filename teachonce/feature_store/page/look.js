@@ -1,6 +1,6 @@
-// Lights up the runs of the chosen alignment, and tells of a token what the store has.
+// Highlights the runs of the selected alignment, and shows the stored features of a token.
 const state = { alignment: Object.keys(page.alignments)[0] ?? null, view: 0, map: page.maps[0] ?? null };
-const sections = [...document.querySelectorAll("section.sequence")].map((element, number) => new Looked(element, page.sequences[number]));
+const sections = [...document.querySelectorAll("section.sequence")].map((element, number) => new SequenceSection(element, page.sequences[number]));
 
 function made(name, text, attributes = {}) {
   const element = document.createElement(name);
@@ -13,7 +13,7 @@ function percent(share) {
   return share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toPrecision(2)} %`;
 }
 
-// Isolated, so that letters that run the other way leave the sentence in its order.
+// Directional isolates: a right-to-left piece would reorder the sentence around it.
 function quoted(text) {
   return `“\u2068${text}\u2069”`;
 }
@@ -21,14 +21,14 @@ function quoted(text) {
 function table(headings, rows) {
   const found = made("table"), head = made("tr"), body = made("tbody");
   for (const heading of headings) head.append(made("th", heading, { scope: "col" }));
-  for (const [share, told, ...cells] of rows) {
+  for (const [share, label, ...cells] of rows) {
     const row = made("tr");
     for (const cell of cells) {
       const code = made("td");
       code.append(made("code", cell));
       row.append(code);
     }
-    const bar = made("td", told, { class: "number bar" });
+    const bar = made("td", label, { class: "number bar" });
     bar.style.setProperty("--share", share);
     row.append(bar);
     body.append(row);
@@ -39,10 +39,10 @@ function table(headings, rows) {
   return found;
 }
 
-function Looked(element, data) {
+function SequenceSection(element, data) {
   const panel = element.querySelector(".panel"), canvas = element.querySelector("canvas");
   const maps = {}; // decoded, by name and view
-  let chosen = null; // what the panel returns to: side and number of a token
+  let chosen = null; // side and number of the selected token, which the panel shows again when the pointer leaves
 
   const lattice = () => element.querySelector(".lattice:not([hidden])");
   const key = () => (state.alignment && state.alignment in data.students ? state.alignment : "own");
@@ -72,10 +72,10 @@ function Looked(element, data) {
     }
     if (chosen && !find(chosen.side, chosen.number)) chosen = null;
     choose(chosen ?? interesting());
-    decode().then(() => { draw(); tell(chosen); });
+    decode().then(() => { draw(); describe(chosen); });
   };
 
-  // A token whose run has several tokens on a side shows most; else the first of the text.
+  // The token selected at first: one with several student tokens shows best what a run is.
   function interesting() {
     const several = runs().find((each) => each[1] - each[0] === 1 && each[3] - each[2] > 1) ?? runs()[0];
     return { side: "teacher", number: several ? several[0] : data.teacher.findIndex((row) => !row[3]) };
@@ -105,27 +105,27 @@ function Looked(element, data) {
     return each;
   }
 
-  function said(side, from, to) {
+  function piecesOf(side, from, to) {
     return rows(side).slice(from, to).map((row) => quoted(row[0])).join(" ");
   }
 
-  function tell(token) {
+  function describe(token) {
     const each = light(token), more = panel.querySelector(".more");
     const [piece, begin, end, special, , text] = rows(token.side)[token.number];
     const spelled = piece.endsWith(text.trim()) ? "" : `, which is ${quoted(text)} in the text`;
-    const where = special ? "stands for no text" : `characters ${begin} to ${end}${spelled}`;
-    let told = `The ${token.side}’s token ${token.number}, ${quoted(piece)}: ${where}. `;
+    const where = special ? "has no text" : `characters ${begin} to ${end}${spelled}`;
+    let description = `The ${token.side}’s token ${token.number}, ${quoted(piece)}: ${where}. `;
     if (each) {
-      told += `${state.alignment} pairs the teacher’s ${said("teacher", each[0], each[1])} with the student’s ${said("student", each[2], each[3])} (${each[1] - each[0]} : ${each[3] - each[2]}).`;
+      description += `${state.alignment} pairs the teacher’s ${piecesOf("teacher", each[0], each[1])} with the student’s ${piecesOf("student", each[2], each[3])} (${each[1] - each[0]} : ${each[3] - each[2]}).`;
     } else if (state.alignment && !special) {
-      told += `It takes part in no run of ${state.alignment}.`;
+      description += `It is in no run of ${state.alignment}.`;
     }
-    panel.querySelector(".says").textContent = told;
+    panel.querySelector(".description").textContent = description;
     more.replaceChildren();
     const teacher = token.side === "teacher" ? token.number : each && each[1] - each[0] === 1 ? each[0] : null;
     if (teacher !== null) logits(teacher, more);
-    else if (page.hasLogits) more.append(made("p", each ? "Several tokens of the teacher: they have no one distribution to learn." : "", { class: "quiet" }));
-    if (token.side === "teacher") looks(token.number, more);
+    else if (page.hasLogits) more.append(made("p", each ? "The run has several tokens of the teacher, so it has no single distribution." : "", { class: "quiet" }));
+    if (token.side === "teacher") attention(token.number, more);
     for (const button of lattice().querySelectorAll(".token")) button.style.removeProperty("--look");
     const map = current();
     if (map && token.side === "teacher") {
@@ -137,19 +137,19 @@ function Looked(element, data) {
     const best = data.best[state.view][teacher];
     if (!best?.length) return;
     const way = state.alignment && page.alignments[state.alignment].predicted;
-    const learns = (id) => page.pieces[id][way === "same" ? 1 : 2] ?? "–";
-    const lines = best.map(([id, share]) => [share, page.draws ? `${Math.round(share * page.draws)} of ${page.draws}` : percent(share), page.pieces[id][0], ...(way ? [learns(id)] : [])]);
+    const studentPiece = (id) => page.pieces[id][way === "same" ? 1 : 2] ?? "–";
+    const lines = best.map(([id, share]) => [share, page.draws ? `${Math.round(share * page.draws)} of ${page.draws}` : percent(share), page.pieces[id][0], ...(way ? [studentPiece(id)] : [])]);
     const rest = Math.max(0, 1 - best.reduce((sum, [, share]) => sum + share, 0));
     lines.push([rest, percent(rest), "others", ...(way ? [""] : [])]);
-    more.append(made("h4", `What the teacher says ${page.nextToken ? "of the next token" : "here"}${page.views > 1 ? `, view ${state.view}` : ""}`));
-    more.append(table(["piece", ...(way ? [way === "same" ? "the student’s same piece" : "the student’s first piece"] : []), page.draws ? "draws" : "probability"], lines));
+    more.append(made("h4", `Most likely pieces ${page.nextToken ? "for the next token" : "here"}${page.views > 1 ? `, view ${state.view}` : ""}`));
+    more.append(table(["piece", ...(way ? [way === "same" ? "the student’s identical piece" : "the student’s first piece"] : []), page.draws ? "draws" : "probability"], lines));
   }
 
-  function looks(number, more) {
+  function attention(number, more) {
     const map = current();
     if (!map) return;
     const lines = map.most(number, 5).map(([other, share]) => [share, percent(share), data.teacher[other][0]]);
-    more.append(made("h4", "What this token looks at"), table(["token", "attention"], lines));
+    more.append(made("h4", "Attention of this token"), table(["token", "attention"], lines));
   }
 
   function choose(token) {
@@ -159,11 +159,11 @@ function Looked(element, data) {
     const button = find(token.side, token.number);
     button.setAttribute("aria-pressed", "true");
     button.tabIndex = 0;
-    tell(token);
+    describe(token);
     draw();
   }
 
-  // From one side to the other: to the run's first token there, else to the token over the same place.
+  // The arrow keys up and down change sides: to the first token of the same run, else to the token at the same characters.
   function across(token) {
     const other = token.side === "teacher" ? "student" : "teacher", each = runs()[run(token.side, token.number)];
     if (!data.students[key()]) return token;
@@ -173,6 +173,7 @@ function Looked(element, data) {
     return { side: other, number: Math.max(0, near) };
   }
 
+  // A lattice is one stop of the Tab key (tabindex 0 on one token); arrow keys move inside it.
   element.addEventListener("keydown", (event) => {
     const button = event.target.closest?.(".lattice .token");
     if (!button) return;
@@ -189,13 +190,13 @@ function Looked(element, data) {
     target.tabIndex = 0;
     target.focus();
   });
-  element.addEventListener("focusin", (event) => { const button = event.target.closest?.(".lattice .token"); if (button) tell(of(button)); });
-  element.addEventListener("focusout", (event) => { if (event.target.closest?.(".lattice") && !lattice().contains(event.relatedTarget)) tell(chosen); });
-  element.addEventListener("pointerover", (event) => { const button = event.target.closest?.(".lattice .token"); if (button && event.pointerType === "mouse") tell(of(button)); });
-  element.querySelectorAll(".lattice").forEach((each) => each.addEventListener("pointerleave", () => tell(chosen)));
+  element.addEventListener("focusin", (event) => { const button = event.target.closest?.(".lattice .token"); if (button) describe(of(button)); });
+  element.addEventListener("focusout", (event) => { if (event.target.closest?.(".lattice") && !lattice().contains(event.relatedTarget)) describe(chosen); });
+  element.addEventListener("pointerover", (event) => { const button = event.target.closest?.(".lattice .token"); if (button && event.pointerType === "mouse") describe(of(button)); });
+  element.querySelectorAll(".lattice").forEach((each) => each.addEventListener("pointerleave", () => describe(chosen)));
   element.addEventListener("click", (event) => {
     const button = event.target.closest?.(".lattice .token");
-    if (button) { choose(of(button)); document.body.classList.add("used"); } // from now on a phone keeps the panel in sight
+    if (button) { choose(of(button)); document.body.classList.add("used"); } // on a phone the panel then stays visible (look.css)
   });
 
   function current() {
@@ -240,7 +241,7 @@ function Looked(element, data) {
   }
   canvas?.addEventListener("pointermove", (event) => {
     const [row, column] = place(event), map = current();
-    if (map) element.querySelector(".reading").textContent = `${data.teacher[row][0]} (${row}) looks at ${data.teacher[column][0]} (${column}): ${percent(map.at(row, column))}`;
+    if (map) element.querySelector(".reading").textContent = `${data.teacher[row][0]} (${row}) attends to ${data.teacher[column][0]} (${column}): ${percent(map.at(row, column))}`;
   });
   canvas?.addEventListener("click", (event) => choose({ side: "teacher", number: place(event)[0] }));
   this.draw = draw;

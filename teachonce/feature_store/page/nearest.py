@@ -1,4 +1,4 @@
-"""The sentences of a store that are nearest to some of its sequences, by stored vectors."""
+"""Find the nearest neighbours of sequences in a store, by the cosine of stored vectors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from teachonce.support.arrays import Array, Floats
 
 COUNT = 8
 EMBEDDINGS, STATES = 2**20, 2**18
-"""Tokens of the sample whose vectors are stored, and of one whose vectors are made of states."""
+"""Tokens of the sample: with stored vectors, and with vectors that are computed from states."""
 BATCH_TOKENS = 2**15
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """Says by which vectors sequences were compared (`about`), with which (`among`), and for each
-    sequence the nearest ones with their cosines, the best first."""
+    """The nearest sequences of some sequences.
+
+    about: the vectors by which they were compared, as text. among: the sample that was searched.
+    found: for each sequence its neighbours and their cosines, the nearest first.
+    """
 
     about: str
     among: SpreadSample | None = None
@@ -28,9 +31,11 @@ class Nearest:
 
 
 def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
-    """Find the nearest sequences of some others, by the cosine of the teacher's vectors of whole
-    texts, or where a store has none of the means of a hidden state. Of a large store it looks at a
-    sample."""
+    """Find the nearest sequences of each given one.
+
+    Compares the teacher's vectors of whole texts, or the means of a hidden state if the store has
+    none. A sample of a large store is searched.
+    """
     if store.features.embedding:
         kind, state, size = "embedding", "", EMBEDDINGS
         about = "the teacher's vectors of whole texts (embedding)"
@@ -38,8 +43,8 @@ def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
         names = store.features.hidden
         kind, state, size = "hidden", "mean" if "mean" in names else names[-1], STATES
         about = (
-            f"the mean of the hidden state {state!r} over a sequence's tokens, in view 0, each"
-            " channel in deviations from its mean, as the store has no vectors of whole texts"
+            f"the mean of the normalised hidden state {state!r} over a sequence's tokens (view 0),"
+            " because the store has no vectors of whole texts"
         )
     else:
         return Nearest("The store has neither vectors of texts nor hidden states to compare by.")
@@ -47,7 +52,7 @@ def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     batches = store.stream(
         blocks=among.blocks, features=(kind,), shuffle=False, batch_tokens=BATCH_TOKENS
     )
-    # A batch is valid until the next one.
+    # Copied, because a batch is valid only until the next one.
     rows = [(batch.index.copy(), _vectors(batch, state)) for batch in batches]
     places = np.concatenate([index for index, _ in rows])
     vectors = np.concatenate([each for _, each in rows])
@@ -66,8 +71,9 @@ def _best(places: Array, cosines: Floats, number: int) -> list[tuple[int, float]
 
 
 def _vectors(batch: Batch, state: str) -> Floats:
-    """Make a vector of length 1 of each sequence of a batch: float32 [B, W]."""
+    """Compute a vector of length 1 for each sequence of a batch: float32 [B, W]."""
     if state:
+        # Normalised by channel: a few channels of large variance would decide every cosine.
         values = batch.hidden[state].normalised()
         values[batch.special] = 0
         vectors = np.add.reduceat(values, batch.start[:-1], axis=0)

@@ -1,4 +1,4 @@
-"""Writes the page of some sequences of a store."""
+"""Write the page of some sequences of a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 from teachonce.feature_store.coverage import common_sizes, coverage
 from teachonce.feature_store.page.nearest import Nearest, nearest
-from teachonce.feature_store.page.sequence import DrawnTokens, SequenceSection, shown, squares
+from teachonce.feature_store.page.sequence import (
+    DrawnTokens,
+    SequenceSection,
+    attention_entries,
+    sequence_section,
+)
 from teachonce.feature_store.piece_names import ReadablePieces
 from teachonce.feature_store.student_vocabulary import StudentVocabulary
 from teachonce.store import FeatureStore
@@ -20,35 +25,37 @@ from teachonce.support.redaction import publishable
 
 TEMPLATES = Path(__file__).parent
 WHAT = "feature-store page"
-MOST_SQUARES = 2**23
-"""Entries of all attention maps of a page; where there are more, none is shown."""
+MOST_ENTRIES = 2**23
+"""Entries of all attention maps of a page. With more, the page shows no map."""
 LONGEST = 400  # characters of a neighbour's text
 
 
 def write_store_page(
     store: FeatureStore, numbers: Sequence[int], student: StudentVocabulary | None, out: Path
 ) -> None:
-    """Write the page of some sequences of a store, beside a student's tokens if there is one.
+    """Write the page of some sequences of a store, with a student's tokens if one is given.
 
     Raises UserError as `teachonce.support.pages.check_page` does.
     """
-    pieces, size = ReadablePieces(store), squares(store, numbers)
-    found = [shown(store, number, student, pieces, size <= MOST_SQUARES) for number in numbers]
+    pieces, size = ReadablePieces(store), attention_entries(store, numbers)
+    found = [
+        sequence_section(store, number, student, pieces, size <= MOST_ENTRIES) for number in numbers
+    ]
     near, fit = nearest(store, numbers), coverage(student) if student else None
-    store.watch.check()  # a page of forgotten texts is not written
+    store.watch.check()  # raises if `forget` has rewritten the store in the meantime
     write_page(
         out,
         TEMPLATES,
         "look.html.jinja",
         WHAT,
         title=_title(store, numbers),
-        lead=list(_lead(store, fit, size > MOST_SQUARES)),
+        lead=list(_lead(store, fit, size > MOST_ENTRIES)),
         sequences=found,
         alignments=ALIGNMENTS if student else {},
         views=store.features.views,
-        maps=store.features.attention if size <= MOST_SQUARES else (),
+        maps=store.features.attention if size <= MOST_ENTRIES else (),
         token_headings=_headings(store, student),
-        token_rows=lambda each: _rows(store, student, each),
+        token_rows=lambda each: _teacher_rows(store, student, each),
         student_rows=_student_rows,
         plain=str,
         nearest=near,
@@ -66,7 +73,7 @@ def _title(store: FeatureStore, numbers: Sequence[int]) -> str:
 
 
 def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -> Iterator[str]:
-    """Tell what the page shows, then what there is to know of it."""
+    """Yield the lines at the top of the page: teacher and store, vocabulary, omissions."""
     teacher = store.identity.get("teacher")
     name = teacher.get("id", "unknown") if isinstance(teacher, dict) else str(teacher)
     tokens = counted(store.meta["tokens"], "token")
@@ -74,43 +81,43 @@ def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -
         f"The teacher is {Path(str(name)).name}; the store has {len(store):,} sequences, {tokens}."
     )
     if fit is None:
-        yield f"{line} Give --vocab to see a student's tokens beside the teacher's."
+        yield f"{line} Give --vocab to see a student's tokens as well."
     else:
         own = fit["vocabulary"]
-        word = publishable(own["word"])
+        word = publishable(own["word"])  # a page is sent to others, who must not see local paths
         yield (
-            f"{line} The student's vocabulary (--vocab {word}) has {own['pieces']:,} pieces,"
-            f" of which {own['shared']:,} are the teacher's, too."
+            f"{line} The student's vocabulary (--vocab {word}) has {own['pieces']:,} pieces and"
+            f" shares {own['shared']:,} of them with the teacher."
         )
         if own["note"]:
             yield f"{own['note'][0].upper()}{own['note'][1:]}."
     if without_maps:
-        yield "Attention maps of so many tokens would not fit on a page: ask for fewer sequences."
+        yield "Attention maps are left out, because they are too large: choose fewer sequences."
 
 
 def _headings(store: FeatureStore, student: StudentVocabulary | None) -> list[str]:
     views = range(store.features.views)
     found = ["token", "piece", "characters", "text"]
-    found += [f"{name}: the student's" for name in ALIGNMENTS] if student else []
+    found += [f"{name}: student's pieces" for name in ALIGNMENTS] if student else []
     found += ["masked in views"] if len(views) > 1 else []
     if logits := store.features.logits:
-        following = " of the next" if logits.next_token else ""
-        found += [f"the teacher says{following}, view {view}" for view in views]
+        predicted = "next token" if logits.next_token else "most likely"
+        found += [f"{predicted}, view {view}" for view in views]
     return found + (
         ["tag"] if store.features.task and store.features.task.kind == "tagging" else []
     )
 
 
-def _rows(
+def _teacher_rows(
     store: FeatureStore, student: StudentVocabulary | None, each: SequenceSection
 ) -> Iterator[list[str]]:
-    """Make a row for each of the teacher's tokens, as `_headings` has them."""
+    """Yield a row of the table for each token of the teacher, with the columns of `_headings`."""
     views = range(store.features.views)
     for number, (piece, begin, end, special, _, text) in enumerate(each.teacher.rows):
         row = [str(number), piece, "" if special else f"{begin}:{end}", text]
         row += [each.pieces_of(name, number) for name in ALIGNMENTS] if student else []
         row += [each.masked(number)] if len(views) > 1 else []
-        row += [each.said(view, number) for view in views] if store.features.logits else []
+        row += [each.most_likely(view, number) for view in views] if store.features.logits else []
         facts = each.views[0]["tokens"][number]
         yield row + ([facts["tag"] or ""] if "tag" in facts else [])
 
@@ -132,9 +139,9 @@ def _fit_summary(fit: dict[str, Any]) -> str:
     own, found = fit["vocabulary"], fit["coverage"]
     among = f"{found['sequences']:,} of {counted(found['of'], 'sequence')}"
     return (
-        f"Counted in {among}, {found['teacher_tokens']:,} tokens of the teacher without the special"
-        f" ones. {own['teacher_pieces_unknown']:,} of the teacher's {own['teacher_pieces']:,}"
-        " pieces cannot be spelled in the student's vocabulary."
+        f"Counted in {among} with {found['teacher_tokens']:,} ordinary tokens of the teacher."
+        f" {own['teacher_pieces_unknown']:,} of the teacher's {own['teacher_pieces']:,} pieces"
+        " cannot be spelled with the student's pieces."
     )
 
 
@@ -144,8 +151,11 @@ def _data(
     student: StudentVocabulary | None,
     pieces: ReadablePieces,
 ) -> dict[str, Any]:
-    """Gather what the script reads: beside the sequences, for each piece that the teacher names its
-    name, the student's same piece and the first of its own pieces."""
+    """Collect the input of the script.
+
+    `pieces` holds for each piece among the most likely ones its name, the student's identical
+    piece, and the first piece that the student splits it into.
+    """
     ids = {id for each in found for view in each.data["best"] for token in view for id, _ in token}
     logits = store.features.logits
     strategies = ALIGNMENTS if student else {}
@@ -156,13 +166,13 @@ def _data(
         "hasLogits": logits is not None,
         "draws": logits.size if logits and logits.tier == "sample" else None,
         "nextToken": bool(logits and logits.next_token),
-        "pieces": {id: (pieces.name(id), *_learnt(student, id)) for id in sorted(ids)},
+        "pieces": {id: (pieces.name(id), *_student_pieces(student, id)) for id in sorted(ids)},
         "sequences": [each.data for each in found],
     }
 
 
-def _learnt(student: StudentVocabulary | None, piece: int) -> tuple[str | None, str | None]:
-    """Return the student's same piece, and the first of its pieces, for one of the teacher's."""
+def _student_pieces(student: StudentVocabulary | None, piece: int) -> tuple[str | None, str | None]:
+    """Return for a teacher piece the student's identical piece, and the first one of its split."""
     if student is None or piece >= len(student.piece_map.match):
         return None, None
 

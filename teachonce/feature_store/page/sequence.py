@@ -1,4 +1,4 @@
-"""All that the page shows of one sequence, as its template and its script read it."""
+"""Collect what the page shows of a sequence, in the form that template and script read."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from teachonce.support.arrays import Array, starts
 SHOWN = 8  # most likely pieces of a token
 ACTIONS = ("the mask", "a random word", "the word itself")
 OWN = "own"
-"""The student's own tokens; an alignment with a second input has others, by its name."""
+"""Key of the student's own tokens; an alignment with a second input has tokens under its name."""
 
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Tokens as they are drawn: for each piece, begin, end, whether it is special, whether it
-    stands for what cannot be spelled, and its characters."""
+    """Tokens as they are drawn.
+
+    rows: for each token its piece, begin, end, whether it is special, whether it replaces text that
+    cannot be spelled, and its text.
+    """
 
     rows: list[tuple[str, int, int, bool, bool, str]]
 
 
 @dataclass(frozen=True)
 class SequenceSection:
-    """Holds what the page shows of one sequence.
+    """The section of the page about one sequence.
 
-    lattices: the clusters of a text, by whose tokens of the student lie under it. data: what the
-    script reads.
+    students: the student's tokens, by OWN or the name of an alignment. lattices: the clusters of
+    the text with these tokens, by the same keys. data: the input of the script.
     """
 
     number: int
@@ -54,11 +57,11 @@ class SequenceSection:
 
     @property
     def direction(self) -> str:
-        """Which way the text runs."""
+        """The writing direction of the text, `ltr` or `rtl`."""
         return direction(self.text)
 
     def pieces_of(self, name: str, token: int) -> str:
-        """The student's pieces that an alignment pairs with a token of the teacher."""
+        """Return the student's pieces that an alignment pairs with a token of the teacher."""
         side = self.students.get(name, self.students.get(OWN))
         assert side is not None
         for t_begin, t_end, s_begin, s_end in self.runs[name]:
@@ -66,32 +69,34 @@ class SequenceSection:
                 return " ".join(row[0] for row in side.rows[s_begin:s_end])
         return ""
 
-    def said(self, view: int, token: int) -> str:
-        """The most likely pieces of a token, for a cell of a table."""
+    def most_likely(self, view: int, token: int) -> str:
+        """Return the most likely pieces of a token, for a cell of a table."""
         facts = self.views[view]
         return best_pieces(facts["tokens"][token].get("best", ())[:BEST], facts["draws"])
 
     def masked(self, token: int) -> str:
-        """The views in which a token is of a masked word."""
+        """Return the views in which a token is part of a masked word."""
         views = (v["view"] for v in self.views if v["tokens"][token].get("masked"))
         return ", ".join(map(str, views))
 
 
-def shown(
+def sequence_section(
     store: FeatureStore,
     number: int,
     student: StudentVocabulary | None,
     pieces: ReadablePieces,
     maps: bool,
 ) -> SequenceSection:
-    """Gather all of a sequence; with `maps` its attention maps, where they are stored."""
+    """Collect the section of a sequence. With `maps` it includes stored attention maps."""
     record = store[number]
     views = [sequence_facts(store, number, v, SHOWN, pieces) for v in range(store.features.views)]
     whole = [0, len(record.token_ids)]
     teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(whole))
     names = [pieces.name(int(each)) for each in record.token_ids]
     unknown = pieces.names.readable(pieces.names.unknown or "")
-    drawn = DrawnTokens(_rows(record.text, teacher, names, np.array([n == unknown for n in names])))
+    drawn = DrawnTokens(
+        _token_rows(record.text, teacher, names, np.array([n == unknown for n in names]))
+    )
     students, lattices, runs = dict[str, DrawnTokens](), dict[str, list[Cluster]](), {}
     if student is None:
         lattices[OWN] = clusters(record.text, [teacher])
@@ -119,7 +124,7 @@ def shown(
     )
 
 
-def _rows(
+def _token_rows(
     text: str, tokens: Tokens, names: Sequence[str], unknown: Array
 ) -> list[tuple[str, int, int, bool, bool, str]]:
     spans, special = np.asarray(tokens.offsets).tolist(), np.asarray(tokens.special).tolist()
@@ -131,7 +136,7 @@ def _rows(
 
 def _student_side(text: str, tokens: Tokens, student: StudentVocabulary) -> DrawnTokens:
     names = [student.name(int(each)) for each in tokens.ids]
-    return DrawnTokens(_rows(text, tokens, names, student.unknown(tokens)))
+    return DrawnTokens(_token_rows(text, tokens, names, student.unknown(tokens)))
 
 
 def _flat(pairs: Alignment) -> list[tuple[int, int, int, int]]:
@@ -147,7 +152,7 @@ def _best(facts: Mapping[str, Any]) -> list[list[tuple[int, float]]]:
 
 
 def _masks(record: Record) -> list[tuple[int, str, str, str]]:
-    """List the masked words: view, characters, word, what the teacher read in its place."""
+    """List the masked words: view, characters, word, and its replacement."""
     return [
         (view.number, f"{begin}:{end}", record.text[begin:end], ACTIONS[action])
         for view in record.views
@@ -156,18 +161,18 @@ def _masks(record: Record) -> list[tuple[int, str, str, str]]:
 
 
 def _maps(record: Record) -> dict[str, list[str]]:
-    """Write the attention maps by name, of each view: roots of the probabilities in 255ths, packed
-    by deflate."""
+    """Encode the attention maps of each view, by name, as base64 of a deflate stream."""
     names = record.features.attention
     return {name: [_packed(view.attention[name]) for view in record.views] for name in names}
 
 
 def _packed(probabilities: Array) -> str:
+    # A byte for the square root: it resolves small shares better than a byte for the share.
     codes = np.rint(255 * np.sqrt(np.clip(probabilities, 0, 1))).astype(np.uint8)
     return base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode()
 
 
-def squares(store: FeatureStore, numbers: Sequence[int]) -> int:
+def attention_entries(store: FeatureStore, numbers: Sequence[int]) -> int:
     """Count the entries of all attention maps of some sequences."""
     sizes = [len(store[number].token_ids) ** 2 for number in numbers]
     return int(starts(sizes)[-1]) * len(store.features.attention) * store.features.views

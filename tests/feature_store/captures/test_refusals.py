@@ -165,7 +165,7 @@ def test_tables_of_vectors(
     rows = {"a": ["one", "two"], "b": ["x", "y"], "label": [[1.0, 2.0], [3.0, 4.0]]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "two"))
     says(importing(tmp_path / "two", bert), "--text-column NAME", "a, b")
-    says(importing(tmp_path / "two", bert, "--text-column", "c"), "those of texts are a, b")
+    says(importing(tmp_path / "two", bert, "--text-column", "c"), "its columns of texts are a, b")
     uneven = datasets.Dataset.from_dict({"a": ["one", "two"], "label": [[1.0, 2.0], [3.0]]})
     uneven.save_to_disk(str(tmp_path / "uneven"))
     says(importing(tmp_path / "uneven", bert), "row 1", "a vector of 1 numbers")

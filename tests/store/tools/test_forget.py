@@ -305,7 +305,7 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
     ):
         file.write_text(text)
         assert words in refused("forget", path, "--documents", file)
-    assert "tell which documents" in refused("forget", path)
+    assert "name the documents" in refused("forget", path)
     assert "copy it there with `feature-store convert`" in refused(
         "forget", "s3://bucket/a.zarr", "--documents", file
     )
