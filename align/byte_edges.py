@@ -145,7 +145,7 @@ def _inside_characters(
     done = np.cumsum(size)
     last = np.flatnonzero(final)[group]  # of each token's group
     place = found[last] - (done[last] - done)
-    # Tokens behind another one of their group: their bytes must be those of the text.
+    # Tokens after the first of their group: their bytes must equal the text's bytes.
     behind = np.flatnonzero(~final) + 1
     from_text = ranges(place[behind] - size[behind], size[behind])
     from_piece = ranges(pieces.start[ids[behind]], size[behind])
@@ -198,7 +198,7 @@ class _Side:
         last = np.append(first[1:], len(group))[: len(first)] - 1
         runs[group[first], 0] = token[first]
         runs[group[first], 1] = token[last] + 1
-        runs[between[special]] = 0  # a run that holds one stands for other bytes
+        runs[between[special]] = 0  # a run with a special token does not match its bytes
         return runs
 
 

@@ -154,8 +154,8 @@ def _as_runs(first: Integers, end: Integers) -> NDArray[np.int32]:
 def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     """Pair the smallest runs of tokens that cover the same characters.
 
-    A token's span is its offsets without the blanks at the edges; a token of blanks alone keeps its
-    blanks. Special tokens and tokens with an empty span are left out. A cut is a place between two
+    A token's span is its offsets without blanks at the edges, unless it has nothing but blanks.
+    Special tokens and tokens with an empty span are left out. A cut is a place between two
     characters that is inside no token of either side. The tokens between two neighbouring cuts form
     a pair of runs if both sides have tokens there and cover the same solid characters. Blanks and
     ignorable characters (`align.text.character_class`) may be covered by one side alone, as

@@ -44,7 +44,7 @@ def predicted_bytes(texts: Sequence[str], tokens: Tokens, vocabulary: Vocabulary
 
 
 def places_before(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
-    """Return the tokens whose prediction is that of the first token of each run, of the teacher and
+    """Return the tokens that predict the first token of each run, of the teacher and
     of the student: int64 [G'] each. Runs that begin a sequence have none."""
     first = [runs[:, 0].astype(np.int64) for runs in (alignment.teacher, alignment.student)]
     heads = [tokens.start[:-1] for tokens in (teacher, student)]

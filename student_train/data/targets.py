@@ -62,8 +62,8 @@ def fold(
         left = np.log(np.exp(rest.astype(np.float64)) + unshared).astype(np.float32)
     some = np.asarray(valid.any(axis=1))
     # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
-    stand_in = np.where(valid, piece, -1).max(axis=1, initial=-1)
-    piece = np.where(valid, piece, stand_in[:, None]).astype(np.int64)
+    valid_piece = np.where(valid, piece, -1).max(axis=1, initial=-1)
+    piece = np.where(valid, piece, valid_piece[:, None]).astype(np.int64)
     columns = (piece, folded, valid, left, log_partition.astype(np.float32))
     return LogitTargets(*(torch.from_numpy(value[some]) for value in columns)), some
 
@@ -136,7 +136,7 @@ class TargetReader:
 
 def _once_each(place: Array) -> Iterator[Array]:
     """Split the columns [S] into groups without a repeated `place`."""
-    # An indexed assignment keeps only one of several values for the same index.
+    # An indexed assignment stores only one of several values for the same index.
     order = np.argsort(place, kind="stable")
     counts = np.bincount(place)
     turn = ranges(np.zeros_like(counts), counts)  # number of earlier columns with the same place

@@ -1,6 +1,6 @@
 """Losses of next-token predictions, and the teacher's side of them.
 
-Shape letters: M tokens, G places at which tokens of both sides begin, K kept logits, V student
+Shape letters: M tokens, G places at which tokens of both sides begin, K stored logits, V student
 vocabulary. All losses are in nats. Each is zero, with a gradient, if there is nothing to compare.
 """
 
@@ -32,8 +32,8 @@ def next_token(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) over the kept pieces and everything else, as `logits.kl`, and the
-    cross-entropy inside everything else where the piece that follows is there; mean over G.
+    """Return T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl`, plus
+    the cross-entropy in the rest if the following piece is not stored; mean over G.
 
     A store has no probabilities of single pieces in the rest. The text has: where a piece of the
     rest follows, -log(q(piece) / q(rest)) is an unbiased estimate of the teacher's cross-entropy
@@ -69,8 +69,8 @@ def _sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor]:
 
 
 def _tail(logits: Tensor, targets: NextTargets, student: Tensor) -> Tensor:
-    """Return the mean over G of -log(q(piece) / q(rest)), zero where the piece is kept."""
-    kept = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
+    """Return the mean over G of -log(q(piece) / q(rest)), zero where the piece is stored."""
+    stored = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
     own = functional.log_softmax(logits.float(), dim=1)
     own = own.gather(1, targets.following[:, None])[:, 0]
-    return torch.where(kept, 0.0, student[:, -1] - own).mean()
+    return torch.where(stored, 0.0, student[:, -1] - own).mean()

@@ -292,7 +292,7 @@ def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
         if loss.student == "masked":
             phrase = "divides it by the number of characters of the masked tokens"
             yield f"valid_{loss.name}_per_character", phrase
-    yield "valid_bits_per_byte", "is that of `next`, per byte of the text instead of per token"
+    yield "valid_bits_per_byte", "is `next` per byte of the text instead of per token"
 
 
 def _note_on_shared(report: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ class Strategy:
 
     about: what a run is, for `--help`.
     second_input: the student reads a second input, made of the teacher's tokens.
-    predicted: the student piece that stands for a teacher piece in a target of logits. `same`: the
+    predicted: the student piece to which the logit of a teacher piece is mapped. `same`: the
         identical piece; teacher pieces without one have no target. `first`: the first student
         piece of its split, which the first token of a run predicts.
     pool: how the outputs of a run are pooled if `--pool` is not given.

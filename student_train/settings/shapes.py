@@ -17,7 +17,7 @@ BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters 
 # matrices for BERT's two; with a factor of 2 its `tiny` has the same number of weights as BERT's.
 BERT_INNER, MODERNBERT_INNER = 4, 2
 DEFAULT_KIND = "bert"
-# The best learning rate of a transformer falls with its hidden size; that of a BiLSTM does not.
+# The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
 LARGEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
 RECURRENT_RATE = 3e-3
 STATIC_RATE = 1e-2

@@ -23,12 +23,12 @@ class Text(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Offer words for what follows the last comma, as some texts are lists. Files come first:
-        bash forgets what was offered before them, and shows them where no word fits."""
-        before, comma, begun = incomplete.rpartition(",")
+        """Complete the word after the last comma: some options are comma lists."""
+        # Files come first: bash drops what was offered before them, and shows them if no word fits.
+        before, comma, typed = incomplete.rpartition(",")
         words = self._words() if callable(self._words) else self._words
         files = [CompletionItem(incomplete, type="file")] if self._paths else []
-        fitting = (word for word in words if word.startswith(begun))
+        fitting = (word for word in words if word.startswith(typed))
         return [*files, *(CompletionItem(f"{before}{comma}{word}") for word in fitting)]
 
 

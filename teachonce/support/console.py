@@ -85,15 +85,17 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
     """Decorate a click callback so that errors and signals end it with one line.
 
     A UserError or OSError goes to stderr with exit code 1; Ctrl-C and SIGTERM give exit code 130
-    and 143. OpenMP is told first to let waiting threads sleep: on a machine with other work,
-    spinning threads make small students ten times slower. OpenMP reads this setting when torch is
-    first imported.
+    and 143.
     """
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        # Let waiting threads of OpenMP sleep: on a machine with other work, spinning threads make
+        # small students ten times slower. OpenMP reads the variable when torch is first imported.
         os.environ.setdefault(VARIABLE, SLEEPING)
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal's encoding lacks
+        if isinstance(
+            sys.stdout, io.TextIOWrapper
+        ):  # print names that the terminal's encoding lacks
             sys.stdout.reconfigure(errors="backslashreplace")
         if sys.flags.optimize > 1:
             raise click.ClickException(
@@ -106,7 +108,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
         except UserError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:  # who read what we print has gone: click ends quietly
+            if error.errno == errno.EPIPE:  # the reader of our pipe has ended: click exits quietly
                 raise
             raise click.ClickException(of_path(error)) from error
         except Exception as error:

@@ -34,7 +34,7 @@ REMEDIES = {
 def push_options(command: Command) -> Command:
     """Decorate a click callback that pushes with the options of every such command."""
     for option in (
-        click.option("--message", help="Message of the commit.  [default: tells what is sent]"),
+        click.option("--message", help="Message of the commit.  [default: names what is sent]"),
         click.option(
             "--revision", metavar="BRANCH", help="Branch, made if there is none.  [default: main]"
         ),
@@ -140,7 +140,7 @@ def hub_errors(id: str) -> Iterator[None]:
 
 
 def _explained(error: BaseException) -> str:
-    """Say what the hub answered, or that it did not, and what to do."""
+    """Describe the hub's error, or that it gave no answer, and what to do."""
     while error.__cause__ is not None and not hasattr(error, "response"):
         error = error.__cause__
     if isinstance(error, UserError):  # of the bounded client, in a thread of an upload

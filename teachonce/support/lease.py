@@ -31,7 +31,7 @@ BEAT, MISSED = 20.0, 3  # seconds between heartbeats; missed ones until a writer
 SETTLE = 1.0  # seconds to wait after a takeover, as two processes may take over at once
 SIZE = 1024  # bytes of a lease: written in one call, so no reader sees half of it
 TRIES = 100  # to open or create a lease while other processes create and remove it
-_own: dict[Path, Lease] = {}  # of this process, which may open a store for writing again
+_own: dict[Path, Lease] = {}  # leases of this process, which may open a store for writing again
 
 
 class Taken(UserError):
@@ -39,7 +39,7 @@ class Taken(UserError):
 
 
 class Lease:
-    """The right of this process to write one store, part or student, until `close` or its death.
+    """The right of this process to write a store, part or student, until `close` or its death.
 
     Raises Taken if a living process has the right, OSError if nothing can be written.
     """
@@ -55,9 +55,8 @@ class Lease:
                 self._sign(self._file)
                 time.sleep(0 if certain else SETTLE)
             self.check()
-            files.discard(
-                self.path.parent, f"{self.path.name}-"
-            )  # of a process that was killed in `_make`
+            # Remove what a process left that was killed in `_make`.
+            files.discard(self.path.parent, f"{self.path.name}-")
         except BaseException:
             os.close(self._file)
             if new:
@@ -69,7 +68,7 @@ class Lease:
         _own[self.path] = self
 
     def _take(self) -> tuple[int, bool]:
-        """Take the lease; returns its open file, and whether the file is new."""
+        """Take the lease; return its open file, and whether the file is new."""
         for _ in range(TRIES):
             if (made := self._make()) is not None:
                 return made, True
@@ -78,7 +77,7 @@ class Lease:
         raise UserError(f"{self.store}: {self.path.name} next to it comes and goes; start again")
 
     def _make(self) -> int | None:
-        """Make a new lease, locked and signed before it gets its name; None if there is one."""
+        """Create a lease, locked and signed before it gets its name; None if one exists."""
         new = self.path.with_name(f"{self.path.name}-{self.token}")
         try:
             file = self._create(new)
@@ -171,7 +170,7 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def _dead(store: Path, file: int) -> bool:
-    """Raise Taken if the writer of a lease lives; returns whether its death is certain."""
+    """Raise Taken if the writer of a lease lives; return whether its death is certain."""
     locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
@@ -221,7 +220,7 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
 
 
 def is_running(writer: Mapping[str, Any]) -> bool | None:
-    """Whether the process named in a lease runs; None if it belongs to another machine."""
+    """Return whether the process named in a lease runs; None if it is on another machine."""
     here = _process(0)
     if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
         return None
@@ -231,13 +230,13 @@ def is_running(writer: Mapping[str, Any]) -> bool | None:
 def _process(pid: object) -> dict[str, Any]:
     """Describe a process of this machine, as its lease does; `begun` is None if it has ended."""
     # The start time distinguishes processes: the kernel reuses their numbers.
-    host, namespace, begun = socket.gethostname(), None, None
+    host, namespace, started = socket.gethostname(), None, None
     boot = host
     with contextlib.suppress(OSError, ValueError, IndexError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
-        begun = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    known = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": begun}
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    known = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": started}
     return {**known, "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 

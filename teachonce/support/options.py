@@ -338,7 +338,7 @@ def click_options(settings: type[Any]) -> list[click.Parameter]:
 
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for the fields from those of a command line, parsed by click or still words."""
+    """Return values for the fields; words of a command line are parsed by the option's `read`."""
     found, about = dict(given), options_of(settings)
     for name, value in given.items():
         read = about[name].read if name in about else None

@@ -1,4 +1,4 @@
-"""Pages of HTML that stand alone: one file, no network, light and dark, for keyboard and screen
+"""Write self-contained HTML pages: one file, no network, light and dark, for keyboard and screen
 reader."""
 
 from __future__ import annotations

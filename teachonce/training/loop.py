@@ -38,32 +38,32 @@ TOO_LARGE = (
 
 
 def infinite(losses: Losses) -> str:
-    """Name the parts of a loss that are not finite, each followed by a comma."""
+    """Return the parts of a loss that are not finite, each followed by a comma."""
     bad = (name for name, value in losses.items() if not math.isfinite(value))
     return "".join(f"{name} {losses[name]:g}, " for name in bad if not name.endswith("loss"))
 
 
 def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
-    """Return tokens per second of a training that has taken `done` steps in `seconds`, and how long
-    the `left` steps will take, as they are printed."""
+    """Format the tokens per second of a training, and the time for its `left` remaining steps.
+
+    done: steps taken in `seconds`.
+    """
     remaining = tqdm.format_interval(left * seconds / max(1, done))
     return f"{tokens / seconds:,.0f} tokens/s", f"{remaining} left"
 
 
 @contextmanager
 def few_primitives() -> Iterator[None]:
-    """Let oneDNN cache 64 compiled primitives, not 1,024.
-
-    Batches have many shapes, and each needs primitives of its own, of a megabyte or so. oneDNN
-    reads the setting when it compiles the first. One that is there already stays as it is, and
-    afterwards the environment is as it was.
-    """
+    """Limit oneDNN's cache to 64 compiled primitives instead of 1,024, unless the user set it."""
+    # Batches have many shapes, each with primitives of its own of about a megabyte. oneDNN reads
+    # the variable when it compiles the first one.
     with variable(CAPACITY, os.environ.get(CAPACITY, PRIMITIVES)):
         yield
 
 
 def give_back() -> None:
-    """Return freed memory to the system: glibc retains gigabytes of blocks whose sizes vary."""
+    """Return freed memory to the system."""
+    # With blocks of varying sizes, glibc retains gigabytes of freed memory.
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -84,15 +84,15 @@ class Training(ABC):
 
     @abstractmethod
     def updates(self) -> Iterator[Losses]:
-        """Take the steps that are left, by `update`; yield the losses of each."""
+        """Take the remaining steps by `update`; yield the losses of each."""
 
     @abstractmethod
     def after(self, losses: Losses, progress: Any) -> None:
-        """Log the step that was taken, and validate; `progress` is the bar of tqdm."""
+        """Log the last step, and validate. progress: the bar of tqdm."""
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Whether a checkpoint is due at this step."""
+        """Return whether a checkpoint is due at this step."""
 
     @abstractmethod
     def save(self) -> None:
@@ -101,8 +101,8 @@ class Training(ABC):
     def run(self, stop: Stop, name: str) -> None:
         """Train to the last step, with a progress bar called `name`.
 
-        Raises UserError where the training diverges; Stopped after a signal, once the step under
-        way has ended and is saved.
+        Raises UserError if the training diverges; Stopped after a signal, when the current step has
+        ended and is saved.
         """
         with (
             few_primitives(),
@@ -134,17 +134,17 @@ class Training(ABC):
         losses: Callable[[B], tuple[Tensor, Mapping[str, Tensor]]],
         count: int = 1,
     ) -> Losses:
-        """Take one step at a learning rate, along the mean of `count` batches' losses.
+        """Take one step with the gradient of the mean loss of `count` batches.
 
-        `batches` are those of them that this process has, each with its number within the step;
-        `losses` computes the loss to minimise of one, and what else is to be averaged.
-        Raises UserError where the loss or the norm of its gradient is not finite.
+        rate: learning rate. batches: the batches of this process, each with its number in the step.
+        losses: returns the loss of a batch, and further values to average. Raises UserError if the
+        loss or the norm of the gradient is not finite.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         found = Losses()
         for number, batch in batches:
-            self._draw(number)
+            self._seed_dropout(number)
             loss, parts = losses(batch)
             (loss / count).backward()
             for name, value in {**parts, "loss": loss}.items():
@@ -165,14 +165,14 @@ class Training(ABC):
         self.step += 1
         return found
 
-    def _draw(self, number: int) -> None:
-        """Begin the dropout of a batch. It depends on seed, step and the batch's number within the
-        step alone: a training that is resumed, or of more processes, draws the same."""
+    def _seed_dropout(self, number: int) -> None:
+        """Seed the dropout of a batch by (seed, step, number in the step)."""
+        # So a resumed training, or one of more processes, draws the same.
         sequence = np.random.SeedSequence([self.seed, self.step, number])
         torch.manual_seed(int(sequence.generate_state(1)[0]))
 
     def state(self) -> dict[str, Any]:
-        """What every checkpoint holds: the step, and the states of model and optimizer."""
+        """Return the content of a checkpoint: step, state dicts of model and optimizer."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -180,7 +180,7 @@ class Training(ABC):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
+        """Restore what `state` returned."""
         self.step = int(state["step"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -1,5 +1,5 @@
-"""The processes of one training, as torchrun or `accelerate launch` starts them: they share out the
-batches of each step, and sum their gradients."""
+"""Processes of one training (torchrun, `accelerate launch`): they divide the batches of each step,
+and sum their gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from teachonce.support.installed import installed
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process, number `rank` of `size`. Each method must be called by all of them, in the same
+    """This process, number `rank` of `size`. All processes must call each method, in the same
     order."""
 
     rank: int = 0
@@ -29,11 +29,11 @@ class Ranks:
 
     @property
     def lead(self) -> bool:
-        """Tell whether this is the process that speaks and writes."""
+        """Return whether this process prints and writes: it has rank 0."""
         return self.rank == 0
 
     def check(self, accumulate: int) -> None:
-        """Raise UserError where a step has fewer batches than there are processes."""
+        """Raise UserError if a step has fewer batches than there are processes."""
         if self.size > accumulate:
             raise UserError(
                 f"--accumulate {accumulate} and {self.size} processes: a step has too few batches"
@@ -42,7 +42,7 @@ class Ranks:
             )
 
     def check_installed(self) -> None:
-        """Raise UserError where a process has other versions, or other code, than the first."""
+        """Raise UserError if a process has other versions or other code than the first."""
         here = installed()
         first = self.agreed(here)
         other = list(differences(first, here))
@@ -56,7 +56,7 @@ class Ranks:
             )
 
     def owns(self, batch: int) -> bool:
-        """Tell whether the batch of this number is this process's to read."""
+        """Return whether this process reads the batch of this number."""
         return batch % self.size == self.rank
 
     def first_from(self, batch: int) -> int:
@@ -64,7 +64,7 @@ class Ranks:
         return batch + (self.rank - batch) % self.size
 
     def summed(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Add up numbers by their names; a name that a process lacks counts as 0."""
+        """Sum numbers by name over all processes; a missing name counts as 0."""
         if self.size == 1:
             return dict(values)
         each: list[Any] = [None] * self.size
@@ -74,11 +74,11 @@ class Ranks:
         return {name: sum(found.get(name, 0.0) for found in each) for name in names}
 
     def any(self, flag: bool) -> bool:
-        """Tell whether the flag of any process is set."""
+        """Return whether the flag of any process is set."""
         return self.summed({"": float(flag)})[""] > 0
 
     def agreed(self, value: Any) -> Any:
-        """Return the value of the first process, which pickle must be able to send."""
+        """Return the value of the first process; it must be picklable."""
         if self.size == 1:
             return value
         found = [value]
@@ -89,7 +89,7 @@ class Ranks:
     def sum_gradients(self, model: nn.Module) -> None:
         """Replace each gradient by its sum over all processes, the same bits in each of them.
 
-        A weight without a gradient in all of them remains without one.
+        A weight that has no gradient in any process remains without one.
         """
         if self.size == 1:
             return
@@ -122,7 +122,7 @@ def _difference_line(name: str, first: Any, here: Any) -> str:
 
 @contextmanager
 def _peer_errors() -> Iterator[None]:
-    """Raise UserError where another process has ended."""
+    """Raise UserError if another process has ended."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -136,8 +136,8 @@ def _peer_errors() -> Iterator[None]:
 def join_ranks(device: str) -> Iterator[Ranks]:
     """Join the other processes of this training until the end of the block.
 
-    torchrun describes them in the environment; without it the process is alone. Raises UserError if
-    they cannot be reached, or have other versions.
+    The environment variables of torchrun describe them; without these the process is alone. Raises
+    UserError if they cannot be reached, or have other versions.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE

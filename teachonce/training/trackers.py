@@ -1,7 +1,6 @@
-"""Trackers of experiments that a training sends its figures to, by accelerate: Weights & Biases,
-MLflow, Trackio.
+"""Send the figures of a training to experiment trackers (Weights & Biases, MLflow, Trackio).
 
-None of them is needed: each is imported when it is requested.
+accelerate is the client. Each package is optional, and imported when its tracker is requested.
 """
 
 from __future__ import annotations
@@ -22,16 +21,19 @@ from teachonce.support.redaction import redacted
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """Names of the packages to import and to install."""
-PROJECT = "teachonce"  # where the environment names no other
+PROJECT = "teachonce"  # unless the environment names another one
 RUNS = "trackers.json"
-"""File of a student's folder: by the name of a tracker its run, with which a resume goes on."""
+"""File in a student's folder: the run of each tracker, which a resumed training continues."""
 LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a tracker shows of a training: its name and that of the folder around it, its settings,
-    and its folder; where else its figures are; whether the training can be resumed."""
+    """What a tracker shows of a training.
+
+    folder: of the student; its name and its parent's name the run. figures: files with the same
+    figures. resumable: whether the training can be resumed.
+    """
 
     folder: Path
     settings: Mapping[str, Any]

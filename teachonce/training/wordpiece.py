@@ -34,13 +34,13 @@ PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode 
 
 
 def vocabulary_size(word: str) -> int | None:
-    """Number of pieces that `5k` or `5000` asks for; None where the word is no number."""
+    """Return the number of pieces that `5k` or `5000` requests; None if it is not a number."""
     found = re.fullmatch(r"(\d+)(k?)", word.lower())
     return int(found[1]) * (1000 if found[2] else 1) if found else None
 
 
 def check_student_tokenizer(tokenizer: Any, word: str) -> None:
-    """UserError unless a tokenizer of transformers, which `--vocab` named, can be a student's."""
+    """Raise UserError unless a student can have this tokenizer of `--vocab`."""
     if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
         raise UserError(
             f"--vocab {word}: a student needs a fast tokenizer (tokenizer.json) with a mask and a"
@@ -49,8 +49,10 @@ def check_student_tokenizer(tokenizer: Any, word: str) -> None:
 
 
 def fewer_pieces(word: str, pieces: int) -> str:
-    """Tell in a line that a vocabulary has fewer pieces than `--vocab` asked for; "" if it has
-    all. `5k`, `words:5k` and `pruned:5k` ask for a number."""
+    """Return a line if a vocabulary has fewer pieces than `--vocab` requested, else "".
+
+    `5k`, `words:5k` and `pruned:5k` request a number.
+    """
     asked = vocabulary_size(word.rpartition(":")[2])
     if asked is None or pieces >= asked:
         return ""
@@ -60,12 +62,11 @@ def fewer_pieces(word: str, pieces: int) -> str:
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any, characters: str = ""
 ) -> Tokenizer:
-    """WordPiece of `size` pieces that folds case and accents as the teacher does and knows every
-    character. A small text may give fewer pieces; `fewer_pieces` reports that.
+    """Train a WordPiece of `size` pieces that normalizes case and accents as the teacher does.
 
-    characters: known as well, although the text may lack them, if that leaves half of the pieces.
-
-    Raises UserError if `size` cannot hold the single characters of the text.
+    It has a piece for every character of the text. A small text may give fewer pieces than `size`;
+    `fewer_pieces` reports that. characters: further characters to include, if they leave half of
+    the pieces. Raises UserError if `size` is less than the number of characters.
     """
     tokenizer = _untrained(teacher_normalizer)
     words = _count_words(texts, tokenizer)
@@ -81,7 +82,7 @@ def train_wordpiece(
             f" {needed} pieces; ask for more"
         )
     possible = len(letters) + sum(len(word) - 1 for word in words)  # each merge joins two pieces
-    # Never more than there can be: the trainer sets memory aside for what it is asked for.
+    # At most the possible number: the trainer allocates memory for the number requested.
     pieces = [*SPECIALS.values(), *_merged(words, letters, min(size - len(SPECIALS), possible))]
     tokenizer.model = models.WordPiece(_numbered(pieces), unk_token="[UNK]")
     _frame(tokenizer)
@@ -89,17 +90,16 @@ def train_wordpiece(
 
 
 def _words_of_all(characters: str, tokenizer: Tokenizer) -> list[str]:
-    """Split a text that has each character once as the first one of a word, and once inside."""
+    """Return words with each character at the start of a word, and inside a word."""
     text = " ".join([*characters, *(f"{each}{each}" for each in characters)])
     return list(_count_words([text], tokenizer))
 
 
 def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
-    """Make a vocabulary of the lower-cased words between blanks (the RNN of Mukherjee & Awadallah
-    2019, section 6): of all, or of the most frequent that `size` entries hold beside the special
-    tokens.
+    """Make a vocabulary of lower-cased words between blanks (Mukherjee & Awadallah 2019, 6).
 
-    Raises UserError where `size` leaves no place for a word.
+    size: number of entries, special tokens included; None: all words. The most frequent words are
+    chosen. Raises UserError if `size` leaves no place for a word.
     """
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -109,7 +109,7 @@ def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
     least = len(SPECIALS) + 1
     if size is not None and size < least:
         raise UserError(
-            f"--vocab words:{size}: leaves no place for a word beside the special tokens; ask for"
+            f"--vocab words:{size}: leaves no place for a word next to the special tokens; ask for"
             f" {least} or more, or for all words of the text: --vocab words"
         )
     pieces = [*SPECIALS.values(), *known][:size]
@@ -123,7 +123,7 @@ def _numbered(pieces: list[str]) -> dict[str, int]:
 
 
 def _frame(tokenizer: Tokenizer) -> None:
-    """Make a tokenizer put [CLS] and [SEP] about a text."""
+    """Make a tokenizer add [CLS] and [SEP] around a text."""
     tokenizer.add_special_tokens(list(SPECIALS.values()))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIALS.values()}
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -134,10 +134,10 @@ def _frame(tokenizer: Tokenizer) -> None:
 
 
 def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:
-    """Suggest a size that `train_wordpiece` can give for a text, from its first SAMPLE texts.
+    """Suggest a vocabulary size that `train_wordpiece` can reach, from the first SAMPLE texts.
 
-    This is the least of SIZES of which the letters take at most half. A small text cannot fill it:
-    then it is what the text has for sure, as every word that comes twice becomes a piece.
+    It is the smallest of SIZES of which letters take at most half. For a small text it is the
+    number of pieces that the text certainly has: each word that occurs twice becomes a piece.
     """
     words = _count_words(islice(texts, SAMPLE), _untrained(teacher_normalizer))
     needed = len(SPECIALS) + len(_letters(words))
@@ -155,7 +155,7 @@ def _untrained(teacher_normalizer: Any) -> Tokenizer:
 
 
 def _letters(words: Iterable[str]) -> list[str]:
-    """Characters that begin words, and such as are inside them."""
+    """Return the pieces of single characters: at the start of a word, and (##) inside."""
     inside = {c for word in words for c in word[1:]}
     return [*sorted({c for word in words for c in word}), *(f"##{c}" for c in sorted(inside))]
 
