@@ -108,9 +108,9 @@ def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--loss hidden=1", ("--loss hidden", "holds no hidden states")),
-        ("--loss cosine=1", ("--loss cosine", "holds no hidden states")),
-        ("--loss attention=1", ("--loss attention", "holds no attention maps")),
+        ("--loss hidden=1", ("--loss hidden", "has no hidden states")),
+        ("--loss cosine=1", ("--loss cosine", "has no hidden states")),
+        ("--loss attention=1", ("--loss attention", "has no attention maps")),
         ("--loss logit=1", ("--loss logit", "use kl")),
         ("--loss mlm=1 --init svd", ("no word embeddings", "--init random")),
     ],

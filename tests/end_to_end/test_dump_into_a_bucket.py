@@ -41,7 +41,7 @@ def test_a_dump_into_a_bucket(
         said = ok(teacher_dump, *words, "--out", URL)
         assert f"student-train --store {URL}" in said
         assert "was finished before" in ok(teacher_dump, *words, "--out", URL)
-        assert "disk that all of them see" in refused(
+        assert "disk that all processes see" in refused(
             teacher_dump, *words, "--out", URL, "--shard", "0/2"
         )
         far = open_store(URL).manifest.content()

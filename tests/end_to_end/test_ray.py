@@ -92,7 +92,7 @@ def test_options_that_mean_nothing(options: DumpOptions, more: tuple[str, ...], 
 
 
 def test_a_bucket_has_no_queue(options: DumpOptions) -> None:
-    with pytest.raises(UserError, match="which a bucket does not have"):
+    with pytest.raises(UserError, match="a bucket has no folders"):
         replace(options, out="s3://bucket/store.zarr", ray="local")
 
 

@@ -41,7 +41,7 @@ def test_students_without_layers_put_candidates_in_order(
         downstream, "--task", "rerank", "--model", student, "--candidates-by", teacher,
         "--depth", "4", "--test", small, "--out", tmp_path / "out",
     )  # fmt: skip
-    says(told, "as they come: nDCG@10", "recall@4")
+    says(told, "in their own order: nDCG@10", "recall@4")
 
 
 @pytest.mark.parametrize("loss", ["similarity=1", "embedding=1", "in-batch=1"])
@@ -59,8 +59,8 @@ def test_a_student_of_another_space_searches_no_index_of_the_teachers(
         ok(downstream, *search)
         return
     line = refused(downstream, *search)
-    says(line, "has learnt similarity, none of which compares its vectors with the teacher's")
-    says(line, "train it by --loss embedding=1 as well")
+    says(line, "was trained with similarity, none of which compares its vectors with the teacher's")
+    says(line, "train it with --loss embedding=1 as well")
 
 
 def test_the_card_of_a_bilstm_says_how_it_loads(store: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
         (("--ray", "host"), "--ray host: expected HOST:PORT"),
         (("--ray", "local", "--ray-gpus", 1.5), "expected a share of one GPU, or whole GPUs"),
         (("--ray", "local", "--jobs", 2), "--jobs 2 and --ray contradict each other"),
-        (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray chooses the GPU"),
+        (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray assigns a GPU"),
     ):
         says(refused(student_sweep, *words, *more), told)
     with held(out):
@@ -117,7 +117,7 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
         ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
         ("[tasks.mood]\ntask = 'clasify'", "[tasks.mood] task clasify: did you mean classify?"),
         ("[tasks.mood]\ntask = 'classify'\nwarm-up = 1", "warm-up is no option", "warmup?"),
-        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option", "the sweep gives"),
+        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option", "the sweep sets"),
         ("[tasks.mood]\ntask = 'speed'\nseed = 'one'", "[tasks.mood] seed one: 'one': expected"),
         ("[tasks.mood]\ntask = 'ner'\npieces = 'al'", "[tasks.mood] pieces al: ", "'first', 'all'"),
         ("[tasks.mood]\ntask = 'speed'\nrepeat = true", "[tasks.mood] repeat true: expected"),
