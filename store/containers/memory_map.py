@@ -6,12 +6,16 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+T = TypeVar("T")
+OPEN_FILES = 512
 FAILED = ctypes.c_void_p(-1).value
 
 
@@ -35,6 +39,34 @@ def prefetch(path: str, begin: int, size: int) -> None:
         os.posix_fadvise(file, begin, size, os.POSIX_FADV_WILLNEED)
     finally:
         os.close(file)
+
+
+class OpenFiles(Generic[T]):
+    """The files that were mapped last, at most `limit`: a store may have thousands of parts.
+
+    No lock guards it, as a fork could inherit one: two threads may open a file twice.
+    """
+
+    def __init__(self, limit: int = OPEN_FILES) -> None:
+        self._limit = limit
+        # A dict of strings, of which each operation is atomic. In an OrderedDict of paths, whose
+        # comparison runs Python code, another thread changed the links in between: a crash.
+        self._open: dict[str, T] = {}
+
+    def get(self, path: Path, opened: Callable[[Path], T]) -> T:
+        """Return a file, opened now if it is not open."""
+        file = self._open.pop(str(path), None) or opened(path)
+        self._open[str(path)] = file
+        for oldest in list(self._open)[: -self._limit]:
+            self._open.pop(oldest, None)
+        return file
+
+    def clear(self) -> None:
+        """Let go of all files; one in use ends with its reader."""
+        self._open.clear()
+
+    def __len__(self) -> int:
+        return len(self._open)
 
 
 class FileMap:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +16,11 @@ from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_da
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
 from teachonce.store.containers.interface import Flaw, Slices, damaged_chunks
+from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import groups_above, part_number
 
-OPEN_FILES = 512  # parts of an unfinished store are files, and each is mapped
 GRAIN = 2**20  # chunks are decoded whole
 MAX_DEPTH = 16  # of groups; those of a store are 6 deep
 FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
@@ -127,7 +126,7 @@ class Hdf5Source:
         self.cache: DiskCache | None = None
         self.grain = GRAIN
         self._parts = Folder(f"{path}.parts")
-        self._files: OrderedDict[Path, Hdf5File] = OrderedDict()
+        self._files = OpenFiles[Hdf5File]()
 
     def _file(self, name: str) -> Hdf5File:
         segments = name.split("/")
@@ -142,17 +141,12 @@ class Hdf5Source:
         return os.path.isdir(self._parts.root) and not os.path.islink(self._parts.root)
 
     def _handle(self, path: Path) -> Hdf5File:
-        # No lock, which a fork could inherit: two threads may map one file twice, no more.
         try:
-            file = self._files.pop(path, None) or Hdf5File(path)
+            return self._files.get(path, Hdf5File)
         except (Damage, OSError) as error:
             raise StoreError(
                 f"{path}: not a readable HDF5 file, or not a feature store ({error})"
             ) from error
-        self._files[path] = file
-        while len(self._files) > OPEN_FILES:
-            self._files.popitem(last=False)
-        return file
 
     def _unfinished(self) -> bool:
         """Whether parts are files next to this one; files next to a sealed store do not belong to

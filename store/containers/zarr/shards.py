@@ -8,7 +8,6 @@ rows. Where `shard_layout` gives None, zarr-python reads.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from teachonce.store.containers.interface import RowSlices
 from teachonce.store.containers.memory_map import FileMap
 from teachonce.support.arrays import Array
 
-OPEN_MAPS = 512
 CRC_BYTES = 4
 ENTRY_BYTES = 16
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -172,30 +170,6 @@ class MappedShard(Shard):
     def stored(self, chunk: int) -> tuple[Bytes, set[int]]:
         begin, size = self.places[chunk]
         return self._data[begin : begin + size], self._sound
-
-
-class ShardMaps:
-    """The maps that were used last; a store of thousands of parts must not map all of them."""
-
-    def __init__(self, limit: int = OPEN_MAPS) -> None:
-        self._limit = limit
-        self._held: OrderedDict[Path, MappedShard] = OrderedDict()
-
-    def get(self, path: Path, layout: ShardLayout) -> MappedShard:
-        """The map of a file. Raises Damage, OSError."""
-        # No lock, which a fork could inherit: two threads may map one file twice, no more.
-        shard = self._held.pop(path, None) or MappedShard(path, layout)
-        self._held[path] = shard
-        while len(self._held) > self._limit:
-            self._held.popitem(last=False)
-        return shard
-
-    def clear(self) -> None:
-        """Let go of all maps; a map in use ends with its reader."""
-        self._held.clear()
-
-    def __len__(self) -> int:
-        return len(self._held)
 
 
 class ShardSlices(RowSlices):

@@ -19,6 +19,7 @@ from zarr.storage import LocalStore
 
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.interface import Flaw, SealContent, Slices, damaged_chunks
+from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.network import (
     ABSENT,
     check_metadata,
@@ -30,7 +31,7 @@ from teachonce.store.containers.untrusted import MAX_JSON, check_size
 from teachonce.store.containers.zarr.files import Files, LocalFiles, RemoteFiles, remote_files
 from teachonce.store.containers.zarr.metadata import format_violation
 from teachonce.store.containers.zarr.remote_shards import RUN, RemoteSlices
-from teachonce.store.containers.zarr.shards import ShardMaps, ShardSlices, shard_layout
+from teachonce.store.containers.zarr.shards import MappedShard, ShardSlices, shard_layout
 from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import (
@@ -176,7 +177,7 @@ class ZarrSource:
         self.path, self.options = path, storage_options
         self.remote = "://" in path
         self.grain = REMOTE_GRAIN if self.remote else BLOSC_GRAIN
-        self.maps = None if self.remote else ShardMaps()
+        self.maps = None if self.remote else OpenFiles[MappedShard]()
         self.ranges: RemoteRanges | None = None
         self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
@@ -290,7 +291,8 @@ class ZarrSource:
         shard, where = shard_path(name, layout.shape), f"{self.path}: array {name}"
         chunk = layout.rows * layout.row_bytes
         if self.maps is not None:
-            opened = partial(self.maps.get, Path(self.path) / shard, layout)
+            mapped = partial(MappedShard, layout=layout)
+            opened = partial(self.maps.get, Path(self.path) / shard, mapped)
             return ShardSlices(layout, where, opened), chunk
         if self.ranges is None:
             return None

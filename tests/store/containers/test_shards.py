@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,10 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from teachonce.store import FeatureStore, open_store
+from teachonce.store.containers.memory_map import OPEN_FILES, OpenFiles
 from teachonce.store.containers.zarr.shards import (
-    OPEN_MAPS,
+    MappedShard,
     ShardLayout,
-    ShardMaps,
     ShardSlices,
     shard_layout,
 )
@@ -170,15 +172,16 @@ def test_metadata_that_we_do_not_know(tmp_path: Path) -> None:
 
 
 def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:
-    assert ShardMaps()._limit == OPEN_MAPS == 512
+    assert OpenFiles()._limit == OPEN_FILES == 512
     folder = write(tmp_path / "a.zarr", np.arange(20, dtype="i8"), 5, [])
-    source, maps = ZarrSource(str(folder)), ShardMaps(3)
+    source, maps = ZarrSource(str(folder)), OpenFiles[MappedShard](3)
     layout = source.array("a").layout  # type: ignore[attr-defined]
     files = []
     for number in range(7):
         files.append(tmp_path / f"{number}")
         shutil.copy(folder / "a/c/0", files[-1])
-    arrays = [ShardSlices(layout, "x", partial(maps.get, file, layout)) for file in files]
+    mapped = partial(MappedShard, layout=layout)
+    arrays = [ShardSlices(layout, "x", partial(maps.get, file, mapped)) for file in files]
     opened = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
     for _ in range(2):
         for array in arrays:
@@ -240,3 +243,29 @@ def test_every_array_of_a_store_is_read_by_us(made: Made) -> None:
     ]
     assert len(names) > 80
     assert all(isinstance(source.array(name), ShardSlices) for name in names)
+
+
+class _SlowPath(type(Path())):  # type: ignore[misc]
+    """A path whose comparison lets other threads run, as Python code may at any time."""
+
+    def __eq__(self, other: object) -> bool:
+        time.sleep(0)
+        return bool(super().__eq__(other))
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return int(super().__hash__())
+
+
+def test_threads_share_open_files(tmp_path: Path) -> None:
+    """An OrderedDict of paths crashed the process here: each operation must be atomic."""
+    files = OpenFiles[str](3)
+
+    def opened(seed: int) -> None:
+        for number in range(3000):
+            name = f"{(number * seed) % 7}"
+            assert files.get(_SlowPath(tmp_path, name), lambda path: path.name) == name
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(opened, range(1, 5)))
+    assert len(files) <= 3
