@@ -32,7 +32,8 @@ class Slices(Protocol):
     dtype: np.dtype[Any]
 
     def read(self, begin: int, end: int) -> Array:
-        """Rows begin..end, decoded. Raises StoreError if the bytes are damaged or missing."""
+        """Return rows begin..end, decoded. Raises StoreError if the bytes are damaged or
+        missing."""
 
     def read_into(self, begin: int, end: int, out: Array) -> None:
         """Read rows begin..end into a contiguous array [end - begin, ...] of the stored dtype."""
@@ -124,7 +125,7 @@ class StoreSource(Protocol):
         once; does nothing for a local store."""
 
     def array(self, name: str) -> Slices:
-        """Open an array by its path; its data is read later. StoreError if there is none."""
+        """Open an array by its path; its data is read later. Raises StoreError if it is missing."""
 
     def flaws(
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
@@ -154,7 +155,7 @@ class Sink(Protocol):
     def attributes(self, group: str, values: dict[str, Any]) -> None: ...
 
     def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
-        """Write a whole array; returns its fingerprint (see StoreSource)."""
+        """Write a whole array; returns its fingerprint (see `StoreSource.fingerprint`)."""
 
     def close(self) -> None:
         """Finish: everything is on the disk when this returns."""
@@ -185,7 +186,7 @@ class Staging(Protocol):
         """Return whether anything exists at the path."""
 
     def check_place(self) -> None:
-        """Raise UserError unless a store can be made there."""
+        """Raise UserError if no store can be created at `path`."""
 
     def check_free(self) -> None:
         """Raise Taken if a living process other than this one writes the store."""
@@ -200,10 +201,11 @@ class Staging(Protocol):
         """Remove one part under the temporary names of all writers."""
 
     def create(self) -> Sink:
-        """Make the tree of a new store under a temporary name."""
+        """Create the tree of a new store under a temporary name; `begin` publishes it."""
 
     def begin(self) -> None:
-        """Give the created tree its name."""
+        """Publish the tree of `create` under its final name, as an unfinished store without
+        parts."""
 
     def complete(
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
@@ -215,17 +217,17 @@ class Staging(Protocol):
         """Open the unfinished store for reading."""
 
     def part(self, number: int) -> Sink:
-        """Make the tree of a part under a temporary name."""
+        """Create the tree of a part under a temporary name; `publish` publishes it."""
 
     def publish(self, number: int) -> None:
-        """Give the part its name."""
+        """Publish the finished part under its final name, in one atomic step."""
 
     def published(self) -> set[int]:
         """Return the numbers of the published parts."""
 
     def seal(self, make: SealContent) -> None:
-        """Write index, manifest and root attributes; the store is finished after one last
-        rename."""
+        """Write index, manifest and root attributes. The last step is atomic: the store is
+        unfinished before it and finished after it."""
 
 
 class OnDisk:

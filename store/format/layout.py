@@ -59,12 +59,12 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array, uncompressed."""
+        """Return the uncompressed size of the array in bytes."""
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     def rows(self, token_rows: int, chunk_bytes: int) -> int:
-        """Return the rows of a chunk: `token_rows`, or the largest power of two of rows within
-        `chunk_bytes`."""
+        """Return the number of rows in a chunk: `token_rows` if there is a row for each token, else
+        the largest power of two whose rows fit into `chunk_bytes`."""
         length = max(1, self.shape[0])
         if self.per_token:
             return min(token_rows, length)
@@ -123,7 +123,9 @@ class Counts:
         def ragged(key: str) -> tuple[int, ...]:
             numbers = value.get(key)
             if not isinstance(numbers, list) or len(numbers) != features.views:
-                raise StoreError(f"{where}: {key} must have one number for each view")
+                raise StoreError(
+                    f"{where}: {key} must have one number for each view; the store is damaged"
+                )
             return tuple(count(number, key) for number in numbers)
 
         def whole(key: str, least: int = 0) -> int:
@@ -185,7 +187,7 @@ def _logits(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]
 
 
 def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
-    """Logits [n, C] of classes, or [N, C] of tags."""
+    """Return the spec of the teacher's logits: [n, C] for classes, [N, C] for tags."""
     if task.kind == "tagging":
         return _token(np.float32, counts.tokens, len(task.labels))
     return ArraySpec(np.dtype(np.float32), (counts.sequences, len(task.labels)))

@@ -91,7 +91,8 @@ def encode_sequences(
             sequence = int(np.searchsorted(token_start, row, "right")) - 1
             raise StoreError(
                 f"{where}, sequence {sequence}, token {row - token_start[sequence]}: {what} "
-                f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters)"
+                f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters); check"
+                " the tokenizer that made the tokens"
             )
     texts = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(given.texts)]
     made = {

@@ -45,10 +45,11 @@ class Buffers:
 
 
 def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:
-    """Sort blocks in the order of the store, and merge neighbours within a part.
+    """Sort blocks [m, 2] (sequences begin..end) by begin; merge adjacent blocks of the same part.
 
-    Returns the merged runs begin..end, the numbers of their sequences, and the places of the given
-    blocks' sequences among them, block after block.
+    Returns runs: the merged blocks as (begin, end). numbers [n]: the sequences of all runs, in
+    ascending order. place [n]: for each sequence of `blocks`, in the given order, its index in
+    `numbers`.
     """
     sizes = blocks[:, 1] - blocks[:, 0]
     order = np.argsort(blocks[:, 0], kind="stable")
@@ -64,7 +65,7 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The sequences of a pool that are read from some of its arrays, one after another.
+    """The subset of a pool's sequences that is read from some of its arrays.
 
     runs: [m, 2], places begin..end among the pool's n sequences.
     number: [n], the place of each of the pool's sequences in the excerpt.
@@ -105,7 +106,7 @@ class _Ragged(NamedTuple):
 
 
 class Pool:
-    """The requested arrays of some blocks, flat, not decoded.
+    """The requested arrays of some blocks, concatenated over sequences, not decoded.
 
     Sequences are in the order of the store, so that neighbouring blocks are read at once; `place`
     [n] maps the order of the given blocks to it. An `excerpt` of each array is read.

@@ -122,14 +122,18 @@ class PartWriter:
         return array
 
     def set_sequences(self, sequences: Sequences) -> dict[str, Array]:
-        """Set texts and tokens; returns the arrays as they are stored, by path in the part."""
+        """Set texts and tokens; returns the stored arrays by path in the part."""
         self._texts = list(sequences.texts)
         arrays = encode_sequences(sequences, self.token_start, self._features, self._where)
         self._arrays |= arrays
         return arrays
 
     def set_masks(self, view: int, spans: Sequence[ArrayLike]) -> None:
-        """Set the masked words of a view > 0: for each sequence int32 [M, 3] begin, end, action."""
+        """Set the masked words of a view > 0: for each sequence int32 [M, 3], one row a word.
+
+        A row is begin and end, in characters of the sequence's text, and the action 0..2
+        (FORMAT.md, section 6): mask token, random token, or the token itself.
+        """
         if self._texts is None:
             raise StoreError(f"{self._where}: internal error: set_sequences comes before set_masks")
         if not 0 < view < self._features.views:
@@ -206,7 +210,8 @@ class PartWriter:
     def put_samples(
         self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike
     ) -> None:
-        """Put draws [n, number of draws]: ids drawn at random from the teacher's distribution."""
+        """Put draws [n, S]: for each row S ids drawn from the teacher's distribution, with
+        replacement. log_partition [n]: logsumexp of the logits."""
         numbers = self._logits("sample", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         ids = np.sort(self._ids(view, numbers, draws, size), axis=1)
@@ -219,7 +224,8 @@ class PartWriter:
     def put_head(
         self, view: int, rows: ArrayLike, values: ArrayLike, log_partition: ArrayLike
     ) -> None:
-        """Put values [n, D]: the input of the frozen LM head."""
+        """Put values [n, D]: the input of the LM head's last linear layer, from which all logits
+        can be computed. log_partition [n]: logsumexp of the logits."""
         numbers = self._logits("head", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
         path, codec = f"view{view}/logits", self._features.level.head

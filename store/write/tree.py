@@ -40,11 +40,11 @@ class Extra(Protocol):
     """An optional group of arrays outside the parts; see store/extras."""
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays to store, by path."""
+        """Return the arrays to store, by path."""
 
 
-class OutsideWords(TypedDict, total=False):
-    """The fields of `OutsideParts` as arguments of `StoreWriter.create_or_resume`."""
+class OutsideArguments(TypedDict, total=False):
+    """Keyword arguments of `StoreWriter.create_or_resume`: the fields of `OutsideParts`."""
 
     calibration: Calibration
     files: Mapping[str, bytes]
@@ -55,7 +55,7 @@ class OutsideWords(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class OutsideParts:
-    """What a store holds outside its parts.
+    """The arrays of a store that belong to no part.
 
     calibration: mean and deviation [D] of each hidden state. files: of the teacher, by name.
     weights: arrays of the teacher, by name, stored as float16. head: weight [V, D] and bias [V] of
@@ -69,9 +69,9 @@ class OutsideParts:
     extras: tuple[Extra | None, ...] = ()
 
     def arrays(self, features: Features) -> Iterator[tuple[str, Array]]:
-        """Yield every array by its path, as it is stored.
+        """Yield (path, array) of each array, in the dtype in which it is stored.
 
-        Raises StoreError for values that are not finite or do not fit the features.
+        Raises StoreError for values that are not finite, and for shapes that do not fit `features`.
         """
         checked = _check_calibration(self.calibration, features)
         if (self.head is None) == bool(features.logits and features.logits.tier == "head"):

@@ -65,7 +65,7 @@ class StoreWriter:
         *,
         software: Mapping[str, Any] | None = None,
         lease: Lease | None = None,
-        **outside: Unpack[tree.OutsideWords],
+        **outside: Unpack[tree.OutsideArguments],
     ) -> StoreWriter:
         """Create a store, or resume an unfinished one of the same identity and features.
 

@@ -20,7 +20,10 @@ SPLIT_SEED = 0
 
 
 def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
-    """Return the blocks [n,2] to train on and the held-out blocks, a function of store and share.
+    """Return the blocks to train on and the held-out blocks, both int64 [n,2]: sequences
+    begin..end.
+
+    held_out: the share of blocks to hold out. The split depends on the store and this share alone.
 
     Raises UserError if the store has too little text to hold something out.
     """
@@ -49,9 +52,10 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
 def chosen_blocks(
     store: FeatureStore, blocks: Array, data: str = "all", min_length: int = 0
 ) -> Array:
-    """Reduce blocks [n,2] to the sequences that `--data` and `--min-length` select.
+    """Return the runs of sequences in `blocks` that `--data` and `--min-length` select.
 
-    Raises UserError if none is left.
+    Blocks and runs are int64 [n,2]: sequence numbers begin..end, end exclusive. Raises UserError if
+    no sequence is selected.
     """
     if data == "all" and not min_length:
         return blocks
@@ -75,8 +79,8 @@ def chosen_blocks(
 
 
 def view_of(epoch: int, features: Features, requested: int | None) -> int:
-    """Return the view of an epoch: `--view` if given, else the masked views in turn. View 0 is used
-    if there is no masked view, and for a task."""
+    """Return the view that an epoch reads: `--view` (`requested`) if given, else the masked views
+    in turn. Stores of a task, and stores without masked views, are read from view 0."""
     if requested is not None:
         return requested
     masked = 0 if features.task else features.views - 1

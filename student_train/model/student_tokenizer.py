@@ -81,10 +81,11 @@ def student_tokenizer(
 
 
 def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that can be a student's. A decoder's needs no mask, and spells every
-    byte; where it has no padding token, it is padded by the one that ends a text.
+    """Return the tokenizer if a student can use it; word is the value of `--vocab`, for messages.
 
-    Raises UserError for another.
+    causal: check for a decoder, which needs no mask token but must encode every byte. A decoder's
+    tokenizer without a padding token gets its end-of-text token as padding. Raises UserError for a
+    tokenizer that a student cannot use.
     """
     if not causal:
         wordpiece.check_student_tokenizer(tokenizer, word)
@@ -117,7 +118,10 @@ def _texts(
 
 
 def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: FeatureStore) -> None:
-    """Raise UserError for a tokenizer without a token between the two texts of a pair."""
+    """Raise UserError if a tokenizer puts no separator token between the two texts of a pair.
+
+    word: the value of `--vocab`, for the message.
+    """
     if not has_pair_form(tokenizer.backend_tokenizer):
         raise UserError(
             f"--vocab {word}: its tokenizer puts no token between the two texts of a pair, and"
@@ -126,7 +130,10 @@ def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: Featur
 
 
 def default_max_length(longest: int) -> int:
-    """Return the default of `--max-length` for the token count of the longest teacher sequence."""
+    """Return the default of `--max-length`, in student tokens.
+
+    longest: teacher tokens of the longest sequence.
+    """
     # A smaller vocabulary gives shorter pieces: the same text has more of them.
     return min(512, 2 * longest)
 
@@ -158,7 +165,7 @@ def _from_files(
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
-    """Train a WordPiece with `wordpiece.train_wordpiece`, as a transformers tokenizer."""
+    """Train a WordPiece vocabulary of `size` pieces; returns it as a transformers tokenizer."""
     return _with_special_tokens(wordpiece.train_wordpiece(texts, size, teacher_normalizer))
 
 

@@ -79,7 +79,7 @@ def all_recipes() -> Mapping[str, Recipe]:
 
 
 def listed() -> str:
-    """List each recipe in a line, under its source."""
+    """Return the text of `--recipe list`: a line for each recipe, under the paper it is from."""
     lines: list[str] = []
     recipes = all_recipes()
     width = max(map(len, recipes))
@@ -91,8 +91,10 @@ def listed() -> str:
 
 
 def read_recipes(path: Path) -> dict[str, Recipe]:
-    """Read the recipes of a file by name. Raises UserError, with file and key, for an invalid
-    one."""
+    """Read a TOML file of recipes; returns them by name.
+
+    Raises UserError, which names the file and the key, if a recipe is invalid.
+    """
     content = read_toml(path, "--recipe", "recipe")
     _check_keys(content, KEYS, str(path))
     found = {}

@@ -49,7 +49,7 @@ class StoreTraining:
         self.distiller.bf16 = plan.options.precision == "bf16"
 
     def steps_of(self, number: int) -> int:
-        """Count the optimiser steps of a stage."""
+        """Return the number of optimizer steps of a stage, from `--steps` or `--epochs`."""
         options = self.plan.stages[number].options
         if options.steps is not None:
             return options.steps

@@ -129,10 +129,10 @@ def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
 
 @contextmanager
 def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
-    """Pass the bytes of a file to `seen` while a library reads it in any order.
+    """Pass all bytes of a file to `seen`, in order, before the `with` block reads the file.
 
-    If the bytes differ after the reading, `seen` receives an extra block, so that hashes differ:
-    what the library read is neither version.
+    If the file has changed when the block ends, `seen` receives an extra block, so that a hash made
+    of the bytes matches neither version of the file.
     """
     if seen is ignore:
         yield

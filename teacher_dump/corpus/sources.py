@@ -145,7 +145,10 @@ class HubSource(CorpusSource):
 
 
 class PythonDocs(CorpusSource):
-    """Distinct paragraphs of the standard library's docstrings. No module is imported."""
+    """The corpus `python-docs`: distinct paragraphs of the docstrings of Python's standard library.
+
+    Docstrings are parsed from the source files; no module is imported.
+    """
 
     name, tabular = PYTHON_DOCS, False
 
@@ -153,7 +156,7 @@ class PythonDocs(CorpusSource):
         return (LabelledText(text, number) for number, text in enumerate(self._paragraphs, 1))
 
     def check(self) -> None:
-        """Count the texts; all are in memory."""
+        """Set `texts` and `characters`. No file can be damaged: all texts are in memory."""
         self.texts, self.characters = len(self._paragraphs), sum(map(len, self._paragraphs))
 
     @cached_property

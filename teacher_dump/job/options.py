@@ -40,7 +40,10 @@ MAX_DRAWS = 2**16 - 1  # for one token: a store counts them in uint16
 
 
 class Shard(NamedTuple):
-    """Number `place`, from 0, of the `size` processes that make one store."""
+    """The place of a process among the processes that write one store together.
+
+    place: 0..size - 1, as torchrun's RANK. size: the number of processes.
+    """
 
     place: int
     size: int
@@ -78,7 +81,7 @@ def tier_and_size(spec: str) -> tuple[str, int]:
 
 
 def place_of(word: str) -> Path | str:
-    """Return `--out` as a path, or as text if it is a URL."""
+    """Return `--out` as a Path, or as str if it is a URL."""
     return word if "://" in word else Path(word)  # Path("s3://a") would be "s3:/a"
 
 

@@ -43,17 +43,17 @@ def check_layers(
         output = base(input_ids=ids, attention_mask=present, output_hidden_states=True, **arguments)
     if len(states.sums) <= layers:
         raise UserError(
-            f"{kind} has no list of its {layers} layers that run one after another; use --hidden"
-            " none --attention none, or choose a BERT-like encoder"
+            f"{kind} has no list (ModuleList) of its {layers} layers that run in sequence; use"
+            " --hidden none --attention none, or choose a BERT-like encoder"
         )
     width = int(base.config.hidden_size)
     if any(each.shape != (2, length, width) for each in states.sums.values()):
         raise UserError(
-            f"{kind} has layers of other widths than hidden_size {width}; choose a BERT-like"
+            f"{kind} has layers whose outputs do not have hidden_size {width}; choose a BERT-like"
             " encoder, or use --hidden none --attention none"
         )
     if maps and len(attention.sums) < layers:
-        raise UserError(f"{kind} gives no attention maps in its layers: use --attention none")
+        raise UserError(f"{kind} returns no attention maps from its layers: use --attention none")
     # The last state is the output itself.
     _compare(kind, "states", [*states.sums.values()][:-1], output.get("hidden_states"))
     theirs = output.get("attentions") if maps else None
@@ -89,7 +89,7 @@ def padding_changes_numbers(teacher: Any) -> bool:
 
 @contextmanager
 def _refusing(kind: str, length: int) -> Iterator[None]:
-    """Turn any error of the forward pass into UserError, which names the `kind` of model."""
+    """Raise any error of the forward pass as UserError, which names the `kind` of model."""
     try:
         yield
     except UserError as error:

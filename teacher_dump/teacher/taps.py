@@ -17,7 +17,7 @@ from teachonce.support.errors import UserError
 
 
 def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
-    """Find the transformer layers of an encoder: its outermost module list of `count` members.
+    """Find the transformer layers of an encoder: its outermost ModuleList of `count` modules.
 
     Raises UserError if there is none.
     """
@@ -25,8 +25,8 @@ def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise UserError(
-        f"{type(base).__name__} has no list of its {count} layers (layers that share weights,"
-        " perhaps): choose a BERT-like encoder"
+        f"{type(base).__name__} has no list (ModuleList) of its {count} layers (they may share"
+        " weights): choose a BERT-like encoder"
     )
 
 
@@ -68,8 +68,8 @@ class Accumulator:
 def tapped(
     base: nn.Module, layers: int, length: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
-    """Add states [B,L,D] and attention maps [B,L,L] of every forward pass of `base`, over inputs of
-    `length` L, to the accumulators, until the context is closed.
+    """Inside the `with` block, add hidden states [B,L,D] and attention maps [B,L,L] of each forward
+    pass of `base` to the accumulators. Inputs have `length` L.
 
     State i is the input of layer i + 1; the last state is the output of the encoder. Attention maps
     are probabilities, averaged over heads. Raises UserError if a layer reads fewer tokens than the
@@ -102,8 +102,9 @@ def _read_state(hidden: Accumulator, number: int, length: int) -> Callable[..., 
         state = args[0] if args else kwargs["hidden_states"]
         if state.shape[1] < length:
             raise UserError(
-                f"layer {number + 1} reads {state.shape[1]} states of {length} tokens: use --hidden"
-                " none and --attention none, or choose a BERT-like encoder"
+                f"layer {number + 1} has hidden states for {state.shape[1]} positions, expected"
+                f" {length}, one for each token: use --hidden none and --attention none, or choose"
+                " a BERT-like encoder"
             )
         hidden.add(number, state[:, :length])
 
@@ -114,7 +115,7 @@ def _tap_attention(layer: nn.Module, attention: Accumulator, number: int, length
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         maps = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(maps, torch.Tensor) or maps.dim() != 4:
-            raise UserError(f"layer {number} gives no attention maps: use --attention none")
+            raise UserError(f"layer {number} returns no attention maps: use --attention none")
         if maps.shape[2:] != (length, length):
             raise UserError(
                 f"the attention maps of layer {number} are not tokens x tokens (its attention is"

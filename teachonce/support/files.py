@@ -120,9 +120,10 @@ def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> in
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise UserError for a pipe, socket or device, and for a file that this user may not read.
+    """Raise UserError if a model's folder has a pipe, socket or device, or a file that this user
+    may not read.
 
-    Libraries that load a model would block on the first, and report the second as missing.
+    Libraries that load a model block on a pipe, and report an unreadable file as missing.
     """
     private = "may not be read by this user: ask its owner to permit it (chmod)"
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):

@@ -16,11 +16,13 @@ BEGINNING = b"<!doctype html>"
 
 
 def write_page(path: Path, templates: Path, name: str, what_for: str, **values: Any) -> None:
-    """Write the page that the template `name` of a folder makes of `values`.
+    """Render the Jinja2 template `name` of the folder `templates` with `values` into the file
+    `path`.
 
-    All text is escaped; `name | embedded` puts data into a script, and `include_file` CSS and
-    JavaScript of the template's folder or of the shared one. Raises UserError as `check_page` does,
-    OSError where the page cannot be written.
+    All text is escaped. In a template, `value | embedded` writes data as JSON into a script, and
+    `include_file("x.css")` inserts a file of `templates` or of the shared folder. `what_for` names
+    the command in errors. Raises UserError as `check_page` does, and OSError if the page cannot be
+    written.
     """
     check_page(path, what_for)
     jinja2 = library("jinja2", "report", what_for)
@@ -38,9 +40,10 @@ def write_page(path: Path, templates: Path, name: str, what_for: str, **values: 
 
 
 def check_page(path: Path, what_for: str) -> None:
-    """Raise UserError where Jinja2 is missing, and where something that is no page has the name.
+    """Raise UserError if Jinja2 is missing, or if `path` is a folder or a file that is not HTML.
 
-    An older page is replaced, as a page can be made again at any time.
+    An existing page is no error: `write_page` replaces it, as a page can be made again at any time.
+    `what_for` names the command that needs Jinja2.
     """
     library("jinja2", "report", what_for)
     if path.is_dir():
@@ -48,11 +51,12 @@ def check_page(path: Path, what_for: str) -> None:
     if path.exists():
         with path.open("rb") as file:
             if file.read(len(BEGINNING)) != BEGINNING:
-                raise UserError(f"{path}: exists already, and is no page of this kind; {ANOTHER}")
+                raise UserError(f"{path}: exists already, and is not an HTML page; {ANOTHER}")
 
 
 def embedded(value: Any, markup: Any = str) -> Any:
-    """Write data as JSON for a script element, which nothing in it can end."""
+    """Return data as JSON for a `<script>` element; `<`, `>` and `&` are escaped, so that no value
+    can close the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -36,6 +36,7 @@ MADE_BEFORE: dict[str, tuple[str, ...]] = {  # by commands of other pages
     "docs/guide/look.md": ("store.zarr",),
     "docs/guide/score.md": ("student",),
     "docs/guide/export.md": ("student", "sst-student"),
+    "docs/losses.md": ("store.zarr",),
 }
 
 

@@ -122,7 +122,7 @@ def _filters(thing: Object) -> tuple[int, ...]:
         fields.take(name + 4 * (settings + (settings & 1 if version == 1 else 0)))
     if foreign := set(found) - {BLOSC, FLETCHER}:
         raise Damage(
-            f"HDF5 filter {min(foreign)} has no place in a store (only {BLOSC}, Blosc, and"
+            f"HDF5 filter {min(foreign)} is not allowed in a store (only {BLOSC}, Blosc, and"
             " Fletcher-32)"
         )
     if tuple(found) not in ALLOWED:

@@ -34,7 +34,8 @@ class Hdf5File:
         self._groups: dict[str, tuple[Object, dict[str, tuple[int, int]]]] = {}
 
     def find(self, name: str) -> Object:
-        """The object at a path. Raises Damage if a step of it is missing or not a hard link."""
+        """Return the object at a path. Raises Damage if a link on the path is missing or not
+        hard."""
         parent, _, last = name.rpartition("/")
         if not name:
             return self.group("")[0]
@@ -47,7 +48,8 @@ class Hdf5File:
         return read_object(self.blocks, address)
 
     def group(self, name: str) -> tuple[Object, dict[str, tuple[int, int]]]:
-        """A group, and kind and address of its links by name."""
+        """Return the object of a group, and its links: name -> (kind, address). The result is
+        cached."""
         if name not in self._groups:
             found = self.find(name) if name else read_object(self.blocks, self.blocks.root)
             if found.is_dataset:
@@ -56,7 +58,7 @@ class Hdf5File:
         return self._groups[name]
 
     def attributes(self, name: str) -> dict[str, bytes | int | str]:
-        """Attributes of a group, see `objects.attributes`."""
+        """Return the attributes of a group; see `objects.attributes`."""
         return attributes(self.blocks, self.group(name)[0])
 
     @cached_property
@@ -65,9 +67,10 @@ class Hdf5File:
         return self.attributes("").get("state") == b"writing"
 
     def walk(self, top: str) -> Iterator[tuple[str, Object | None]]:
-        """The paths of all datasets and links (None) at and under a path, in the order of the file.
+        """Yield (path, object) of each dataset at and under `top`, in the order of the file. The
+        object is None for a soft or external link, which is not followed.
 
-        Raises Damage if an object is met twice, and at groups that cannot be read.
+        Raises Damage if two paths lead to one object, or if a group cannot be read.
         """
         todo, met = [top], dict[int, str]()
         while todo:
@@ -90,7 +93,7 @@ class Hdf5File:
 
 
 def _read(values: dict[str, bytes | int | str], where: str) -> dict[str, Any]:
-    """Attributes as `write_attributes` wrote them. Raises StoreError naming `where`."""
+    """Decode attributes that `write_attributes` wrote. Raises StoreError, which names `where`."""
     found: dict[str, Any] = {}
     for key, value in sorted(values.items()):  # the order in which a copy writes them again
         try:
@@ -197,10 +200,10 @@ class Hdf5Source:
         return None
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
-        """Do nothing: the file is on a disk."""
+        """Do nothing: HDF5 stores are local files, so there are no fetched bytes to cache."""
 
     def announce(self, names: Iterable[str]) -> None:
-        """Do nothing: the file is on a disk."""
+        """Do nothing: HDF5 stores are local files, so reading ahead saves no requests."""
 
     def forget(self, name: str) -> None:
         """Do nothing: nothing is cached."""

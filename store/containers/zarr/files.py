@@ -76,7 +76,7 @@ class RemoteFiles(Files, Protocol):
     retrier: Retrier
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
-        """See `teachonce.store.containers.remote_ranges.Fetch`."""
+        """Fetch bytes begin..end of a file; see `remote_ranges.Fetch`."""
 
     def has(self, name: str) -> bool:
         """Return whether a file exists. Reads it: an answer to HEAD names no cause."""

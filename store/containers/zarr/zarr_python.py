@@ -1,4 +1,4 @@
-"""Read Zarr arrays that our reader does not know by zarr-python."""
+"""Read with zarr-python the Zarr arrays whose layout our own reader does not support."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_codecs(node: dict[str, Any], where: str) -> None:
             name = codec.get("name") if isinstance(codec, dict) else codec
             if name not in CODECS:
                 raise StoreError(
-                    f"{where}: codec {str(name)[:40]!r} has no place in a store (only"
+                    f"{where}: codec {str(name)[:40]!r} is not allowed in a store (only"
                     f" {', '.join(CODECS)}); the store is damaged"
                 )
             inner = codec.get("configuration") if isinstance(codec, dict) else None
@@ -66,14 +66,17 @@ def _array(store: Store, name: str, node: dict[str, Any]) -> zarr.Array[Any]:
 
 
 def chunk_rows(node: dict[str, Any]) -> int:
-    """Rows of a chunk of an array, by its zarr.json. Raises the errors of zarr-python."""
+    """Return the rows of a chunk, from the zarr.json of an array. Raises errors of zarr-python."""
     rows: int = _array(MemoryStore(), "", node).chunks[0]
     return rows
 
 
 def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple[ZarrSlices, int]:
-    """Open an array of a Zarr store by its zarr.json `node`; returns it and the bytes of a decoded
-    chunk. Raises the errors of zarr-python. Of a store behind a URL, `read_from` comes next."""
+    """Open an array by its zarr.json, `node`; returns its slices and the bytes of a decoded chunk.
+
+    For a store behind a URL, call `ZarrSlices.read_from` before reading. Raises errors of
+    zarr-python.
+    """
     fetched: dict[str, Buffer] = {}
     remote = "://" in path
     array = _array(MemoryStore(fetched) if remote else LocalStore(path, read_only=True), name, node)

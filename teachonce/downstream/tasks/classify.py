@@ -83,8 +83,11 @@ class Classify(LabelTask):
         return example.where
 
     def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Raises UserError also for a single label, for fewer examples than `per_class`, and if
-        texts and pairs are mixed."""
+        """Derive the labels from `train`; see `Task.prepare`.
+
+        Raises UserError also for a single label, for fewer examples than `per_class`, and if texts
+        and pairs are mixed.
+        """
         _check_alike(splits)
         counts = Counter(example.label for example in splits["train"])
         if len(counts) < 2:
@@ -100,8 +103,11 @@ class Classify(LabelTask):
         self._measure_the_last_of_two()
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Raises UserError also if texts and pairs are mixed, and for a model that does not choose
-        one of several labels."""
+        """Take the labels from the head of a trained classifier; see `Task.adopt`.
+
+        Raises UserError also if the head is not a single-label classifier, and if texts and pairs
+        are mixed.
+        """
         if spec.output_kind != "one label":
             given = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
             raise UserError(

@@ -60,9 +60,10 @@ class Task(ABC):
         """Derive the head's labels or scale from `train`. Raises UserError if splits do not fit."""
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Any]]) -> None:
-        """Take labels from the head of a model, which `spec` describes.
+        """Take the labels from the head of a fine-tuned model, to score it without training.
 
-        Raises UserError if head and splits do not fit, and if the task does not override it.
+        spec: the outputs of the head. Raises UserError if head and splits do not fit. A task that
+        does not override this method always raises it.
         """
         raise UserError(f"--task {self.name}: its models cannot be scored as they are; fine-tune")
 

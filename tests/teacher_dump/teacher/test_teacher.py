@@ -223,13 +223,15 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
     assert "the attention maps of layer 1 are not tokens x tokens" in line
     assert line.endswith("use --attention none")
     line = refusal("FNet", "ForMaskedLM", "mean", "mean")
-    assert line.endswith("FNetModel gives no attention maps in its layers: use --attention none")
+    assert line.endswith(
+        "FNetModel returns no attention maps from its layers: use --attention none"
+    )
     parts = {"segment_means_seq_len": 64, "num_landmarks": 8}  # reads 64 tokens, no more, no fewer
     line = refusal("Nystromformer", "ForMaskedLM", "mean", "none", **parts)
     assert "NystromformerModel cannot read a batch of texts of 128 tokens" in line
     blocks = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64}
     line = refusal("Funnel", "ForMaskedLM", "mean", "none", **blocks)
-    assert "FunnelModel has no list of its 2 layers" in line
+    assert "FunnelModel has no list (ModuleList) of its 2 layers" in line
 
 
 @pytest.mark.parametrize("family", ["FNet", "ConvBert", "Yoso"])
@@ -253,7 +255,7 @@ def test_padding_that_changes_numbers_is_left_out(
         ),
         said.append,
     )
-    assert any(line.startswith("batches   of texts of one length") for line in said)
+    assert any(line.startswith("batches   hold texts of one length only") for line in said)
     plain = getattr(transformers, f"{family}{kind}").from_pretrained(folder).eval()
     records = list(open_store(tmp_path / "s.zarr"))
     assert len({len(record.token_ids) for record in records}) > 2
