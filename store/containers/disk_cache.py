@@ -113,8 +113,8 @@ class DiskCache:
             os.close(file)
 
     def _make_room(self, taken: _BytesTaken, most: int | None) -> None:
-        """Remove what a kill has left, and the entries that were not used for longest until `most`
-        bytes are taken; count what is."""
+        """Remove temporary files of killed processes, and the least recently used entries until the
+        cache has at most `most` bytes. Set `taken` to the bytes that remain."""
         found, total = [], 0
         with os.scandir(self.folder) as listed:
             for each in listed:

@@ -99,7 +99,7 @@ def _half(name: str, array: Array) -> Array:
     if far.any():
         value = float(np.atleast_1d(array)[far][0])
         raise StoreError(
-            f"{name} has the number {value:.6g}, and a store has weights in float16, up to 65504;"
+            f"{name} has the value {value:.6g}, but a store has weights in float16, up to 65504;"
             " leave the weights out (teacher-dump --no-weights)"
         )
     return half

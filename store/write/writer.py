@@ -171,7 +171,8 @@ class StoreWriter:
 
     @contextmanager
     def _publishing(self, number: int) -> Iterator[None]:
-        """Publish a part that is written within the block, by a lease that is held until then."""
+        """Publish part `number` when the `with` block that writes it ends. Raises if the lease is
+        lost."""
         self._check_number(number)
         with existing.writing(self.path, f"part {number} of "), self._leased():
             yield

@@ -47,7 +47,7 @@ def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
 
 
 def steps_of(sentences: Iterable[Sequence[str]]) -> Iterator[Step]:
-    """Yield the steps of sentences, given as the tags of all words."""
+    """Yield (previous tag, tag) for each word of sentences, which are given as lists of tags."""
     for tags in sentences:
         yield from zip((BEGINNING, *tags), tags, strict=False)
 

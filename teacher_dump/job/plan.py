@@ -350,7 +350,8 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
     if not (stored or options.text_only):
         raise UserError(
             "the checkpoint has no LM head, and neither --hidden nor --attention was requested:"
-            " nothing to dump"
+            " nothing to dump; request --hidden mean, or train a head first with"
+            " `downstream --task mlm`"
         )
     if task:
         check_gold(options, task.output_kind)

@@ -270,7 +270,9 @@ def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec |
     names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
     _check_numbers(config, name)
     if len(set(names)) < len(names):
-        raise UserError(f"{name}: two labels have one name in id2label of its config.json")
+        raise UserError(
+            f"{name}: two labels have one name in id2label of its config.json; rename one"
+        )
     later = getattr(config, "later_label", None) if head == "tagging" else None
     if later is not None and later not in names:
         raise UserError(

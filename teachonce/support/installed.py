@@ -37,7 +37,7 @@ def version_words(versions: Mapping[str, tuple[str, str]]) -> str:
 
 
 def installed() -> dict[str, str]:
-    """Return `software`, the kind of machine, and a hash of the code."""
+    """Return the versions of `software()`, the machine type, and a hash of this package's code."""
     code, above = hashlib.sha256(), Path(__file__).parents[1]
     for file in sorted(file for package in above.iterdir() for file in package.rglob("*.py")):
         code.update(f"{file.relative_to(above)}\n".encode() + file.read_bytes())

@@ -15,8 +15,8 @@ LARGEST = 1e30  # of a number: its square is one, too
 
 
 def read_small(path: Path, most: int = MOST_BYTES) -> str:
-    """Read the text of a file. Raises UserError for what is no file (a pipe would be waited for),
-    has more than `most` bytes, or is not UTF-8."""
+    """Read a UTF-8 text file. Raises UserError if it is not a regular file (reading a pipe would
+    block), has more than `most` bytes, or is not UTF-8."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path}: is no file (a pipe, a device or a folder)")
@@ -26,7 +26,7 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
             raise UserError(f"{path}: has more than {most:,} bytes, and is not read")
         return data.decode("utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); check the file") from None
 
 
 def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
