@@ -187,7 +187,7 @@ def main(
 @push_options
 @command_errors
 def push(folder: Path, repository: str, **how: Any) -> None:
-    """Upload the finished student in FOLDER to a repository of the Hugging Face hub.
+    """Upload a finished student to the Hugging Face hub.
 
     README.md in FOLDER is the model card: add language, licence and intended use there first. The
     command uploads a folder of student-export in the same way.
