@@ -164,7 +164,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
             "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_out",
         ),
         ({"loss": {"ce": 1.0}}, "--loss ce: the teacher of .* has no task head"),
-        ({"loss": {"embedding": 1.0}}, "--loss embedding: .* holds no vectors of texts"),
+        ({"loss": {"embedding": 1.0}}, "--loss embedding: .* has no text vectors"),
         ({"loss": "mlm=0"}, "--loss: at least one loss"),
         ({"view": 7}, "--view 7: .* has views 0 to 1"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),

@@ -81,5 +81,5 @@ def test_types_by_place_are_those_of_a_template_as_berts(
 def test_a_text_that_is_no_pair(make_tokenizer: Callable[[str], Any]) -> None:
     backend = make_tokenizer("bpe").backend_tokenizer
     for text, times in (("one", 0), ("a\x1fb\x1fc", 2)):
-        with pytest.raises(StoreError, match=f"stands {times} times in .*, expected once"):
+        with pytest.raises(StoreError, match=f"occurs {times} times in .*, expected once"):
             tokenize(backend, ["a\x1fb", text], SEPARATOR)

@@ -134,12 +134,12 @@ def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path
     before = begun()
     (tmp_path / "training.json").write_text(json.dumps(before))
     assert check_same_training(tmp_path, begun(), resume=True) == before
-    with pytest.raises(UserError, match="settings: optimizer was lamb and is adamw; give those"):
+    with pytest.raises(UserError, match="settings: optimizer was lamb and is adamw; give the"):
         check_same_training(tmp_path, begun(optimizer="adamw"), resume=True)
     before = begun(optimizer="adamw")
     (tmp_path / "training.json").write_text(json.dumps(before))
     assert check_same_training(tmp_path, begun(optimizer="adamw"), resume=True) == before
-    with pytest.raises(UserError, match="settings: optimizer was adamw and is lamb; give those"):
+    with pytest.raises(UserError, match="settings: optimizer was adamw and is lamb; give the"):
         check_same_training(tmp_path, begun(), resume=True)
 
 
