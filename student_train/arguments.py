@@ -101,16 +101,16 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
         )
     own = str(config.get("model_type"))
     if own in SHAPES and SHAPES[own].causal:
-        return _decoder_like_teacher(own, student, config, store)
+        return _decoder_like_teacher(own, student, config, (store.features.width, heads))
     # The same kind as the teacher, so that --init can copy the teacher's layers.
     kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
     return f"{kind}{store.features.width}x{student.removeprefix(AS_TEACHER)}x{heads}"
 
 
 def _decoder_like_teacher(
-    kind: str, student: str, config: Mapping[str, Any], store: FeatureStore
+    kind: str, student: str, config: Mapping[str, Any], sizes: tuple[int, int]
 ) -> str:
-    width, heads = store.features.width, config.get("num_attention_heads", config.get("n_head"))
+    width, heads = sizes
     inner = config.get("intermediate_size", config.get("n_inner")) or 4 * width
     groups = config.get("num_key_value_heads")
     size = f"{width}x{student.removeprefix(AS_TEACHER)}x{heads}x{inner}"
@@ -118,10 +118,13 @@ def _decoder_like_teacher(
 
 
 def fill_in_decoder(given: dict[str, Any]) -> None:
-    """Set the temperature of a decoder's losses to 1 if none was given."""
-    # The text's own tokens, which a decoder learns as well, are of temperature 1.
+    """Set the temperature of a decoder's losses to 1, and its view to the unmasked one, if none was
+    given."""
+    # The text's own tokens, which a decoder learns as well, are of temperature 1. It reads the text
+    # unmasked, so the teacher's states must be those of unmasked text.
     if _is_decoder(given):
         given.setdefault("temperature", 1.0)
+        given.setdefault("view", 0)
 
 
 def of_vectors(given: Mapping[str, Any]) -> bool:

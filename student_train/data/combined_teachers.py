@@ -14,6 +14,7 @@ from torch import Tensor
 from teachonce.student_train.data.batch import Distillation, Runs, StudentBatch
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.losses.next_token import NextTargets
 
 # Log probability of a piece that a teacher gives no probability: -inf would make every mean -inf.
 LEAST = -40.0
@@ -81,11 +82,14 @@ def _mean_logits(
     common = reduce(lambda one, two: one[torch.isin(one, two)], begins)
     chosen = [torch.isin(each, common) for each in begins]
     rows = [_select(each, where) for each, where in zip(targets, chosen, strict=True)]
-    return runs[0].select(chosen[0]), geometric_mean(rows, pieces)
+    mean = geometric_mean(rows, pieces)
+    if isinstance(rows[0], NextTargets):  # the piece that follows is of the text: one for all
+        mean = NextTargets(**vars(mean), following=rows[0].following)
+    return runs[0].select(chosen[0]), mean
 
 
 def _select(targets: LogitTargets, where: Tensor) -> LogitTargets:
-    return LogitTargets(*(value[where] for value in vars(targets).values()))
+    return type(targets)(*(value[where] for value in vars(targets).values()))
 
 
 def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets:

@@ -63,10 +63,7 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     # the paper applies it, are not stored.
     if len(logits) == 0:
         return logits.sum() * 0.0
-    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is stored
-    student = outcomes(logits.float(), targets, whole)
-    left = targets.rest.masked_fill(whole, -torch.inf)
-    teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
+    student, teacher = sides(logits, targets)
     return divergence(teacher, student, temperature)
 
 
@@ -92,6 +89,15 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     # Outcomes of probability zero add nothing; -inf - -inf must not become NaN.
     terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
     return terms.sum(dim=1).mean() * temperature**2
+
+
+def sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities [G,K+1] of the student and of the teacher: of the stored pieces and
+    of all other pieces."""
+    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is stored
+    left = targets.rest.masked_fill(whole, -torch.inf)
+    teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
+    return outcomes(logits.float(), targets, whole), teacher
 
 
 def outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:

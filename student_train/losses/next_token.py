@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from teachonce.student_train.losses.logits import LogitTargets, divergence, outcomes
+from teachonce.student_train.losses.logits import LogitTargets, divergence, sides
 
 LEAST = -20.0  # log-probability of an outcome the teacher excludes: the divergence stays finite
 
@@ -42,7 +42,7 @@ def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher = _sides(logits, targets)
+    student, teacher = sides(logits, targets)
     return divergence(teacher, student, temperature) + _tail(logits, targets, student)
 
 
@@ -51,7 +51,7 @@ def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tens
     2024, https://arxiv.org/abs/2306.08543, equation 1, on the teacher's text); mean over G."""
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher = _sides(logits, targets)
+    student, teacher = sides(logits, targets)
     present = torch.isfinite(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1).clamp(min=LEAST)
     # Where an outcome is in neither, -inf would make the gradient NaN.
@@ -60,17 +60,12 @@ def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tens
     return terms.sum(dim=1).mean() * temperature**2 + _tail(logits, targets, student)
 
 
-def _sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities [G,K+1] of the student and of the teacher."""
-    whole = targets.valid.sum(dim=1) == logits.shape[1]
-    left = targets.rest.masked_fill(whole, -torch.inf)
-    teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
-    return outcomes(logits.float(), targets, whole), teacher
-
-
 def _tail(logits: Tensor, targets: NextTargets, student: Tensor) -> Tensor:
-    """Return the mean over G of -log(q(piece) / q(rest)), zero where the piece is stored."""
+    """Return the mean over G of -log(q(piece) / q(rest)), zero where the piece is stored, and where
+    the teacher has no rest."""
     stored = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
+    # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
+    stored |= torch.isneginf(targets.rest)
     own = functional.log_softmax(logits.float(), dim=1)
     own = own.gather(1, targets.following[:, None])[:, 0]
     return torch.where(stored, 0.0, student[:, -1] - own).mean()

@@ -44,7 +44,6 @@ from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -182,8 +181,7 @@ def _pieces_after_pruning(
     if options.prune_to is None:
         return None
     try:
-        pattern = parse_student(options.student).pattern
-        other = student_tokenizer(options.prune_to, store, pattern=pattern)
+        other = student_tokenizer(options.prune_to, store)
     except UserError as error:
         raise UserError(str(error).replace("--vocab", "--prune-to", 1)) from error
     if fewer := fewer_pieces(options.prune_to, len(other)):

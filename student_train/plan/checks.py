@@ -17,7 +17,7 @@ from teachonce.student_train.plan.vector_space import check_space
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import Shape
+from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import parse_alignments
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
@@ -207,12 +207,17 @@ def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     options = stage.options
     task, name = store.task, store.path
+    if task and parse_student(options.student).causal:
+        raise UserError(
+            f"--student {options.student}: a decoder has no head for {task.kind}, which the teacher"
+            f" of {name} is for; choose HxLxA, modernbert:HxLxA or bilstm:E,H"
+        )
     able = {loss.name for loss in losses_for(output_kind_of(store))}
     wrong = sorted(options.loss.keys() - able)
     if wrong and task and any(loss.head == "task" for loss in named(wrong[:1])):
         _refuse_answers(wrong[0], task, name)
     if wrong and task:
-        of_task = [loss.name for loss in LOSSES if loss.head == "task"]
+        of_task = dict.fromkeys(loss.name for loss in LOSSES if loss.head == "task")
         raise UserError(
             f"--loss {wrong[0]}: the teacher of {name} is for {task.kind}, so its student has no"
             f" masked-LM head; use {', '.join(of_task)} or losses of hidden states"
@@ -285,6 +290,11 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
         if spec and spec.tier == "sample" and loss.teacher in ("logits", "shared"):
             raise UserError(
                 f"--loss {loss.name}: the store has random draws, which have no logits; use kl"
+            )
+        if spec and spec.tier == "sample" and loss.name == "reverse-kl":
+            raise UserError(
+                f"--loss reverse-kl: {where} has random draws, which give a probability of zero to"
+                " most pieces that a student predicts; use kl-next, or dump with --logits topk:K"
             )
 
 

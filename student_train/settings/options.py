@@ -143,6 +143,8 @@ class TrainOptions(OptionFields):
                 f"--loss {wrong[0]}: --student {self.student} is {what}; use {', '.join(able)} or"
                 " losses of hidden states"
             )
+        if causal:
+            self._check_decoder()
         own = parse_alignments(self.align).own
         trimmed = [
             loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT
@@ -153,12 +155,27 @@ class TrainOptions(OptionFields):
                 f" both sides end at the same byte, and {own[trimmed[0]]} trims blanks; leave it"
                 f" out, or give {trimmed[0]}={NEXT}"
             )
+
+    def _check_decoder(self) -> None:
+        """Refuse what a decoder cannot do."""
+        of_texts = [loss.name for loss in registry.named(self.loss) if loss.student == "sentence"]
+        if of_texts:
+            raise UserError(
+                f"--loss {of_texts[0]}: --student {self.student} is a decoder, which has no state"
+                " of a whole text; use hidden"
+            )
+        if self.prune_to is not None:
+            raise UserError(
+                f"--prune-to {self.prune_to}: only WordPieces can be pruned after the training, and"
+                f" --student {self.student} is a decoder; give --vocab pruned:SIZE"
+            )
         masks = {
             "--targets masked": self.targets == "masked",
             "--mask-words rare": self.mask_words == "rare",
             f"--max-masks {self.max_masks}": self.max_masks is not None,
+            f"--view {self.view}": bool(self.view),
         }
-        if causal and (refused := [option for option, is_set in masks.items() if is_set]):
+        if refused := [option for option, is_set in masks.items() if is_set]:
             raise UserError(
                 f"{refused[0]}: --student {self.student} is a decoder, which reads no masks;"
                 " leave it out"

@@ -117,6 +117,9 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "no decoder", "mlm")),
         (("--student", "llama:32x2x4x64x3"), ("4 heads are no multiple of 3",)),
+        (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
+        (("--view", "1"), ("--view 1", "a decoder", "leave it out")),
+        (("--prune-to", "300"), ("--prune-to 300", "a decoder", "pruned:SIZE")),
     ],
 )
 def test_what_a_decoder_cannot_do_is_refused(
@@ -141,3 +144,54 @@ def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) ->
         found.append(result["valid_bits_per_byte"])
         assert result["valid_bits_per_byte"] < result["valid_next"] / math.log(2)
     assert found[0] != found[1]
+
+
+def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
+    """The mean of a teacher and itself is the teacher."""
+    words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "kl-next", *SHORT)
+    found = []
+    for name, stores in (("one", (store,)), ("two", (store, store))):
+        given = [word for each in stores for word in ("--store", each)]
+        given += ["--combine", "outputs"] if len(stores) > 1 else []
+        ok(student_train, *given, *words, "--out", tmp_path / name)
+        report = read_report(tmp_path / name)
+        assert report is not None
+        found.append(report["result"]["valid_loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_random_draws_train_forwards_only(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 20)
+    drawn = dumped(
+        tiny_teacher("gpt2"), corpus, tmp_path / "s.zarr", attention="none", logits="sample:16"
+    )
+    words = ("--store", drawn, "--student", "llama:32x1x4", "--vocab", "300", *SHORT)
+    said = refused(student_train, *words, "--loss", "reverse-kl", "--out", tmp_path / "reverse")
+    says(said, "--loss reverse-kl", "random draws", "kl-next")
+    ok(student_train, *words, "--loss", "kl-next", "--out", tmp_path / "forward")
+
+
+def test_a_decoder_reads_unmasked_text_only(
+    tmp_path: Path, tiny_teacher: Callable[..., Path]
+) -> None:
+    """Of a store with masked views the unmasked one; of a task's store nothing."""
+    corpus = write_corpus(tmp_path / "corpus.txt", 20)
+    masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", views=2)
+    words = ("--student", "llama:32x1x4", "--vocab", "300", *SHORT)
+    out = tmp_path / "student"
+    ok(student_train, "--store", masked, *words, "--out", out)
+    report = read_report(out)
+    assert report is not None
+    assert report["settings"]["view"] == 0
+    tagger = tiny_teacher("bert", "classification", ("a", "b"))
+    lines = ["text,label"] + [f"{line},{'ab'[n % 2]}" for n, line in enumerate("stuv" * 5)]
+    (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
+    labelled = dumped(
+        tagger, tmp_path / "labels.csv", tmp_path / "t.zarr", attention="none", logits=None,
+        head="classification", label_column="label",
+    )  # fmt: skip
+    given = ("--store", labelled, "--held-out", "0", "--out", tmp_path / "no")
+    said = refused(student_train, *words, *given)
+    says(said, "llama:32x1x4", "a decoder has no head for classification", "HxLxA")

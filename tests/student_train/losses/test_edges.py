@@ -13,6 +13,7 @@ from teachonce.store import Logits
 from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
 from teachonce.student_train.losses.next_token import NextTargets
+from teachonce.student_train.losses.next_token import kl as kl_next
 from teachonce.student_train.losses.registry import LOSSES, Loss
 from teachonce.support.arrays import Array
 
@@ -75,6 +76,19 @@ def test_every_loss_and_its_gradient_are_finite(
     value = loss.measure(student, *others)
     value.backward()
     assert value.isfinite() and student.grad is not None and student.grad.isfinite().all()
+
+
+def test_the_piece_that_follows_counts_only_where_the_teacher_has_a_rest() -> None:
+    logits, ids = torch.zeros(2, 4), torch.zeros(2, 1, dtype=torch.int64)
+    half = torch.full((2,), 0.5).log()
+    of_text = [torch.ones(2, 1, dtype=torch.bool), half, torch.zeros(2), torch.tensor([0, 3])]
+    topk = kl_next(logits, NextTargets(ids, half[:, None], *of_text), 1.0)
+    # KL((1/2, 1/2) || (1/4, 3/4)), and once in two rows one of three other pieces.
+    expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3) + 0.5 * np.log(3)
+    assert float(topk) == pytest.approx(expected, rel=1e-5)
+    of_text[1] = torch.full((2,), -torch.inf)  # as of random draws
+    drawn = kl_next(logits, NextTargets(ids, torch.zeros(2, 1), *of_text), 1.0)
+    assert float(drawn) == pytest.approx(np.log(4), rel=1e-5)
 
 
 def test_a_student_with_no_other_piece_learns_the_shares_of_the_kept_ones() -> None:
