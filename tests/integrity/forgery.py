@@ -57,7 +57,7 @@ KNOWN = tuple(
 HDF5, ZARR = "h5", "zarr"
 FORGE: dict[str, Callable[[Path, random.Random, Path], str]] = {HDF5: forge_hdf5, ZARR: forge_zarr}
 HOW = ("refused", "unchanged", "verified")
-HEAD = ("forged stores", "refused", "read unchanged", "told by verify", "otherwise", "seconds")
+HEAD = ("forged stores", "refused", "read unchanged", "reported by verify", "otherwise", "seconds")
 
 
 def everything(store: FeatureStore) -> dict[str, str]:

@@ -120,7 +120,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
     ("lost, swapped, doubled files, Zarr: found", damages, "zarr", "flips"),
     ("lost, swapped, doubled arrays, HDF5: found", damages, "h5", "flips"),
     ("sound stores: no alarm", good, "", "stores"),
-    ("forged stores: refused, read unchanged, or told by verify", forgeries, "", "forgeries"),
+    ("forged stores: refused, read unchanged, or reported by verify", forgeries, "", "forgeries"),
     ("altered arrays with fitting chunks: no copy is made", launderings, "", "launderings"),
     ("corpora edited in the middle of a dump: refused, or sound", edits, "", "edits"),
     ("an untrusted tokenizer or settings: a line, in bounds", tokenizers, "", "tokenizers"),
