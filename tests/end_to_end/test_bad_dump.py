@@ -252,6 +252,6 @@ def test_weights_beyond_float16_are_told_as_such(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     words = ("--model", folder, "--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu")
     line = refused(teacher_dump, *words)
-    says(line, "teacher/weights/embeddings.word_embeddings.weight has the number 150000", "65504")
+    says(line, "teacher/weights/embeddings.word_embeddings.weight has the value 150000", "65504")
     assert line.endswith("leave the weights out (teacher-dump --no-weights)")
     ok(teacher_dump, *words, "--no-weights")
