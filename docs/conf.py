@@ -41,9 +41,26 @@ def _plain(
     app: object, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
     """Set a docstring in reStructuredText: ours name code in single backticks."""
-    text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", "\n".join(lines))
+    text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", "\n".join(_fields(lines)))
     text = re.sub(r"``.+?``|\*|_(?!\w)", _escaped, text)
     lines[:] = text.split("\n")
+
+
+FIELD = re.compile(r"([A-Za-z]\w*(?:, [A-Za-z]\w*)*): (.+)")
+"""A line of ours that describes arguments or attributes; longer ones go on indented."""
+
+
+def _fields(lines: list[str]) -> list[str]:
+    """Write what describes arguments and attributes as a list of definitions."""
+    found, inside = lines[:1], False
+    for line in lines[1:]:
+        field = FIELD.match(line)
+        starts = bool(field) != inside and line[:1].strip()  # a list begins or ends here
+        if starts and found[-1]:
+            found.append("")
+        found += [f"``{field[1]}``", f"    {field[2]}"] if field else [line]
+        inside = bool(field) or (inside and line.startswith(" "))
+    return found
 
 
 def _escaped(found: re.Match[str]) -> str:
