@@ -87,6 +87,12 @@ def tokenizer(kind: str) -> Tokenizer:
     built.train_from_iterator(SENTENCES, trainer)
     if kind == "llama-2":  # the model's own setting is lost where it is trained
         built.model.byte_fallback = True
+    if kind in ("llama-2", "fallback-unigram"):  # ordinary pieces, which no trainer makes
+        settings = json.loads(built.to_str())
+        settings["added_tokens"] = [
+            added for added in settings["added_tokens"] if added["content"] in names
+        ]
+        built = Tokenizer.from_str(json.dumps(settings))
     template = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", built.token_to_id("<s>"))]
     )

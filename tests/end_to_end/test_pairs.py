@@ -263,7 +263,7 @@ def test_what_has_no_pairs_is_refused_in_a_line(
     words = ("--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu")
     for kind, head, told in (
         ("bert", "mlm", ("--text-column one,two", "classification head", "is: mlm")),
-        ("gpt2", "auto", ("--text-column one,two", "classification head", "is: none")),
+        ("gpt2", "auto", ("--text-column one,two", "classification head", "is: causal")),
     ):
         other = ("--model", tiny_teacher(kind), "--head", head, "--text-column", "one,two")
         says(refused(teacher_dump, *words, *other), *told)
