@@ -185,7 +185,7 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
     )
     assert nested > plain + 0.05
     line = refused(student_train, *common, "--out", tmp_path / "s", "--matryoshka", "24")
-    says(line, "--matryoshka 24: the student's vectors are 24 wide; give smaller widths")
+    says(line, "--matryoshka 24: the student's vectors are 24 wide; give smaller sizes")
     line = refused(student_train, *common[:-1], "embedding=1", "--matryoshka", "8",
                    "--out", tmp_path / "s")  # fmt: skip
     says(line, "--matryoshka 8: no loss compares parts of a vector; add similarity")
@@ -237,7 +237,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
     plain = dumped(tiny_teacher("bert"), write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr")
     words = ("--out", tmp_path / "s", *VOCAB, "--loss", "embedding=1")
     line = refused(student_train, "--store", plain, *words)
-    says(line, "--loss embedding: ", "holds no vectors of texts; dump them (--head embedding)")
+    says(line, "--loss embedding: ", "has no text vectors; dump them (--head embedding)")
     line = refused(
         student_train, "--store", stores(), "--store", stores("query"), *words,
         "--combine", "outputs",
@@ -245,7 +245,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
     says(line, "--combine outputs: --loss embedding compares with the vectors of one teacher")
     line = refused(student_train, "--store", stores(), "--out", tmp_path / "s", *STUDENT,
                    "--vocab", "450", "--loss", "hidden=1")  # fmt: skip
-    says(line, "holds no hidden states")
+    says(line, "has no hidden states")
     with pytest.raises(UserError, match="did you mean embedding. there are .* in-batch"):
         TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
 

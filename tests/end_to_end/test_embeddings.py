@@ -118,8 +118,8 @@ def test_it_goes_on_after_a_stop(
         (("--text-column", "a,b"), "pairs of texts need a classification head"),
         (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
         (("--prompt", "title"), "has no such prompt; it has: document, query"),
-        (("--head", "none", "--pooling", "max"), "--pooling max: for vectors of texts"),
-        (("--head", "none", "--prompt", "query"), "--prompt query: for vectors of texts"),
+        (("--head", "none", "--pooling", "max"), "--pooling max: applies to vectors of texts"),
+        (("--head", "none", "--prompt", "query"), "--prompt query: applies to vectors of texts"),
     ),
 )
 def test_refused(teacher: Path, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
