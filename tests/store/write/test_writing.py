@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 from teachonce.store import Features, StoreError, StoreWriter, UserError, open_store
+from teachonce.store.containers.hdf5.tree import Hdf5File
+from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.write.tree import OutsideParts
 from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
 
@@ -203,15 +205,13 @@ def test_weights_that_nobody_takes_any_more_end_in_silence() -> None:
     copy_context().run(arrays.close)
 
 
-def test_more_parts_than_a_process_may_have_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("teachonce.store.containers.hdf5.tree.OPEN_FILES", 3)
+def test_more_parts_than_a_process_may_have_files(tmp_path: Path) -> None:
     writer, part = begin(tmp_path / "a.h5", SMALL), make_part(SMALL, 0, sequences=1)
     for number in range(9):
         put_part(writer, number, part)
     fs = open_store(tmp_path / "a.h5", allow_partial=True)
     source: Any = fs.source
+    source._files = OpenFiles[Hdf5File](3)
     for _ in range(2):
         assert [record.text for record in fs] == part.texts * 9
         assert [len(fs.part(place).all("token/id")) for place in range(9)]
