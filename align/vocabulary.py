@@ -42,6 +42,12 @@ def byte_of_character() -> dict[str, int]:
 
 
 @cache
+def character_of_byte() -> dict[int, str]:
+    """Return the character of GPT-2's byte-level alphabet that encodes each byte."""
+    return {byte: character for character, byte in byte_of_character().items()}
+
+
+@cache
 def isolated(character: str) -> bool:
     """Return whether BERT's pre-tokenizer makes this character a word: punctuation and Chinese."""
     code = ord(character)

@@ -149,11 +149,12 @@ class Collator:
 
     def _read_logits(self, predicted: str) -> None:
         if predicted not in self.readers:
-            pieces = self.vocabulary.match
-            if predicted == "first":
+            if predicted != "first":
+                pieces = self.vocabulary.match
+            elif self.causal:
+                pieces = next_pieces(self.vocabulary, self.tokenizer)
+            else:
                 pieces = first_pieces(self.vocabulary)
-                if self.causal:
-                    pieces = next_pieces(self.vocabulary, self.tokenizer)
             self.readers[predicted] = TargetReader(pieces, self.head)
 
     def features(self) -> list[str]:

@@ -13,11 +13,9 @@ from tokenizers import Tokenizer
 
 from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
 from teachonce.align.byte_edges import NO_EDGE, TextBytes, token_ends
-from teachonce.align.vocabulary import Marks, byte_of_character
+from teachonce.align.vocabulary import Marks, character_of_byte
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
 from teachonce.support.arrays import Array
-
-CHARACTERS = {byte: character for character, byte in byte_of_character().items()}
 
 
 def following(tokens: Tokens) -> MaskedTokens:
@@ -88,7 +86,7 @@ def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
     except UnicodeDecodeError:  # a part of a character
         text = ""
     if marks.byte_level:
-        word = "".join(CHARACTERS[byte] for byte in raw)
+        word = "".join(character_of_byte()[byte] for byte in raw)
         if text:
             word = tokenizer.pre_tokenizer.pre_tokenize_str(text)[0][0]
         if raw[:1] != b" ":

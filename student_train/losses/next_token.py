@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from teachonce.student_train.losses.logits import LogitTargets, divergence, sides
+from teachonce.student_train.losses.logits import LogitTargets, divergence, mlm, sides
 
 LEAST = -20.0  # log-probability of an outcome the teacher excludes: the divergence stays finite
 
@@ -26,9 +26,7 @@ class NextTargets(LogitTargets):
 
 def next_token(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of logits [M,V] against the tokens that follow, int64 [M], mean over M."""
-    if len(labels) == 0:
-        return logits.sum() * 0.0
-    return functional.cross_entropy(logits.float(), labels)
+    return mlm(logits, labels)  # the same formula over other tokens
 
 
 def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:

@@ -206,12 +206,8 @@ def _static(
     return StaticConfig(hidden_size=shape.width, special_ids=special, **common)
 
 
-def _no_task(*_: Any) -> Tensor:
-    raise AssertionError("a decoder has no head of a task, and the plan refuses its losses")
-
-
 def _headless(*_: Any) -> Tensor:
-    raise AssertionError("a static student has no head, and `check` refuses losses that need one")
+    raise AssertionError("the student has no such head, and the plan refuses losses that need one")
 
 
 def first_state(model: Any, states: Tensor, present: Tensor) -> Tensor:
@@ -231,9 +227,9 @@ def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedMode
         {"causal": model},
         parts=None,
         lm=lambda model, states: model.lm_head(states),
-        tag=_no_task,
-        pooled=_no_task,
-        classify=_no_task,
+        tag=_headless,
+        pooled=_headless,
+        classify=_headless,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from functools import cache
 from typing import Any
 
-from teachonce.align.vocabulary import byte_of_character
+from teachonce.align.vocabulary import byte_of_character, character_of_byte
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.show import Pieces
 
@@ -46,12 +45,7 @@ def _letter(letter: str) -> str:
         return f"<{ord(letter) - 0xDC00:X}>"
     if letter.isprintable() and not letter.isspace():
         return letter
-    return "".join(_character_of_byte()[byte] for byte in letter.encode())
-
-
-@cache
-def _character_of_byte() -> dict[int, str]:
-    return {byte: character for character, byte in byte_of_character().items()}
+    return "".join(character_of_byte()[byte] for byte in letter.encode())
 
 
 class ReadablePieces(Pieces):
