@@ -213,7 +213,8 @@ def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
     result = report["result"]
     for name in (
         "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",
-        "valid_mlm_per_character", "valid_embedding", "valid_similarity",
+        "valid_mlm_per_character", "valid_next", "valid_bits_per_byte",
+        "valid_embedding", "valid_similarity",
         "valid_accuracy", "valid_agreement", "valid_spearman",
     ):  # fmt: skip
         if name in result:

@@ -40,6 +40,7 @@ MEASURES = (
         "valid_mlm_per_character",
         "nats per character, comparable between vocabularies and losses",
     ),
+    Measure("valid_bits_per_byte", "bits per byte, comparable between vocabularies and losses"),
 )
 LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
 # Settings that change the definition of the validation loss, or the text on which it is computed.

@@ -50,6 +50,15 @@ class BatchPlan:
     targets: str
     causal: bool = False
 
+    @property
+    def validated(self) -> tuple[Term, ...]:
+        """Return the terms of a validation: a decoder's always have `next`, with weight 0 if it is
+        not trained."""
+        # Bits per byte alone compare decoders of any vocabulary and losses.
+        if not self.causal or any(term.loss.of_text_alone for term in self.terms):
+            return self.terms
+        return (*(Term(loss, 0.0) for loss in named(["next"])), *self.terms)
+
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
     """Parse `name=weight` words, repeated or in comma lists, into weights by name.

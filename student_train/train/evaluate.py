@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -36,7 +36,7 @@ def evaluate(
     valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
         of characters (nats); comparable between vocabularies.
     valid_bits_per_byte: the loss `next` summed over the tokens that have one before them, divided
-        by their bytes and ln 2; comparable between vocabularies.
+        by their bytes and ln 2; comparable between vocabularies. Given for every decoder.
     valid_accuracy: for a task, the share of gold labels that the student predicts.
     valid_agreement: the share of texts or tokens with the teacher's best label; for several labels
         per text the share of equal decisions, label by label.
@@ -45,16 +45,17 @@ def evaluate(
     states_varying: see `Spread`; if states are compared.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
-    return evaluate_batches(distiller, batches, plan.terms)
+    return evaluate_batches(distiller, batches, plan)
 
 
 @torch.no_grad()
 def evaluate_batches(
     distiller: Distiller,
     batches: Iterable[StudentBatch],
-    terms: Sequence[Term],
+    plan: BatchPlan,
 ) -> dict[str, float]:
-    """Compute the losses over batches; see `evaluate`."""
+    """Compute the losses of a plan over batches; see `evaluate`."""
+    terms = plan.validated
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device

@@ -131,7 +131,7 @@ class StoreTraining:
             for store, collator in (self._read if len(blocks) else ())
         ]
         batches = map(self._combined, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
-        return evaluate_batches(self.distiller, batches, plan.terms)
+        return evaluate_batches(self.distiller, batches, plan)
 
 
 def _in_turn(streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:

@@ -30,7 +30,8 @@ from teachonce.support.redaction import publishable, without_credentials
 TEMPLATES = Path(__file__).parent
 PAGE = "index.html"
 WEIGHTS, CARD = "model.safetensors", "README.md"
-MLM_ONLY = "MLM only"
+TEXT_ALONE = {"mlm": "MLM only", "next": "next alone"}
+"""The losses that need no teacher, and the name of a line for the best student of each."""
 MOST_CARD = 1 << 20
 WHAT = "--page"
 SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
@@ -163,14 +164,16 @@ def _view(
 
 
 def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
-    """Return the reference values of a measure: the teacher's, and the best MLM-only student's."""
+    """Return the reference values of a measure: the teacher's, and that of the best student
+    of each loss that needs no teacher."""
     found = {}
     if measure.name in KNOWN_OF_TEACHER:
         found["teacher"] = KNOWN_OF_TEACHER[measure.name]
-    alone = [s.figures for s in students if set(s.losses) == {"mlm"}]
-    alone = [figures for figures in alone if measure.of(figures) < math.inf]
-    if alone and len(alone) < len(students):
-        found[MLM_ONLY] = min(alone, key=measure.of)[measure.name]
+    for loss, line in TEXT_ALONE.items():
+        alone = [s.figures for s in students if set(s.losses) == {loss}]
+        alone = [figures for figures in alone if measure.of(figures) < math.inf]
+        if alone and len(alone) < len(students):
+            found[line] = min(alone, key=measure.of)[measure.name]
     return found
 
 

@@ -1,0 +1,151 @@
+"""What works for every student works for decoders: resume, processes, caches, sweeps, several
+stores, loops of one's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.output.report import read_report
+from teachonce.student_train.sweep import main as student_sweep
+from tests.end_to_end.support import Words, dumped, ok, write_corpus
+from tests.end_to_end.test_processes import same_curve, same_gradients, trained
+
+DECODER: Words = (
+    *("--student", "llama:16x2x2", "--vocab", 400, "--held-out", 0.1),
+    *("--device", "cpu", "--precision", "fp32"),
+)
+STEPS: Words = ("--batch-tokens", 256, "--accumulate", 2, "--steps", 5, "--eval-every", 2)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("causal")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
+
+
+@pytest.fixture(scope="module")
+def alone(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "student"
+    words = ("--store", causal, *DECODER, *STEPS, "--dropout", 0.1, "--out", out)
+    found = trained(1, words)
+    assert found.codes == [0], found.said
+    return out
+
+
+def same_student(one: Path, other: Path) -> None:
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "metrics.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_a_stopped_training_resumes_to_the_same_bytes(
+    causal: Path, alone: Path, tmp_path: Path
+) -> None:
+    words = (
+        *("--store", causal, *DECODER, *STEPS, "--dropout", 0.1),
+        *("--out", tmp_path / "student"),
+    )
+    stopped = trained(1, words, stopped=0)
+    assert stopped.codes != [0]
+    again = trained(1, (*words, "--resume"))
+    assert again.codes == [0] and "resume    after step 3" in again.said[0], again.said
+    same_student(tmp_path / "student", alone)
+
+
+def test_two_processes_train_what_one_trains(causal: Path, alone: Path, tmp_path: Path) -> None:
+    out = tmp_path / "student"
+    words = ("--store", causal, *DECODER, *STEPS, "--dropout", 0.1, "--out", out)
+    found = trained(2, words)
+    assert found.codes == [0, 0], found.said
+    same_gradients(f"{alone}.gradient", f"{out}.gradient", 2)
+    same_curve(out, alone)
+
+
+def test_a_cache_changes_nothing(causal: Path, alone: Path, tmp_path: Path) -> None:
+    words = ("--store", causal, *DECODER, *STEPS, "--dropout", 0.1)
+    for cache in ("ram", "device"):
+        ok(student_train, *words, "--cache", cache, "--out", tmp_path / cache)
+        same_student(tmp_path / cache, alone)
+
+
+def test_stores_of_different_texts_are_trained_on_together(
+    causal: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each step has a batch of both; the second teacher has other tokens, and states alone."""
+    corpus = write_corpus(tmp_path / "corpus.txt", 30)
+    words: Words = ("--store", causal, *DECODER, "--steps", 2, "--loss", "next=1,hidden=1")
+    other = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", logits=None)
+    ok(student_train, *words, "--store", other, "--out", tmp_path / "both")
+    ok(student_train, *words, "--out", tmp_path / "one")
+    both, one = (read_report(tmp_path / name) for name in ("both", "one"))
+    assert both is not None and one is not None
+    assert both["result"]["tokens"] > 1.5 * one["result"]["tokens"]
+    assert both["result"]["valid_bits_per_byte"] != one["result"]["valid_bits_per_byte"]
+
+
+def test_a_sweep_is_ranked_by_bits_a_byte(causal: Path, tmp_path: Path) -> None:
+    """Students with other losses and vocabularies are compared, also those without `next`."""
+    out = tmp_path / "sweep"
+    words: Words = ("--student", "llama:16x1x2", "--steps", 3, "--batch-tokens", 512)
+    words += ("--vocab", 300, "--vocab", "teacher", "--loss", "next", "--loss", "kl-next")
+    said = ok(student_sweep, "--store", causal, *words, "--device", "cpu", "--out", out)
+    rows = json.loads((out / "sweep.json").read_text())
+    bits = [row["valid_bits_per_byte"] for row in rows]
+    best = min(rows, key=lambda row: row["valid_bits_per_byte"])
+    assert len(bits) == 4 and 3 < min(bits) < max(bits) < 9
+    assert f"best      {best['folder']}: valid_bits_per_byte {min(bits):.5g} (bits per" in said
+    heading, _, *lines = ([c.strip() for c in line.split("|")[1:-1]]
+                          for line in said.splitlines() if line.startswith("| "))  # fmt: skip
+    place = heading.index("valid_bits_per_byte")
+    assert [line[place] for line in lines] == [f"{each:.5g}" for each in sorted(bits)]
+    with (out / "sweep.csv").open() as file:
+        found = {float(row["valid_bits_per_byte"]) for row in csv.DictReader(file)}
+    assert found == set(bits)
+    page = (out / "index.html").read_text()
+    assert "Curves of valid_bits_per_byte" in page and "next alone" in page
+
+
+def test_the_card_says_in_what_its_figures_are(alone: Path) -> None:
+    card = (alone / "README.md").read_text()
+    report = read_report(alone)
+    assert report is not None
+    figure = report["result"]["valid_bits_per_byte"]
+    assert f"| valid_bits_per_byte | {figure:.5g} |" in card
+    assert "`valid_kl-next` is in nats" in card
+    assert "`valid_bits_per_byte` is `next` per byte of the text" in card
+    assert re.search(r"student's start \| `word embeddings of 397 of 400 pieces", card)
+
+
+def test_a_loop_of_ones_own_trains_a_decoder(causal: Path) -> None:
+    batches = StudentBatches(causal, "400", student="llama:16x2x2", held_out=0.1, batch_tokens=512)
+    assert dict(batches.options.loss) == {"next": 0.5, "kl-next": 0.5, "hidden": 0.3}
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(batches.tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    distiller = batches.distiller(AutoModelForCausalLM.from_config(config))
+    before = batches.validate(distiller)
+    optimizer = torch.optim.AdamW(distiller.parameters(), lr=1e-2)
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        for batch in batches:
+            optimizer.zero_grad()
+            distiller.weighted(distiller(batch)).backward()
+            optimizer.step()
+    after = batches.validate(distiller)
+    assert after["valid_bits_per_byte"] < before["valid_bits_per_byte"] - 1
+    assert after["valid_kl-next"] < before["valid_kl-next"]
