@@ -66,7 +66,7 @@ def find_violation(
         return _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
     if path.split("/")[1:2] == ["attention"]:
         return _out_of_range(values, 0, 1 + LOG_SLACK, "is not a probability")
-    return _first_row(not_finite(values), "is NaN or infinite")
+    return row_violation(values)
 
 
 def _first_row(bad: Array | None, what: str) -> Violation | None:
@@ -91,25 +91,47 @@ def _out_of_range(
     return _first_row(~inside, what)
 
 
+def row_violation(values: Array) -> Violation | None:
+    """Return the first row with NaN or infinity, or of which the sum of squares is over LARGEST."""
+    if _squares_are_finite(values):
+        return None
+    if found := _first_row(~np.isfinite(values), "is NaN or infinite"):
+        return found
+    rows = values.reshape(len(values), -1)
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+    return _first_row(squares > LARGEST, "is too large: its squares sum to infinity in float32")
+
+
 def not_finite(values: Array) -> Array | None:
     """Mark NaN and infinite values: bool, shaped as `values`; None if all are finite."""
-    if values.dtype == np.float16:
-        bits = np.bitwise_and(values.view(np.uint16), np.uint16(MINUS_ZERO - 1))
-        fine = not bits.size or int(bits.max()) < HALF_INFINITE
-    else:
-        flat = values.reshape(-1)
-        with np.errstate(all="ignore"):  # a finite sum of squares has only finite terms
-            fine = bool(np.isfinite(flat @ flat))
-    if fine:
+    if _squares_are_finite(values):
         return None
     bad = ~np.isfinite(values)
     return bad if bad.any() else None
 
 
+def _squares_are_finite(values: Array) -> bool:
+    """Return whether all values are finite, and their sum of squares, too."""
+    if values.dtype == np.float16:  # 2^20 squares of float16 are far below LARGEST
+        bits = np.bitwise_and(values.view(np.uint16), np.uint16(MINUS_ZERO - 1))
+        return not bits.size or int(bits.max()) < HALF_INFINITE
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):  # a finite sum of squares has only finite terms
+        return bool(np.isfinite(flat @ flat))
+
+
+def calibration_problem(mean: Floats, deviation: Floats) -> str:
+    """Return what is wrong with a mean and a deviation [D] of hidden states; "" for nothing."""
+    if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
+        return "is not finite with deviations over 0"
+    found = row_violation(np.stack([mean, deviation]))
+    return found.what if found else ""
+
+
 def _scale_violation(
     features: Features, calibration: Calibration, path: str, values: Array
 ) -> Violation | None:
-    """Check that scales are finite, at least 0, and decode to finite states."""
+    """Check that scales are finite, at least 0, and decode to states whose squares are finite."""
     largest = int(values.view(np.uint16).max())
     if largest >= HALF_INFINITE and (
         found := _first_row(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
@@ -121,10 +143,12 @@ def _scale_violation(
     mean, deviation = calibration[place[2]]
     with np.errstate(all="ignore"):
         factor, far = 128 * float(deviation.max()), float(np.abs(mean).max())
-        if float(np.uint16(largest).view(np.float16)) * factor + far < LARGEST:
+        limit = float(np.sqrt(LARGEST / features.width))
+        if float(np.uint16(largest).view(np.float16)) * factor + far < limit:
             return None
         return _first_row(
-            values.astype(np.float64) * factor + far >= LARGEST, "decodes to infinity"
+            values.astype(np.float64) * factor + far >= limit,
+            "decodes to states whose squares sum to infinity in float32",
         )
 
 

@@ -35,7 +35,7 @@ from teachonce.store.format.manifest import (
     seal_checksum,
     suggest_repair,
 )
-from teachonce.store.format.value_laws import not_finite
+from teachonce.store.format.value_laws import calibration_problem, not_finite
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted, takes_option
 
@@ -317,7 +317,7 @@ def check_calibration(
 ) -> tuple[Floats, Floats]:
     """Return mean and deviation of a hidden state.
 
-    Raises StoreError unless both are finite float32 [D] and deviations are over 0.
+    Raises StoreError unless both are float32 [D] and keep the laws of values.
     """
     mean, deviation = pair
     for array in pair:
@@ -326,6 +326,6 @@ def check_calibration(
                 f"{what} is {array.dtype}{list(array.shape)}, expected"
                 f" float32[{features.width}]; {DAMAGED}"
             )
-    if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
-        raise StoreError(f"{what} is not finite with deviations over 0; {NO_NUMBERS}")
+    if wrong := calibration_problem(mean, deviation):
+        raise StoreError(f"{what} {wrong}; {NO_NUMBERS}")
     return mean, deviation

@@ -18,6 +18,7 @@ from teachonce.store.format.value_laws import (
     attention_violation,
     draws_violation,
     find_violation,
+    row_violation,
     topk_violation,
 )
 from teachonce.store.read.part import PartReader
@@ -240,7 +241,7 @@ def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
     stored = {key: part.all(f"{EMBEDDING}/{key}") for key in codec.names}
     with np.errstate(invalid="ignore"):  # 0 times an infinite scale
         vectors = codec.decode(stored, (spec.width,))
-    if spec.normalised and np.isfinite(vectors).all():
+    if spec.normalised and row_violation(vectors) is None:
         lengths = np.linalg.norm(vectors, axis=1)
         slack = LENGTH_SLACK + np.linalg.norm(
             bound(part.features.level, "embedding", vectors), axis=1

@@ -16,8 +16,10 @@ from teachonce.store.format.value_laws import (
     LOG_SLACK,
     MASS_SLACK,
     Violation,
+    find_violation,
     mass_violation,
     repeated_id,
+    row_violation,
 )
 from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
@@ -108,8 +110,8 @@ class PartWriter:
             self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
 
     def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
-        """Raise StoreError for values that are not finite or that the codec cannot hold."""
-        self._check(name, rows, ~np.isfinite(values), "is NaN or infinite")
+        """Raise StoreError for values that break a law or that the codec cannot hold."""
+        self._check_law(name, rows, row_violation(values))
         far = np.abs(values) >= limit
         self._check(name, rows, far, f"is over {limit:.3g}, the most that the codec holds", EXACT)
 
@@ -146,7 +148,7 @@ class PartWriter:
         path = f"view{view}/hidden/{name}"
         numbers = self._claim(path, rows)
         values = self._shaped(path, states, (len(numbers), self._features.width))
-        self._check(path, numbers, ~np.isfinite(values), "is NaN or infinite")
+        self._check_law(path, numbers, row_violation(values))
         hidden = self._features.level.hidden
         with np.errstate(over="ignore"):
             values = hidden.normalise(values, *self._calibration[name])
@@ -154,6 +156,8 @@ class PartWriter:
         far = np.abs(values) >= limit
         self._check(path, numbers, far, f"is more than {limit:.3g} deviations away", EXACT)
         for key, array in hidden.codec.encode(values).items():
+            law = find_violation(self._features, self._calibration, f"{path}/{key}", array)
+            self._check_law(f"{path}/{key}", numbers, law)
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def _logits(self, tier: str, view: int, rows: ArrayLike, log_partition: ArrayLike) -> Array:
@@ -163,7 +167,7 @@ class PartWriter:
             raise StoreError(f"{self._where}: the logits of this store are {held}, not {tier}")
         numbers = self._claim(path, rows)
         values = self._shaped(f"{path}/log_partition", log_partition, numbers.shape)
-        self._check(f"{path}/log_partition", numbers, ~np.isfinite(values), "is NaN or infinite")
+        self._check_law(f"{path}/log_partition", numbers, row_violation(values))
         self._arrays[f"{path}/log_partition"][numbers] = values
         return numbers
 
@@ -260,7 +264,7 @@ class PartWriter:
         numbers = self._claim(path, rows)
         values = self._shaped(path, logits, (len(numbers), len(task.labels)))
         tokens = numbers if task.kind == "tagging" else self.token_start[numbers]
-        self._check(path, tokens, ~np.isfinite(values), "is NaN or infinite")
+        self._check_law(path, tokens, row_violation(values))
         self._arrays[f"{path}/values"][numbers] = values
 
     def put_embedding(self, sequences: ArrayLike, vectors: ArrayLike) -> None:

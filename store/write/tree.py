@@ -25,6 +25,7 @@ from teachonce.store.format.manifest import (
     read_entries,
     seal_checksum,
 )
+from teachonce.store.format.value_laws import calibration_problem
 from teachonce.store.read.manifests import (
     missing_outside,
     part_numbers,
@@ -116,9 +117,8 @@ def _check_calibration(calibration: Calibration, features: Features) -> Calibrat
                 f"calibration of {name!r} has shapes {list(mean.shape)} and "
                 f"{list(deviation.shape)}, expected [{features.width}] both"
             )
-        finite = np.isfinite(mean).all() and np.isfinite(deviation).all()
-        if not finite or not (deviation > 0).all():
-            raise StoreError(f"calibration of {name!r} must be finite with deviations over 0")
+        if wrong := calibration_problem(mean, deviation):
+            raise StoreError(f"calibration of {name!r} {wrong}")
         checked[name] = (mean, deviation)
     return checked
 

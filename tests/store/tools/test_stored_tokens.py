@@ -143,6 +143,7 @@ def row(place: int, values: list[float]) -> Callable[[Array], Any]:
     return put(place, values)  # type: ignore[arg-type]
 
 
+TOO_LARGE = "is too large: its squares sum to infinity in float32 (sequence 0 of the part, token 4)"
 INFINITE = "is NaN or infinite (sequence 0 of the part, token 4)"
 VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
     ("exact", "topk", "hidden/mean/values", put((4, 3), np.nan), INFINITE),
@@ -165,6 +166,11 @@ VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
     ("small", "topk", "logits/rest", put(4, 65535), "less than 1"),
     ("default", "topk", "logits/ids", row(4, [9, 8, 9, 7, 6]), "has an id twice"),
     ("default", "topk", "logits/log_partition", put(4, np.inf), INFINITE),
+    ("default", "topk", "logits/log_partition", put(4, 1e38), TOO_LARGE),
+    ("exact", "topk", "hidden/mean/values", put((4, 3), 1e30), TOO_LARGE),
+    ("exact", "head", "logits/values", put((4, 3), -1e38), TOO_LARGE),
+    ("exact", "tagging", "tags/values", put((4, 0), 1e38), TOO_LARGE),
+    ("exact", "embedding", "sequence/embedding/values", put((4, 1), 1e38), "is too large"),
     ("default", "head", "logits/values", put((4, 3), np.inf), INFINITE),
     ("exact", "head", "logits/values", put((4, 3), np.nan), INFINITE),
     ("small", "head", "logits/scale", put(4, np.inf), "is NaN, infinite or below 0"),
@@ -250,6 +256,21 @@ def test_a_calibration_by_which_nothing_can_be_decoded(copy: Copy, value: float)
     path = copy("h5")
     forge(path, "calibration/hidden/mean/deviation", put(3, value))
     assert verify(path).problems == ["calibration of mean is not finite with deviations over 0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("mean", 1e20, "calibration of mean is too large: its squares sum to infinity in float32"),
+        ("deviation", 1e19, "decodes to states whose squares sum to infinity in float32"),
+    ],
+)
+def test_a_calibration_by_which_states_decode_to_large_numbers(
+    copy: Copy, key: str, value: float, words: str
+) -> None:
+    path = copy("h5")
+    forge(path, f"calibration/hidden/mean/{key}", put(3, value))
+    assert any(words in line for line in verify(path).problems)
 
 
 def test_values_outside_the_parts_are_checked_when_they_are_read(copy: Copy) -> None:

@@ -22,7 +22,8 @@ def put_one(features: Features = SMALL) -> tuple[Any, Any]:
     [
         (np.nan, r"part 4, sequence 2, token 1: view0/hidden/mean is NaN or infinite"),
         (np.inf, r"sequence 2, token 1: .* NaN or infinite"),
-        (3e38, r"sequence 2, token 1: .* deviations away"),
+        (3e38, r"sequence 2, token 1: .* is too large: its squares sum to infinity"),
+        (1e17, r"sequence 2, token 1: .* deviations away"),
     ],
 )
 def test_unusable_states_name_the_sequence(bad: float, message: str) -> None:
@@ -60,6 +61,7 @@ def test_unusable_logits_are_refused() -> None:
         ("logprobs", 0.5, "not a log-probability"),
         ("rest", np.nan, "not a log-probability"),
         ("log_partition", np.inf, "NaN or infinite"),
+        ("log_partition", 1e38, "is too large: its squares sum to infinity in float32"),
     ):
         fresh, bad = put_one()[0], {name: array.copy() for name, array in put.items()}
         bad[key].reshape(-1)[0] = value
