@@ -188,7 +188,9 @@ class Collator:
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[asked, 1] - native.offsets[asked, 0]).sum()),
             predicted_bytes=(
-                predicted_bytes(batch.texts, native, self.vocabulary) if self.causal else 0
+                predicted_bytes(batch.texts, native, self.vocabulary.student_bytes)
+                if self.causal
+                else 0
             ),
             tokens=len(native.ids),
             aligned=aligned,

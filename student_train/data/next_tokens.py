@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
-from teachonce.align.byte_edges import NO_EDGE, TextBytes, token_ends
+from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, token_ends
 from teachonce.align.vocabulary import Marks, character_of_byte
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
 from teachonce.support.arrays import Array
@@ -27,11 +27,11 @@ def following(tokens: Tokens) -> MaskedTokens:
     return MaskedTokens(np.asarray(tokens.ids, np.int64), labels)
 
 
-def predicted_bytes(texts: Sequence[str], tokens: Tokens, vocabulary: VocabularyMap) -> int:
-    """Count the bytes of the student's tokens that have a token before them."""
+def predicted_bytes(texts: Sequence[str], tokens: Tokens, pieces: PieceBytes) -> int:
+    """Count the bytes of the tokens that have a token before them."""
     text = FlatText.of(texts)
     octets = TextBytes.of(text)
-    ends = token_ends(text, octets, tokens, vocabulary.student_bytes)
+    ends = token_ends(text, octets, tokens, pieces)
     count = 0
     for sequence, (low, high) in enumerate(zip(tokens.start, tokens.start[1:], strict=False)):
         own = ends[low:high]

@@ -71,6 +71,17 @@ def check_declared(model: ResolvedModel, config: Mapping[str, Any], head: str) -
         raise no_head(model.name, head, [other])
 
 
+def check_decoder(model: ResolvedModel, config: Mapping[str, Any]) -> None:
+    """Raise UserError if the config names a class that is no decoder with a causal-LM head."""
+    classes = config.get("architectures")
+    named = [*map(str, classes)] if isinstance(classes, list) else []
+    if named and another_head(named, "causal"):
+        raise UserError(
+            f"{model.name}: is a {named[0]}, not a decoder that predicts next tokens; give a"
+            " decoder (...ForCausalLM), or score a masked LM with `--task mlm --as-is`"
+        )
+
+
 def another_head(architectures: Sequence[str], head: str) -> str:
     """Return a phrase with the checkpoint's class if it has another head; else ""."""
     ends = DECLARED[head].architectures

@@ -393,3 +393,13 @@ def input_limit(config: Any, tokenizer: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     tokens = int(tokenizer.model_max_length)
     return longest_input(tokens, positions, config.to_dict()) or tokens
+
+
+def checked_length(length: int, config: Any, tokenizer: Any) -> int:
+    """Return `length` in tokens. Raises UserError if it is above the model's limit."""
+    limit = input_limit(config, tokenizer)
+    if length > limit:
+        raise UserError(
+            f"--max-length {length}: the model takes at most {limit} tokens; ask for at most that"
+        )
+    return length

@@ -16,6 +16,7 @@ from teachonce.downstream.early_checks import GROUPS, check_task, parameters, re
 from teachonce.downstream.options import SEARCHES, DownstreamOptions
 from teachonce.downstream.settings import (
     FineTuneSettings,
+    LmSettings,
     MlmSettings,
     SearchSettings,
     SpeedSettings,
@@ -51,10 +52,13 @@ sts       columns as for pair, scored by cosine similarity: Spearman, Pearson
 qa        SQuAD .json, or columns question, context, answer (empty if the
           context has none): exact match, F1
 
-retrieval, rerank and mteb score models without training. A folder of sentence-transformers uses its
-own modules and prompts, any other encoder the mean of its last hidden states.
+lm, retrieval, rerank and mteb score models without training. lm needs a decoder. For the other
+three, a folder of sentence-transformers uses its own modules and prompts, any other encoder the
+mean of its last hidden states.
 
 \b
+lm         a document a line: bits/byte, which compare models of any
+           vocabulary, and perplexity; long documents are read in windows
 retrieval  a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels.tsv):
            nDCG@10, MRR@10, recall@100; with --teacher also the agreement of
            both rankings
@@ -199,6 +203,15 @@ def _mteb(options: DownstreamOptions) -> dict[str, Any]:
     return score_tables.of_models(each)
 
 
+def _lm(options: DownstreamOptions) -> dict[str, Any]:
+    from teachonce.downstream import score_tables
+    from teachonce.downstream.lm.scoring import score_lm
+
+    tests, settings = score_tables.splits_to_test(options.test), options.settings(LmSettings)
+    each = [score_lm(model, tests, settings, _say(options)) for model in options.model]
+    return score_tables.of_models(each)
+
+
 def _task(options: DownstreamOptions) -> Any:
     """Make the task from the options that its class takes."""
     from teachonce.downstream.tasks.classify import Classify
@@ -224,8 +237,8 @@ def _speed(options: DownstreamOptions) -> dict[str, Any]:
 
 
 def _texts(path: Path, columns: dict[str, str]) -> list[str]:
-    from teachonce.downstream.mlm.text_blocks import read_lines
     from teachonce.downstream.tasks.example_rows import read_rows
+    from teachonce.downstream.text_lines import read_lines
     from teachonce.teacher_dump.corpus.packed import suffix_of
 
     if suffix_of(path) == ".txt":
@@ -241,6 +254,7 @@ def _table(options: DownstreamOptions) -> dict[str, Any]:
 
 WORK: dict[str, tuple[Callable[[DownstreamOptions], dict[str, Any] | None], str]] = {
     "mlm": (_mlm, "seed_table"),
+    "lm": (_lm, "seed_table"),
     "mteb": (_mteb, "seed_table"),
     **dict.fromkeys(SEARCHES, (_search, "seed_table")),
     "speed": (_speed, "speed_table"),

@@ -14,11 +14,12 @@ from typing import Any
 
 import click
 
-from teachonce.checkpoints.declared import check_declared, config_of
+from teachonce.checkpoints.declared import check_declared, check_decoder, config_of
 from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
     KIND,
+    LM,
     MTEB,
     OPTION,
     OPTIONS,
@@ -160,6 +161,8 @@ def _check_model(options: DownstreamOptions, name: str) -> None:
     """Raise UserError for a missing model, and for a model that is scored as it is if its
     config.json declares no head for the task."""
     model = resolve_vectors(name)
+    if options.kind == LM:
+        check_decoder(model, config_of(model))
     if is_sentence_folder(Path(model.path_or_id)):
         return
     if options.as_is and options.task in HEADS:

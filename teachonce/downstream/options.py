@@ -39,7 +39,8 @@ TRAINED = ("mlm", *FINE_TUNED)
 SEARCHES = ("retrieval", "rerank")
 MTEB = "mteb"
 """In scopes: the tasks `mteb:NAME` of the package mteb."""
-UNTRAINED = (*SEARCHES, MTEB)
+LM = "lm"
+UNTRAINED = (LM, *SEARCHES, MTEB)
 """Tasks that score models without training."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
 WORDS = tuple(f"{task}:" if task == MTEB else task for task in TASKS)
@@ -127,7 +128,7 @@ class DownstreamOptions:
     )
     model: tuple[str, ...] = _option(
         "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed,"
-        " retrieval, rerank, mteb and --as-is.",
+        " lm, retrieval, rerank, mteb and --as-is.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
@@ -150,10 +151,10 @@ class DownstreamOptions:
         "Score on this file as well. Repeatable, e.g. one file per language: prints the scores of"
         " each and their mean. speed: time these texts. retrieval, rerank: folders of corpus.jsonl,"
         " queries.jsonl and qrels.tsv.",
-        [*TRAINED, *SEARCHES, "speed", AS_IS],
+        [*TRAINED, LM, *SEARCHES, "speed", AS_IS],
         default=(),
-        needed=[*SEARCHES, AS_IS],
-        several=[*TRAINED, *SEARCHES, AS_IS],
+        needed=[LM, *SEARCHES, AS_IS],
+        several=[*TRAINED, LM, *SEARCHES, AS_IS],
         read=read_paths,
         default_text="speed: random tokens",
     )
@@ -203,8 +204,9 @@ class DownstreamOptions:
         within=SHARE,
     )
     max_length: int | None = _option(
-        "Truncate inputs to this number of tokens. All tasks except mlm reduce it to the model's"
-        " limit; the limit is the default of retrieval, rerank and sentence-transformers folders.",
+        "Truncate inputs to this number of tokens; mlm and lm: read windows of it. All tasks except"
+        " mlm and lm reduce it to the model's limit; the limit is the default of lm (at most"
+        " 1,024), retrieval, rerank and sentence-transformers folders.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         within=at_least(SHORTEST),
         default_text="128, qa 384, speed 512",
@@ -218,7 +220,11 @@ class DownstreamOptions:
         within=INNER_SHARE,
     )
     evaluate_every: int | None = _option("Steps between validations.", ["mlm"], within=at_least(1))
-    precision: str | None = _option("Precision of the training.", TRAINED, choices=("fp32", "bf16"))
+    precision: str | None = _option(
+        "Precision of the training, or of the model that lm scores.",
+        [*TRAINED, LM],
+        choices=("fp32", "bf16"),
+    )
     resume: bool = _flag("Continue the interrupted training in --out.", ["mlm"], "--resume")
     save: bool = _flag(
         "Save the first seed's model in OUT/model; it can be a teacher.", FINE_TUNED, "--save"
@@ -247,10 +253,10 @@ class DownstreamOptions:
         default_text="first",
     )
     stride: int | None = _option(
-        "Tokens that neighbouring windows of a long context share.",
-        ["qa"],
+        "Tokens that neighbouring windows of a long context, or of a long document, share.",
+        ["qa", LM],
         within=at_least(0),
-        default_text="a third of --max-length",
+        default_text="qa a third of --max-length, lm half of it",
     )
     text_column: str | None = _column("text", "classify", "pos", "ner", "speed")
     label_column: str | None = _column("label", "classify", "pos", "ner")

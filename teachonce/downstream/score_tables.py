@@ -131,17 +131,18 @@ def seed_table(result: dict[str, Any]) -> Table:
     for split in result["mean"]:
         table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split, runs))
     if found := result.get("file_deviation"):
-        scale = result.get("scale", SHARES)
-        cells = (f"± {scale * found[name]:.2f}" for name in result["measures"].values())
+        scale, places = result.get("scale", SHARES), result.get("decimals", 2)
+        cells = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
         table.add_row("between files", "", *cells)
     return table
 
 
 def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
     mean, deviation = result["mean"][split], result["deviation"][split]
-    scale = result.get("scale", SHARES)
+    scale, places = result.get("scale", SHARES), result.get("decimals", 2)
     return [
-        f"{scale * mean[name]:.2f}" + (f" ± {scale * deviation[name]:.2f}" if runs > 1 else "")
+        f"{scale * mean[name]:.{places}f}"
+        + (f" ± {scale * deviation[name]:.{places}f}" if runs > 1 else "")
         for name in result["measures"].values()
     ]
 
@@ -202,6 +203,7 @@ def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "split": split,
             "seeds": len(result["seeds"]),
             "scale": result.get("scale", SHARES),
+            "decimals": result.get("decimals", 2),
             "measures": result["measures"],
             "mean": {split: result["mean"][split]},
             "deviation": {split: result["deviation"][split]},

@@ -78,6 +78,24 @@ class FineTuneSettings:
 
 
 @dataclass(frozen=True)
+class LmSettings:
+    """All settings of a score of next tokens.
+
+    max_length: tokens of a window; None for the model's limit, at most 1,024.
+    stride: tokens that neighbouring windows share; None for half a window.
+
+    Raises UserError for a value that the command line refuses.
+    """
+
+    max_length: int | None = _from_option("max_length")
+    stride: int | None = _from_option("stride")
+    precision: str = _from_option("precision", "fp32")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@dataclass(frozen=True)
 class SpeedSettings:
     """All settings of a speed measurement.
 
@@ -136,6 +154,7 @@ class SearchSettings:
 KINDS = {
     "mlm": MlmSettings,
     "fine-tuning": FineTuneSettings,
+    "lm": LmSettings,
     "speed": SpeedSettings,
     "rerank": SearchSettings,
 }

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.downstream.mlm.text_blocks import read_lines
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
+from teachonce.downstream.text_lines import read_lines
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.loaded_student import LoadedStudent
 from teachonce.support.arrays import Array, Floats

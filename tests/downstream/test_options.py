@@ -105,7 +105,7 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
         "--seed INTEGER The (first) seed. [default: 0; 0 to 4294967295]",
         "[default: 128, qa 384, speed 512; at least 8]",
         "--evaluate-every INTEGER mlm: Steps between validations. [default: 500; at least 1]",
-        "--precision [fp32|bf16] Precision of the training. [default: fp32]",
+        "Precision of the training, or of the model that lm scores. [default: fp32]",
         "--limit INTEGER fine-tuning: Train on the first N examples. [at least 1]",
         "--train PATH Training examples.",
     ):

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from teachonce.downstream.mlm.text_blocks import read_lines
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.qa import GoldAnswer, Question, read_questions
 from teachonce.downstream.tasks.tagging import Sentence, read_tagged
+from teachonce.downstream.text_lines import read_lines
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.documents import Corpus

@@ -17,7 +17,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArguments, set_seed
 
-from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
+from teachonce.checkpoints.loading import (
+    checked_length,
+    load_config,
+    load_network,
+    load_tokenizer,
+)
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.mlm.masked_trainer import (
@@ -27,10 +32,11 @@ from teachonce.downstream.mlm.masked_trainer import (
     Rows,
     TrainingMinutes,
 )
-from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from teachonce.downstream.mlm.text_blocks import blocks, hold_out
 from teachonce.downstream.options import KIND, OPTION, PREFIX
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.text_lines import read_lines
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.student_tokenizer import train_wordpiece
 from teachonce.student_train.settings.shapes import parse_student
@@ -78,7 +84,7 @@ def train_mlm(
     if not torch.cuda.is_available():
         # On a CPU the backward pass of eager attention is faster than that of the fused kernel.
         model.set_attn_implementation("eager")
-    length = length_of(settings.max_length, model, tokenizer)
+    length = checked_length(settings.max_length, model.config, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
         start_from_frequencies(model, rows)
@@ -280,16 +286,6 @@ def load_masked_lm(resolved: ResolvedModel, say: Callable[[str], None] = print) 
             output.weight = words.weight
         say(f"head: not in the checkpoint, added: {', '.join(missing)}; decoder tied to embeddings")
     return model
-
-
-def length_of(asked: int, model: Any, tokenizer: Any) -> int:
-    """Return `asked`, the length of a block. Raises UserError if it is above the model's limit."""
-    limit = input_limit(model.config, tokenizer)
-    if asked > limit:
-        raise UserError(
-            f"--max-length {asked}: the model takes at most {limit} tokens; ask for at most that"
-        )
-    return asked
 
 
 def finished(settings: MlmSettings) -> dict[str, Any] | None:

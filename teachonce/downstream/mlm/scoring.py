@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from teachonce.checkpoints.loading import load_config, load_with_head
+from teachonce.checkpoints.loading import checked_length, load_config, load_with_head
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_trainer import MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
@@ -21,16 +21,16 @@ from teachonce.downstream.mlm.masked_training import (
     check_new,
     finished,
     held_out_batches,
-    length_of,
     masking_tokenizer,
     recorded_settings,
     train_mlm,
 )
-from teachonce.downstream.mlm.text_blocks import cut, read_lines, tokens_of, tokens_per_character
+from teachonce.downstream.mlm.text_blocks import cut, tokens_of, tokens_per_character
 from teachonce.downstream.options import check_option
 from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
 from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.text_lines import read_lines
 from teachonce.downstream.tracking import TrackedRun, folder_of
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -134,7 +134,7 @@ def _scores(
     config = load_config(resolved)
     tokenizer = masking_tokenizer(resolved)
     network, _ = load_with_head(resolved, config, "mlm", {"dtype": torch.float32})
-    length = length_of(max_length, network, tokenizer)
+    length = checked_length(max_length, network.config, tokenizer)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
     scores, counts = {}, {}
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:

@@ -23,8 +23,9 @@ from teachonce.downstream.mlm.masked_training import (
     train_tokenizer,
 )
 from teachonce.downstream.mlm.scoring import score_as_is
-from teachonce.downstream.mlm.text_blocks import blocks, hold_out, read_lines
+from teachonce.downstream.mlm.text_blocks import blocks, hold_out
 from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.text_lines import read_lines
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped
 from tests.making.models import TEACHER_KINDS

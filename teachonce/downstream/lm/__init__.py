@@ -1,0 +1,1 @@
+"""Scores decoders: how well they predict the next tokens of a text."""

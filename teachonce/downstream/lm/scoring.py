@@ -1,0 +1,173 @@
+"""Scores decoders by the bits that they need for each byte of a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+
+from teachonce.checkpoints.loading import (
+    check_pieces,
+    checked_length,
+    input_limit,
+    load_config,
+    load_tokenizer,
+    load_with_head,
+)
+from teachonce.checkpoints.names import resolve_model
+from teachonce.downstream.lm.windows import (
+    Documents,
+    Window,
+    read_documents,
+    sliding_windows,
+    start_token,
+)
+from teachonce.downstream.score_tables import result_of
+from teachonce.downstream.settings import LmSettings
+from teachonce.downstream.text_lines import read_lines
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.training.device import resolved_device
+
+Say = Callable[[str], None]
+BITS = "bits/byte"
+ABOUT = {
+    "task": "lm",
+    "measures": {BITS: "bits_per_byte", "nats/token": "loss", "perplexity": "perplexity"},
+    "primary": "bits_per_byte",
+    "scale": 1,
+    "decimals": 3,
+}
+LONGEST = 1024
+"""The default size of a window, in tokens, of models that could read more."""
+CELLS = 2**26
+"""Logits in memory at once: 256 MB in float32."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def score_lm(
+    model: str, tests: Mapping[str, Path], settings: LmSettings, say: Say = print
+) -> dict[str, Any]:
+    """Score a decoder on the documents of `tests` (from `splits_to_test`).
+
+    A document is read in windows that overlap (`windows.sliding_windows`), each document alone,
+    with the tokenizer's start token in front. Bits a byte are the nats of all predicted tokens,
+    divided by their bytes and ln 2; they compare models of any vocabulary.
+
+    Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents.
+
+    Raises UserError for a wrong model, length or file, and if the model has no causal-LM head.
+    """
+    texts = {name: read_lines(path) for name, path in tests.items()}
+    tokenizer, network = load_decoder(model, settings.precision)
+    size, shared = _window(settings, network.config, tokenizer)
+    say(
+        f"as it is: {counted(network.num_parameters(), 'parameter')}, windows of {size:,} tokens"
+        f" that share {shared:,}; {_start(tokenizer)}"
+    )
+    scores, counts = {}, {}
+    for name, path in tests.items():
+        documents = read_documents(tokenizer, texts[name])
+        say(f"{path}: {counted(len(documents.ids), 'document')}, the whole file")
+        counts[name] = len(documents.ids)
+        scores[name] = _score(network, documents, size, shared, str(path))
+    given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
+    files = {name: str(path) for name, path in tests.items()}
+    return result_of(ABOUT, model, files, given, counts, [scores])
+
+
+def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:
+    """Load the tokenizer and the network of a decoder, on a GPU if there is one.
+
+    Raises UserError if the model has no causal-LM head, or no fast tokenizer.
+    """
+    resolved = resolve_model(model)
+    config = load_config(resolved)
+    tokenizer = load_tokenizer(resolved)
+    if not tokenizer.is_fast:
+        raise UserError(f"model {model}: its tokenizer is no fast one; save it as tokenizer.json")
+    network, _ = load_with_head(resolved, config, "causal", {"dtype": DTYPES[precision]})
+    embeddings: Any = network.get_input_embeddings()
+    check_pieces(tokenizer, embeddings.num_embeddings, f"model {model}")
+    return tokenizer, network.eval().to(torch.device(resolved_device("auto")))
+
+
+def _window(settings: LmSettings, config: Any, tokenizer: Any) -> tuple[int, int]:
+    """Return the size of windows and the number of tokens that neighbours share."""
+    size = settings.max_length or min(LONGEST, input_limit(config, tokenizer))
+    size = checked_length(size, config, tokenizer)
+    shared = size // 2 if settings.stride is None else settings.stride
+    if not 0 < shared < size:
+        raise UserError(
+            f"--stride {shared}: neighbouring windows share 1 to {size - 1:,} tokens of"
+            f" --max-length {size:,}; leave it out for half of them"
+        )
+    return size, shared
+
+
+def _start(tokenizer: Any) -> str:
+    start = start_token(tokenizer)
+    if start is None:
+        return "nothing in front of a document, its first token is not predicted"
+    return f"{tokenizer.convert_ids_to_tokens(start)} in front of each document"
+
+
+def _score(
+    network: Any, documents: Documents, size: int, shared: int, name: str
+) -> dict[str, float]:
+    if not documents.bytes:
+        raise UserError(f"text {name}: no token has one before it; give longer documents")
+    windows = list(sliding_windows([len(each) for each in documents.ids], size, shared))
+    nats = 0.0
+    with tqdm(total=len(windows), desc=name, unit="window", disable=None) as bar:
+        for some in batches(windows, network.config.vocab_size):
+            nats += float(_nats(network, documents, some))
+            bar.update(len(some))
+    loss = nats / documents.predicted
+    if not math.isfinite(loss):
+        raise UserError(
+            f"text {name}: the model's loss is {loss:g}; its weights are damaged, train it again"
+        )
+    bits = nats / documents.bytes / math.log(2)
+    return {
+        "primary": bits,
+        "bits_per_byte": bits,
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700)),
+    }
+
+
+def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
+    """Yield batches of windows of similar lengths, the longest first, so that lack of memory shows
+    at once; `pieces` is the size of the vocabulary."""
+    order = sorted(windows, key=lambda each: each.begin - each.end)
+    while order:
+        count = max(1, CELLS // (pieces * (order[0].end - order[0].begin)))
+        yield order[:count]
+        order = order[count:]
+
+
+@torch.inference_mode()
+def _nats(network: Any, documents: Documents, windows: Sequence[Window]) -> Tensor:
+    """Return the sum of the nats of all tokens that the windows predict, float64."""
+    longest = max(each.end - each.begin for each in windows)
+    ids = np.zeros((len(windows), longest), np.int64)
+    present, asked = np.zeros_like(ids), np.zeros(ids.shape, bool)
+    for row, each in enumerate(windows):
+        length = each.end - each.begin
+        ids[row, :length] = documents.ids[each.number][each.begin : each.end]
+        present[row, :length] = 1
+        asked[row, each.scored - each.begin : length] = True
+    given, mask, wanted = (torch.as_tensor(a).to(network.device) for a in (ids, present, asked))
+    logits = network(input_ids=given, attention_mask=mask, use_cache=False).logits
+    predicted = logits[:, :-1][wanted[:, 1:]].float()
+    found = functional.cross_entropy(predicted, given[:, 1:][wanted[:, 1:]], reduction="none")
+    return found.double().sum()

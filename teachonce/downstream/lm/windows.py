@@ -1,0 +1,108 @@
+"""Cuts documents into windows of tokens, of which each token but the first is predicted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from teachonce.align import Tokens, Vocabulary
+from teachonce.align.byte_edges import PieceBytes
+from teachonce.student_train.data.next_tokens import predicted_bytes
+from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.support.arrays import Array
+
+AT_ONCE = 1000  # documents
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Holds the token ids of documents, each int64 [N] with a token in front of its text, and the
+    bytes of all tokens that have one before them."""
+
+    ids: list[Array]
+    bytes: int
+
+    @property
+    def predicted(self) -> int:
+        """Count the tokens that have one before them."""
+        return sum(len(each) - 1 for each in self.ids)
+
+
+def start_token(tokenizer: Any) -> int | None:
+    """Return the token in front of each document: the one that the tokenizer adds to a text, or its
+    bos, or its eos; None if it has none of them."""
+    first = tokenizer.backend_tokenizer.encode("a")
+    if first.special_tokens_mask[0]:
+        return int(first.ids[0])
+    found = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return next((each for each in found if each is not None), None)
+
+
+def read_documents(tokenizer: Any, texts: Sequence[str]) -> Documents:
+    """Tokenize texts for a fast tokenizer of transformers.
+
+    Without a start token, the first token of a text is not predicted, and its bytes do not count.
+    """
+    backend, start = tokenizer.backend_tokenizer, start_token(tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    pieces = PieceBytes.of(Vocabulary.from_tokenizer_json(backend.to_str()))
+    found, count = list[Array](), 0
+    for low in range(0, len(texts), AT_ONCE):
+        some = list(texts[low : low + AT_ONCE])
+        tokens = _with_start(tokenize(backend, some), start)
+        count += predicted_bytes(some, tokens, pieces)
+        ids = np.asarray(tokens.ids, np.int64)
+        found += np.split(ids, tokens.start[1:-1])
+    return Documents(found, count)
+
+
+def _with_start(tokens: Tokens, start: int | None) -> Tokens:
+    """Replace the special tokens around each text by `start` in front of it."""
+    # Tokens that a tokenizer adds behind a text are no text, and would be scored.
+    own = ~np.asarray(tokens.special)
+    sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))[own]
+    lengths = np.bincount(sequence, minlength=len(tokens.start) - 1)
+    begin = np.append(0, np.cumsum(lengths))
+    ids, offsets = tokens.ids[own], tokens.offsets[own]
+    special = np.zeros(len(ids), bool)
+    if start is None:
+        return Tokens(ids, offsets, special, begin)
+    at = begin[:-1]
+    return Tokens(
+        np.insert(ids, at, start),
+        np.insert(offsets, at, 0, axis=0),
+        np.insert(special, at, True),
+        begin + np.arange(len(begin)),
+    )
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens [begin, end) of a document. Those from `scored` on are predicted in this window.
+
+    number: the document.
+    """
+
+    number: int
+    begin: int
+    scored: int
+    end: int
+
+
+def sliding_windows(lengths: Sequence[int], size: int, shared: int) -> Iterator[Window]:
+    """Cut documents of `lengths` tokens into windows of at most `size` tokens.
+
+    Neighbouring windows share `shared` tokens, 1 to size - 1: so many or more come before each
+    predicted token, or all that the document has. Every token but the first of a document is
+    predicted in exactly one window.
+    """
+    for number, length in enumerate(lengths):
+        begin, scored = 0, 1
+        while scored < length:
+            end = min(begin + size, length)
+            yield Window(number, begin, scored, end)
+            begin, scored = end - shared, end

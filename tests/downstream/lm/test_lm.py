@@ -1,0 +1,163 @@
+"""--task lm: bits a byte are those of one forward pass, wherever the windows are cut."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from teachonce.downstream.lm.scoring import score_lm
+from teachonce.downstream.lm.windows import sliding_windows
+from teachonce.downstream.score_tables import TEST
+from teachonce.downstream.settings import LmSettings
+from teachonce.training.byte_level import SPECIALS, train_byte_level
+from tests.downstream.test_as_is import refused
+from tests.downstream.test_cli import run
+from tests.texts import ENGLISH, RUSSIAN
+
+Teacher = Callable[..., Path]
+REACH = 7
+"""Tokens that the prediction of `near_sighted` depends on: two layers that look back at three."""
+
+
+@pytest.fixture(scope="module")
+def near_sighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder that attends to four tokens, its own included, with a byte-level tokenizer."""
+    folder = tmp_path_factory.mktemp("near-sighted")
+    backend = train_byte_level(ENGLISH + RUSSIAN, 400, "llama-bpe")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=2048,
+        sliding_window=4,
+        initializer_range=0.5,
+    )
+    MistralForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "held-out.txt"
+    path.write_text("\n".join([*ENGLISH[:3], " ".join(RUSSIAN[:4])]) + "\n", "utf-8")
+    return path
+
+
+def in_one_pass(folder: Path, lines: Sequence[str], start: str | None) -> tuple[float, int, int]:
+    """Nats, tokens and bytes of all lines by transformers alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before = [] if start is None else [tokenizer.convert_tokens_to_ids(start)]
+    nats, tokens, size = 0.0, 0, 0
+    for line in lines:
+        ids = torch.tensor([before + tokenizer(line, add_special_tokens=False)["input_ids"]])
+        with torch.no_grad():
+            nats += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
+        tokens += ids.shape[1] - 1
+        first = "" if before else str(tokenizer.decode(ids[0, :1]))
+        size += len(line.removeprefix(first).encode())
+    return nats, tokens, size
+
+
+def test_bits_are_those_of_transformers(near_sighted: Path, text: Path, tmp_path: Path) -> None:
+    nats, tokens, size = in_one_pass(
+        near_sighted, text.read_text().splitlines(), SPECIALS["bos_token"]
+    )
+    result = run("--task", "lm", "--model", near_sighted, "--test", text, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "4 documents" in result.output and "<|begin_of_text|> in front" in result.output
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    found = scores["mean"]["test"]
+    assert found["bits_per_byte"] == pytest.approx(nats / size / math.log(2), rel=1e-5)
+    assert found["loss"] == pytest.approx(nats / tokens, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+    assert f"{found['bits_per_byte']:.3f}" in result.output
+    assert scores["examples"] == {"test": 4}
+    assert "lm" in run("--task", "table", tmp_path / "out").output
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_bits_do_not_depend_on_where_windows_are_cut(
+    near_sighted: Path, text: Path, data: st.DataObject
+) -> None:
+    """For any window that shares as many tokens as the model looks back."""
+    size = data.draw(st.integers(REACH + 1, 200), "window")
+    shared = data.draw(st.integers(REACH, size - 1), "shared")
+    whole = _score(near_sighted, text, LmSettings())
+    found = _score(near_sighted, text, LmSettings(max_length=max(8, size), stride=shared))
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
+def _score(folder: Path, text: Path, given: LmSettings) -> dict[str, float]:
+    scores = score_lm(str(folder), {TEST: text}, given, lambda line: None)
+    return dict(scores["mean"][TEST])
+
+
+@given(st.lists(st.integers(0, 60), max_size=4), st.integers(2, 20), st.integers(1, 19))
+def test_every_token_is_predicted_once(lengths: list[int], size: int, shared: int) -> None:
+    shared = min(shared, size - 1)
+    windows = list(sliding_windows(lengths, size, shared))
+    found = [(each.number, n) for each in windows for n in range(each.scored, each.end)]
+    assert found == [(number, n) for number, length in enumerate(lengths) for n in range(1, length)]
+    for window in windows:
+        assert window.end - window.begin <= size
+        assert window.begin == 0 or window.scored - window.begin == shared
+
+
+def test_a_model_without_a_start_token(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """The first token of a document is not predicted, and its bytes do not count."""
+    path = tmp_path / "held-out.txt"
+    path.write_text("\n".join(ENGLISH[:3]) + "\n")
+    nats, _, size = in_one_pass(tiny_teacher("gpt2"), ENGLISH[:3], None)
+    found = _score(tiny_teacher("gpt2"), path, LmSettings())
+    assert found["bits_per_byte"] == pytest.approx(nats / size / math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--max-length", 4096), "--max-length 4096: the model takes at most 2048 tokens"),
+        (("--max-length", 16, "--stride", 16), "--stride 16: neighbouring windows share 1 to 15"),
+        (("--stride", 0), "--stride 0: neighbouring windows share 1 to 1,023"),
+        (("--lr", 1e-3), "--task lm does not take --lr; leave it out"),
+    ],
+)
+def test_bad_settings_are_refused(
+    near_sighted: Path, text: Path, tmp_path: Path, words: tuple[object, ...], expected: str
+) -> None:
+    given = ("--task", "lm", "--model", near_sighted, "--test", text, "--out", tmp_path / "out")
+    assert expected in refused(*given, *words)
+
+
+def test_bad_inputs_are_refused(
+    near_sighted: Path, tiny_teacher: Teacher, text: Path, tmp_path: Path
+) -> None:
+    words = ("--task", "lm", "--out", tmp_path / "out")
+    said = refused(*words, "--model", tiny_teacher("bert"), "--test", text)
+    assert "is a BertForMaskedLM, not a decoder" in said and "--task mlm --as-is" in said
+    (tmp_path / "empty.txt").write_text("\n\n")
+    said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
+    assert "has no text; give a file with a document a line" in said
+    assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
