@@ -145,7 +145,8 @@ def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
         rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))
 
         def score(run: Runner) -> float:
-            predicted = _concatenated([run(batch) for batch in _row_batches(student, rows)])
+            some = (rows[n : n + BATCH] for n in range(0, len(rows), BATCH))
+            predicted = _concatenated([run(student.batch(each)) for each in some])
             return float(task.score(examples, rows, predicted)[task.primary])
 
     own = score(student.run)
@@ -177,23 +178,6 @@ def _text_batches(
     texts = [getattr(example, side) for example in examples]
     for begin in range(0, len(texts), BATCH):
         yield student.encode(texts[begin : begin + BATCH])
-
-
-def _row_batches(
-    student: LoadedStudent, rows: Sequence[dict[str, Any]]
-) -> Iterator[dict[str, Array]]:
-    """Make batches of a task's input rows, padded to the longest row of the batch."""
-    pad = student.tokenizer.pad_token_id
-    for begin in range(0, len(rows), BATCH):
-        some = rows[begin : begin + BATCH]
-        width = max(len(row["input_ids"]) for row in some)
-        batch = {name: np.zeros((len(some), width), np.int64) for name in student.inputs}
-        batch["input_ids"] += pad
-        for number, row in enumerate(some):
-            for name in student.inputs:
-                values = row.get(name, [0] * len(row["input_ids"]))
-                batch[name][number, : len(values)] = values
-        yield batch
 
 
 def _concatenated(outputs: Sequence[Array]) -> Array:

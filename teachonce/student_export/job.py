@@ -16,13 +16,13 @@ from teachonce.student_export.costs import Costs, costs_of
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, load_student
-from teachonce.student_export.options import ExportOptions
+from teachonce.student_export.options import ABOUT, ExportOptions
 from teachonce.support import files
 from teachonce.support.console import readable
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
 
-CARD, ABOUT, CONFIG = "README.md", "export.json", "config.json"
+CARD, CONFIG = "README.md", "config.json"
 BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
 HEADINGS = (
     "file",
@@ -102,8 +102,11 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
     }
     if student.task is not None:
         about["labels"] = list(student.task.labels)
-        if student.task.problem_type:
-            about["problem_type"] = student.task.problem_type
+        for name in ("problem_type", "later_label"):
+            if value := getattr(student.task, name):
+                about[name] = value
+        if student.activation:
+            about["activation"] = student.activation
     files.write(folder / ABOUT, _json_bytes(about))
 
 

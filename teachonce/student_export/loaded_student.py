@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,59 +21,28 @@ from teachonce.checkpoints.loading import (
 )
 from teachonce.checkpoints.names import resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
-from teachonce.checkpoints.sentence_settings import read_settings
+from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
+from teachonce.student_export.student_inputs import INPUTS, StudentInputs
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-OUTPUTS = {"embedding": "sentence_embedding"}
-"""The name of the output by kind; `logits` for the other kinds."""
 
-
-@dataclass(frozen=True)
-class LoadedStudent:
+@dataclass(frozen=True, kw_only=True)
+class LoadedStudent(StudentInputs):
     """A student that is ready to be exported.
 
-    kind: `mlm`, `classification`, `tagging` or `embedding`.
     network: takes `inputs`, int64 [B,S] each; returns `output`, logits [B,S,V] or [B,C] or vectors
     [B,D].
-    special: whether the tokenizer adds special tokens to a text.
-    prompt: prepended to each text.
-    about: further entries of export.json, such as `prompts`.
     """
 
     folder: Path
-    kind: str
     network: nn.Module
-    tokenizer: Any
-    inputs: tuple[str, ...]
-    max_length: int
-    task: TaskSpec | None = None
-    special: bool = True
-    prompt: str = ""
     config: Any = None
-    about: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def output(self) -> str:
-        return OUTPUTS.get(self.kind, "logits")
-
-    def encode(self, texts: Sequence[str]) -> dict[str, Array]:
-        """Tokenize texts, truncated to `max_length` tokens, into one batch of int64 [B,S] each."""
-        found = self.tokenizer(
-            [self.prompt + text for text in texts],
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            add_special_tokens=self.special,
-            return_tensors="np",
-        )
-        return {name: np.asarray(found[name], np.int64) for name in self.inputs}
 
     def run(self, inputs: dict[str, Array]) -> Array:
         """Compute the output of the network itself."""
@@ -157,16 +124,25 @@ def load_student(folder: Path) -> LoadedStudent:
             " masked LM, a student of a task or one of sentence vectors"
         )
     tokenizer, network = load_with_tokenizer(model, kind)
+    task = task_of(network, kind, str(folder))
     return LoadedStudent(
-        folder,
-        kind,
-        LogitsNetwork(network.eval()).eval(),
-        tokenizer,
-        _inputs(tokenizer),
-        min(input_limit(config, tokenizer), 512),
-        task_of(network, kind, str(folder)),
+        folder=folder,
+        kind=kind,
+        network=LogitsNetwork(network.eval()).eval(),
+        tokenizer=tokenizer,
+        inputs=_inputs(tokenizer),
+        max_length=min(input_limit(config, tokenizer), 512),
+        task=task,
+        activation=_activation(str(folder), network.config, task),
         config=config,
     )
+
+
+def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
+    """Return the activation of a reranker, as CrossEncoder applies it; "" for other students."""
+    if task is None or not task.is_score or task.problem_type:
+        return ""
+    return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
 
 
 def _head(config: Any) -> str | None:
@@ -185,12 +161,12 @@ def _embedding(folder: Path) -> LoadedStudent:
     found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
     longest = input_limit(encoder.config, tokenizer)
     return LoadedStudent(
-        folder,
-        "embedding",
-        VectorNetwork(encoder.eval(), found.head, found.prompt_tokens).eval(),
-        tokenizer,
-        _inputs(tokenizer),
-        min(longest, found.max_length or longest, 8192),
+        folder=folder,
+        kind="embedding",
+        network=VectorNetwork(encoder.eval(), found.head, found.prompt_tokens).eval(),
+        tokenizer=tokenizer,
+        inputs=_inputs(tokenizer),
+        max_length=min(longest, found.max_length or longest, 8192),
         prompt=found.prompt,
         config=encoder.config,
         about=_prompts(folder),
@@ -210,12 +186,12 @@ def _static(folder: Path) -> LoadedStudent:
         tokenizer_object=first.tokenizer, pad_token=padding, model_max_length=8192
     )
     return LoadedStudent(
-        folder,
-        "embedding",
-        StaticVectorNetwork(model).eval(),
-        tokenizer,
-        INPUTS[:2],
-        8192,
+        folder=folder,
+        kind="embedding",
+        network=StaticVectorNetwork(model).eval(),
+        tokenizer=tokenizer,
+        inputs=INPUTS[:2],
+        max_length=8192,
         special=False,
         prompt=settings.prompts.get(settings.default_prompt or "", ""),
         about=_prompts(folder),

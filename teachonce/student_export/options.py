@@ -8,6 +8,8 @@ from pathlib import Path
 from teachonce.support.errors import UserError
 from teachonce.support.options import Range, check_values, option
 
+ABOUT = "export.json"
+"""The file of a folder of exports that describes them."""
 FORMATS = ("onnx", "openvino", "torchscript")
 QUANTISED = {"onnx": ("int8", "int4"), "openvino": ("int8",), "torchscript": ()}
 """The values of --quantize that each format supports."""

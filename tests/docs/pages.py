@@ -13,6 +13,7 @@ import click
 from teachonce.downstream.cli import main as downstream
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.student_export.cli import main as student_export
+from teachonce.student_predict.cli import main as student_predict
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.teacher_dump.cli import main as teacher_dump
@@ -22,6 +23,7 @@ COMMANDS: dict[str, click.Command] = {
     "downstream": downstream,
     "feature-store": feature_store,
     "student-export": student_export,
+    "student-predict": student_predict,
     "student-sweep": student_sweep,
     "student-train": student_train,
     "teacher-dump": teacher_dump,

@@ -35,6 +35,7 @@ MADE_BEFORE: dict[str, tuple[str, ...]] = {  # by commands of other pages
     "docs/guide/trust.md": ("store.zarr",),
     "docs/guide/look.md": ("store.zarr",),
     "docs/guide/score.md": ("student",),
+    "docs/guide/predict.md": ("sst-student",),
     "docs/guide/export.md": ("student", "sst-student"),
     "docs/losses.md": ("store.zarr",),
 }

@@ -46,7 +46,13 @@ def test_options_words_and_commands_are_completed() -> None:
 
 
 FREE = {"repository", "push_to_hub", "revision", "message", "ray"}  # names elsewhere
-FREE |= {"text_column", "columns", "layers", "sequences"}  # of what is in a store or a table
+FREE |= {
+    "text_column",
+    "columns",
+    "layers",
+    "sequences",
+    "texts",
+}  # what a store, table or person has
 
 
 def texts(command: click.Command) -> Iterator[click.Parameter]:

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from teachonce.downstream.tasks.tagging import read_tagged
-from teachonce.downstream.tasks.word_windows import first_of, word_pieces
+from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.cli import main as student_train
 from tests.downstream.learnable import (
@@ -133,7 +133,7 @@ def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path)
     tokenizer = AutoTokenizer.from_pretrained(student)
     right = []
     for sentence in read_tagged(test):
-        ids, pieces = word_pieces(tokenizer, sentence.words, 128)
+        ids, pieces = word_pieces(tokenizer, *joined(sentence.words), 128)
         first = first_of(pieces)
         best = model(input_ids=torch.tensor([ids])).logits[0].argmax(-1).tolist()
         said = [labels[best[position]] for position in first]

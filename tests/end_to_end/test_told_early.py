@@ -65,6 +65,12 @@ teacher --to onnx --check nowhere.txt | no such file
 teacher --to onnx --least 9 | a share above 0
 teacher --to onnx --quantize int8 --out table.tsv | exists already
 """
+PREDICT = """
+nowhere/a/b text | no such folder
+blank.zarr text | no config.json
+teacher --input nowhere.txt | check the path
+teacher --input table.tsv --text-column x | no column
+"""
 SWEEP = """
 --trials 3 | nothing varies
 --trials 3 --loss mlm=1 --loss hiden=1 | did you mean hidden?
@@ -111,6 +117,7 @@ def test_mistakes_are_told_before_torch_is_loaded(
         ("teachonce.student_train.cli", train, TRAIN),
         ("teachonce.student_train.sweep.cli", train, SWEEP),
         ("teachonce.student_export.cli", ["--out", "out"], EXPORT),
+        ("teachonce.student_predict.cli", [], PREDICT),
         ("teachonce.downstream.cli", ["--out", "out"], SCORE),
     ):
         for words, told in cases(lines):

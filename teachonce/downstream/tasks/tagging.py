@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
-from teachonce.downstream.tasks.word_windows import first_of, word_windows
+from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
@@ -313,7 +313,7 @@ def encode(
     number: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
     rows = []
     for example, sentence in enumerate(sentences):
-        for window in word_windows(tokenizer, sentence.words, limit):
+        for window in word_windows(tokenizer, *joined(sentence.words), limit):
             numbers, own = [IGNORED] * len(window.ids), list[range]()
             for word, run in zip(window.words, window.pieces, strict=True):
                 if word not in window.own:
@@ -354,11 +354,11 @@ def word_tags(
         tags = found[row["example"]]
         for position in row["first"]:
             label = labels[best[number, position]] if position >= 0 else OUTSIDE
-            tags.append(_continued(tags) if label == later else label)
+            tags.append(continued(tags) if label == later else label)
     return gold, found
 
 
-def _continued(tags: Sequence[str]) -> str:
+def continued(tags: Sequence[str]) -> str:
     """Return the tag that continues the last of `tags`: I-X after B-X or I-X, else "O"."""
     before = tags[-1] if tags else OUTSIDE
     return f"{OTHER}{before[2:]}" if before.startswith((FIRST, OTHER)) else OUTSIDE

@@ -1,4 +1,4 @@
-"""Tokenizes sentences of words: the tokens of each word, and windows of long sentences."""
+"""Tokenizes texts whose words are known: the tokens of each word, and windows of long texts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+Spans = Sequence[tuple[int, int]]
+"""The (begin, end) of words in a text, ascending."""
 OVERLAP = 3
 """Neighbouring windows share a third of their tokens, as in the task qa."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordWindow:
-    """A window of a sentence.
+    """A window of a text.
 
     words: the numbers of its words.
     own: the words whose tags are taken from this window; the other words have more context in a
@@ -26,32 +28,43 @@ class WordWindow:
     pieces: list[range]
 
 
-def word_windows(tokenizer: Any, words: Sequence[str], limit: int) -> Iterator[WordWindow]:
-    """Yield the windows of a sentence, at most `limit` tokens each; one window if all of it fits.
+def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Join words by blanks; return the text and the span of each word."""
+    spans, begin = [], 0
+    for word in words:
+        spans.append((begin, begin + len(word)))
+        begin += len(word) + 1
+    return " ".join(words), spans
+
+
+def word_windows(tokenizer: Any, text: str, spans: Spans, limit: int) -> Iterator[WordWindow]:
+    """Yield the windows of a text, at most `limit` tokens each; one window if all of it fits.
 
     A word with more tokens is truncated.
     """
-    ids, pieces = word_pieces(tokenizer, words, None)
+    ids, pieces = word_pieces(tokenizer, text, spans, None)
     if len(ids) <= limit:
-        yield WordWindow(range(len(words)), range(len(words)), ids, pieces)
+        yield WordWindow(range(len(spans)), range(len(spans)), ids, pieces)
         return
+
+    def encoded(begin: int, end: int, limit: int | None) -> tuple[list[int], list[range]]:
+        start, stop = spans[begin][0], spans[end - 1][1]
+        inside = [(first - start, last - start) for first, last in spans[begin:end]]
+        return word_pieces(tokenizer, text[start:stop], inside, limit)
+
     room = max(1, limit - tokenizer.num_special_tokens_to_add(pair=False))
     sizes, begin, first = [len(run) for run in pieces], 0, 0
-    while begin < len(words):
+    while begin < len(spans):
         end = _stop(sizes, begin, room)
-        # A word may have other tokens at the start of a window than inside the sentence.
-        while end - begin > 1 and len(word_pieces(tokenizer, words[begin:end], None)[0]) > limit:
+        # A word may have other tokens at the start of a window than inside the text.
+        while end - begin > 1 and len(encoded(begin, end, None)[0]) > limit:
             end -= 1
         following = end
         while following - 1 > begin and sum(sizes[following - 1 : end]) <= room // OVERLAP:
             following -= 1
-        last = end if end == len(words) else (following + end + 1) // 2
-        yield WordWindow(
-            range(begin, end),
-            range(first, last),
-            *word_pieces(tokenizer, words[begin:end], limit),
-        )
-        begin, first = (end, end) if end == len(words) else (following, last)
+        last = end if end == len(spans) else (following + end + 1) // 2
+        yield WordWindow(range(begin, end), range(first, last), *encoded(begin, end, limit))
+        begin, first = (end, end) if end == len(spans) else (following, last)
 
 
 def _stop(sizes: Sequence[int], begin: int, room: int) -> int:
@@ -69,31 +82,29 @@ def first_of(pieces: Sequence[range]) -> list[int]:
 
 
 def word_pieces(
-    tokenizer: Any, words: Sequence[str], max_length: int | None
+    tokenizer: Any, text: str, spans: Spans, max_length: int | None
 ) -> tuple[list[int], list[range]]:
-    """Return the token ids of the words, joined by blanks, and the positions of each word's pieces.
+    """Return the token ids of a text, and the positions of each word's pieces.
 
     Words after `max_length` tokens have no pieces; None for no limit.
     """
     # By offsets and not by `is_split_into_words`: with it, byte-level tokenizers tokenize a word as
     # if no blank preceded it.
     encoded = tokenizer(
-        " ".join(words),
+        text,
         truncation=max_length is not None,
         max_length=max_length,
-        verbose=False,  # a warning of long sentences would be wrong: windows follow
+        verbose=False,  # a warning of long texts would be wrong: windows follow
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
     )
-    spans, special = encoded["offset_mapping"], encoded["special_tokens_mask"]
-    pieces, position, begin = [], 0, 0
-    for word in words:
-        end = begin + len(word)
-        while position < len(spans) and (special[position] or spans[position][1] <= begin):
+    offsets, special = encoded["offset_mapping"], encoded["special_tokens_mask"]
+    pieces, position = [], 0
+    for begin, end in spans:
+        while position < len(offsets) and (special[position] or offsets[position][1] <= begin):
             position += 1
         stop = position
-        while stop < len(spans) and not special[stop] and spans[stop][0] < end:
+        while stop < len(offsets) and not special[stop] and offsets[stop][0] < end:
             stop += 1
         pieces.append(range(position, stop))
-        begin = end + 1
     return encoded["input_ids"], pieces

@@ -24,7 +24,7 @@ from teachonce.downstream.tasks.tagging import (
     word_tags,
 )
 from teachonce.downstream.tasks.task_interface import IGNORED
-from teachonce.downstream.tasks.word_windows import first_of, word_pieces, word_windows
+from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import write_tagged
 from tests.making.models import TOKENIZER_KINDS
@@ -38,10 +38,9 @@ def test_first_piece_covers_the_first_character(
     tokenizer = make_tokenizer(kind)
     for text in SENTENCES:
         words = text.split()
-        ids, pieces = word_pieces(tokenizer, words, 128)
+        ids, pieces = word_pieces(tokenizer, *joined(words), 128)
         first = first_of(pieces)
-        joined = " ".join(words)
-        spans = tokenizer(joined, return_offsets_mapping=True)["offset_mapping"]
+        spans = tokenizer(" ".join(words), return_offsets_mapping=True)["offset_mapping"]
         assert len(spans) == len(ids) and len(first) == len(words)
         begin = 0
         for word, position in zip(words, first, strict=True):
@@ -51,7 +50,7 @@ def test_first_piece_covers_the_first_character(
 
 
 def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], Any]) -> None:
-    ids, pieces = word_pieces(make_tokenizer("wordpiece"), ["lamp"] * 20, 8)
+    ids, pieces = word_pieces(make_tokenizer("wordpiece"), *joined(["lamp"] * 20), 8)
     first = first_of(pieces)
     assert len(ids) == 8
     kept = [position for position in first if position >= 0]
@@ -66,7 +65,7 @@ def test_windows_have_every_word_once(
     """No window has more tokens than asked; a word in the middle of one has context on both sides;
     a sentence that fits is read as before."""
     tokenizer, words = make_tokenizer(kind), " ".join(SENTENCES).split()
-    windows = list(word_windows(tokenizer, words, limit))
+    windows = list(word_windows(tokenizer, *joined(words), limit))
     assert [word for window in windows for word in window.own] == list(range(len(words)))
     assert all(len(window.ids) <= limit for window in windows)
     for before, window in zip(windows, windows[1:], strict=False):
@@ -77,8 +76,8 @@ def test_windows_have_every_word_once(
     for window in windows:
         firsts = dict(zip(window.words, first_of(window.pieces), strict=True))
         assert all(firsts[word] > 0 for word in window.own)
-    (whole,) = word_windows(tokenizer, words, 10_000)
-    assert (whole.ids, whole.pieces) == word_pieces(tokenizer, words, None)
+    (whole,) = word_windows(tokenizer, *joined(words), 10_000)
+    assert (whole.ids, whole.pieces) == word_pieces(tokenizer, *joined(words), None)
 
 
 def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any]) -> None:

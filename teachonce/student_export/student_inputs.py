@@ -1,0 +1,73 @@
+"""What a program needs to know of a student or an export to run it: inputs, outputs, tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from teachonce.store import TaskSpec
+from teachonce.support.arrays import Array
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+OUTPUTS = {"embedding": "sentence_embedding"}
+"""The name of the output by kind; `logits` for the other kinds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentInputs:
+    """Describes the inputs and the output of a student, and tokenizes texts for it.
+
+    kind: `mlm`, `classification`, `tagging` or `embedding`.
+    inputs: names of the inputs, int64 [B,S] each.
+    max_length: the longest input in tokens, special tokens included.
+    special: whether the tokenizer adds special tokens to a text.
+    prompt: prepended to each text.
+    activation: the class of torch.nn that turns a reranker's logit into its score; "" for others.
+    about: further entries of export.json, such as `prompts`.
+    """
+
+    kind: str
+    tokenizer: Any
+    inputs: tuple[str, ...]
+    max_length: int
+    task: TaskSpec | None = None
+    special: bool = True
+    prompt: str = ""
+    activation: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        return OUTPUTS.get(self.kind, "logits")
+
+    def tokenized(
+        self, texts: Sequence[str], second: Sequence[str] | None = None, **more: Any
+    ) -> Any:
+        """Tokenize texts or pairs, truncated to `max_length`; `more` is for the tokenizer."""
+        return self.tokenizer(
+            [self.prompt + text for text in texts],
+            None if second is None else list(second),
+            truncation=True,
+            max_length=self.max_length,
+            add_special_tokens=self.special,
+            **more,
+        )
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Array]:
+        """Tokenize texts, truncated to `max_length` tokens, into one batch of int64 [B,S] each."""
+        found = self.tokenized(texts, padding=True, return_tensors="np")
+        return {name: np.asarray(found[name], np.int64) for name in self.inputs}
+
+    def batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+        """Make a batch of tokenized inputs, padded on the right to the longest of them."""
+        width = max(len(row["input_ids"]) for row in rows)
+        found = {name: np.zeros((len(rows), width), np.int64) for name in self.inputs}
+        found["input_ids"] += self.tokenizer.pad_token_id
+        for number, row in enumerate(rows):
+            for name in self.inputs:
+                values = row.get(name, [0] * len(row["input_ids"]))
+                found[name][number, : len(values)] = values
+        return found

@@ -1,0 +1,1 @@
+"""Answers for texts, by a student or by an export of it."""

@@ -1,0 +1,276 @@
+"""Turns the outputs of a student into answers: labels, tagged words, vectors, scores, pieces.
+
+A classifier, a tagger and a masked LM read a long text in windows of words that overlap. Vectors
+and pairs are truncated.
+"""
+
+# Vectors are truncated because every library that loads the folder does so: an index and its
+# queries may come from different programs.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from teachonce.downstream.tasks.tagging import continued
+from teachonce.downstream.tasks.word_windows import WordWindow, word_windows
+from teachonce.student_export.formats import Runner
+from teachonce.student_export.student_inputs import StudentInputs
+from teachonce.student_export.words import word_spans
+from teachonce.student_predict.texts import Given
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.tag_schemes import entities, scheme_of
+
+Answer = dict[str, Any]
+BATCH = 16
+MASKED_BATCH = 4
+"""Texts at once of a masked LM, whose output has a number for each token and piece."""
+PIECES = 5
+"""Pieces of a mask that are printed by default."""
+
+
+class Predictor:
+    """Answers texts, one or two texts each, with a student or an export.
+
+    top: number of labels of a text, or pieces of a mask, that an answer lists.
+
+    Raises UserError if the student cannot answer texts of this kind.
+    """
+
+    def __init__(
+        self, student: StudentInputs, run: Runner, given: Sequence[Given], top: int | None = None
+    ) -> None:
+        self.student, self.run, self.given, self.top = student, run, given, top
+        self.blank = self.long = 0
+        self.pairs = len(given[0].texts) == 2
+        if self.pairs and student.kind in ("mlm", "tagging"):
+            raise UserError(
+                f"{given[0].where}: is a pair, and the student reads single texts ({student.kind});"
+                " give a text a line (column text)"
+            )
+        if top is not None and student.kind not in ("classification", "mlm"):
+            raise UserError(f"--top: the answers of this student ({student.kind}) are no lists")
+        if student.kind == "mlm":
+            self._check_masks()
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the answer to each text, in their order.
+
+        A blank text has `empty` in its answer. `windows` is the number of windows of a long text,
+        `cut` marks a text that was truncated.
+        """
+        answer = self._method()
+        for begin in range(0, len(self.given), BATCH):
+            some = self.given[begin : begin + BATCH]
+            found = iter(answer([each for each in some if not each.blank]))
+            for each in some:
+                names = ("text_a", "text_b") if self.pairs else ("text",)
+                self.blank += each.blank
+                more = {"empty": True} if each.blank else next(found)
+                yield {**dict(zip(names, each.texts, strict=True)), **more}
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line on the blank texts, and one on the long texts."""
+        total, limit = len(self.given), self.student.max_length
+        if self.blank:
+            yield f"{self.blank:,} of {counted(total, 'text')} blank: without an answer"
+        if self.long:
+            how = "cut" if self._truncates else "read in windows; their answers have `windows`"
+            yield f"{self.long:,} of {counted(total, 'text')} longer than {limit} tokens: {how}"
+
+    @property
+    def _truncates(self) -> bool:
+        return self.pairs or self.student.kind == "embedding"
+
+    def _method(self) -> Callable[[Sequence[Given]], Iterator[Answer]]:
+        if self.student.kind == "classification":
+            return self._classified
+        return {"mlm": self._filled, "tagging": self._tagged, "embedding": self._embedded}[
+            self.student.kind
+        ]
+
+    def _check_masks(self) -> None:
+        mask = self.student.tokenizer.mask_token
+        for each in self.given:
+            if not each.blank and mask not in each.texts[0]:
+                raise UserError(
+                    f"{each.where}: has no {mask}; write {mask} where the masked LM is to fill in a"
+                    " piece"
+                )
+
+    def _outputs(self, rows: Sequence[Any]) -> Iterator[Array]:
+        """Yield the output of each tokenized row, without the batch."""
+        size = MASKED_BATCH if self.student.kind == "mlm" else BATCH
+        for begin in range(0, len(rows), size):
+            yield from self.run(self.student.batch(rows[begin : begin + size]))
+
+    def _truncated(self, texts: Sequence[Sequence[str]]) -> tuple[list[Array], list[Answer]]:
+        """Return the outputs of texts or pairs, given by side, and the `cut` of their answers."""
+        found = self.student.tokenized(*texts)
+        cut = [bool(each.overflowing) for each in found.encodings]
+        self.long += sum(cut)
+        rows = [{name: found[name][n] for name in self.student.inputs} for n in range(len(cut))]
+        return list(self._outputs(rows)), [{"cut": True} if each else {} for each in cut]
+
+    def _windows(
+        self, given: Sequence[Given], first: str = ""
+    ) -> Iterator[tuple[str, list[tuple[int, int]], list[tuple[WordWindow, Array]], Answer]]:
+        """Yield text, spans of words, windows with outputs, and the `windows` of its answer."""
+        texts = [each.texts[0] for each in given]
+        spans = [word_spans(text, first) for text in texts]
+        length, tokenizer = self.student.max_length, self.student.tokenizer
+        windows = [
+            list(word_windows(tokenizer, text, words, length))
+            for text, words in zip(texts, spans, strict=True)
+        ]
+        rows = [
+            {"input_ids": each.ids, "attention_mask": [1] * len(each.ids)}
+            for some in windows
+            for each in some
+        ]
+        outputs = self._outputs(rows)
+        for text, words, some in zip(texts, spans, windows, strict=True):
+            self.long += len(some) > 1
+            more = {"windows": len(some)} if len(some) > 1 else {}
+            yield text, words, [(each, next(outputs)) for each in some], more
+
+    def _embedded(self, given: Sequence[Given]) -> Iterator[Answer]:
+        sides = list(zip(*(each.texts for each in given), strict=True))
+        if not self.pairs:
+            vectors, cuts = self._truncated(sides)
+            for vector, cut in zip(vectors, cuts, strict=True):
+                yield {"vector": [float(str(number)) for number in vector], **cut}
+            return
+        (one, first), (other, second) = (self._truncated([side]) for side in sides)
+        for a, b, *cuts in zip(one, other, first, second, strict=True):
+            lengths = np.linalg.norm(a) * np.linalg.norm(b)
+            yield {"score": _rounded(a @ b / max(lengths, 1e-12)), **cuts[0], **cuts[1]}
+
+    def _classified(self, given: Sequence[Given]) -> Iterator[Answer]:
+        if self.pairs:
+            outputs, cuts = self._truncated(list(zip(*(each.texts for each in given), strict=True)))
+            for logits, cut in zip(outputs, cuts, strict=True):
+                yield {**self._label(logits[None]), **cut}
+            return
+        for _, _, windows, more in self._windows(given):
+            yield {**self._label(np.stack([output for _, output in windows])), **more}
+
+    def _label(self, logits: Array) -> Answer:
+        """Return the answer of a classifier for the logits [W,C] of a text's windows."""
+        task = self.student.task
+        assert task is not None  # a classifier has labels
+        if task.output_kind == "numbers":
+            values = _activated(logits, self.student.activation).mean(0)
+            if task.is_score:
+                return {"score": _rounded(values[0])}
+            named = zip(task.labels, values, strict=True)
+            return {"scores": {label: _rounded(value) for label, value in named}}
+        several = task.output_kind == "several labels"
+        shares = (_sigmoid(logits) if several else _softmax(logits)).mean(0)
+        order = np.argsort(-shares, kind="stable")[: self.top]
+        shown = {task.labels[n]: _rounded(shares[n]) for n in order}
+        if several:
+            chosen = [label for n, label in enumerate(task.labels) if shares[n] >= 0.5]
+            return {"labels": chosen, "probabilities": shown}
+        return {"label": task.labels[order[0]], "probabilities": shown}
+
+    def _tagged(self, given: Sequence[Given]) -> Iterator[Answer]:
+        task = self.student.task
+        assert task is not None  # a tagger has labels
+        joins = scheme_of(label for label in task.labels if label != task.later_label) is not None
+        for text, spans, windows, more in self._windows(given):
+            words = list[Answer]()
+            for window, logits in windows:
+                shares = _softmax(logits)
+                for number, run in zip(window.words, window.pieces, strict=True):
+                    if number not in window.own or not run:
+                        continue
+                    best = int(shares[run.start].argmax())
+                    tag = task.labels[best]
+                    if tag == task.later_label:
+                        tag = continued([word["tag"] for word in words[-1:]])
+                    words.append(
+                        {
+                            **_span(text, *spans[number]),
+                            "tag": tag,
+                            "probability": _rounded(shares[run.start, best]),
+                        }
+                    )
+            yield {"words": words, **(_entities(text, words) if joins else {}), **more}
+
+    def _filled(self, given: Sequence[Given]) -> Iterator[Answer]:
+        tokenizer = self.student.tokenizer
+        mask = tokenizer.mask_token
+        for text, spans, windows, more in self._windows(given, mask):
+            masks, filled, end = list[Answer](), "", 0
+            for window, logits in windows:
+                for number, run in zip(window.words, window.pieces, strict=True):
+                    if number not in window.own or not run:
+                        continue
+                    span = _span(text, *spans[number])
+                    if span.pop("word") != mask:
+                        continue
+                    shares = _softmax(logits[run.start])
+                    order = np.argsort(-shares, kind="stable")[: self.top or PIECES]
+                    pieces = [
+                        {"piece": tokenizer.decode([n]), "probability": _rounded(shares[n])}
+                        for n in order
+                    ]
+                    masks.append({**span, "pieces": pieces})
+                    filled += _with_piece(text[end : span["begin"]], tokenizer, int(order[0]))
+                    end = span["end"]
+            yield {"filled": filled + text[end:], "masks": masks, **more}
+
+
+def _with_piece(before: str, tokenizer: Any, piece: int) -> str:
+    """Return a text with a piece after it; a piece inside of a word follows without a blank."""
+    inner = str(tokenizer.convert_ids_to_tokens(piece)).startswith("##")
+    shown = str(tokenizer.decode([piece])).strip()
+    return before.rstrip() + shown.removeprefix("##") if inner else before + shown
+
+
+def _entities(text: str, words: Sequence[Answer]) -> Answer:
+    """Return the entities of tagged words, with the mean probability of their words."""
+    found = []
+    for first, last, kind in entities([word["tag"] for word in words]):
+        some = words[first:last]
+        span = _span(text, some[0]["begin"], some[-1]["end"])
+        share = _rounded(np.mean([word["probability"] for word in some]))
+        found.append({"text": span.pop("word"), "label": kind, **span, "probability": share})
+    return {"entities": found}
+
+
+def _span(text: str, begin: int, end: int) -> Answer:
+    return {"word": text[begin:end], "begin": begin, "end": end}
+
+
+def _rounded(value: Any) -> float:
+    return round(float(value), 6)
+
+
+def _softmax(logits: Array) -> Floats:
+    found = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return np.asarray(found / found.sum(-1, keepdims=True))
+
+
+def _sigmoid(logits: Array) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
+
+
+def _activated(logits: Array, name: str) -> Array:
+    """Apply a class of torch.nn, "" for none."""
+    if name in ("", "Identity"):
+        return logits
+    if name == "Sigmoid":
+        return _sigmoid(logits)
+    import torch
+
+    activation = getattr(torch.nn, name, None)
+    if not (isinstance(activation, type) and issubclass(activation, torch.nn.Module)):
+        raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
+    found: Array = activation()(torch.as_tensor(logits)).numpy()
+    return found

@@ -1,0 +1,71 @@
+"""The command `student-predict`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from teachonce.checkpoints.names import resolve_vectors
+from teachonce.student_export.options import ABOUT
+from teachonce.student_predict.options import PredictOptions
+from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.grouped_help import examples
+from teachonce.support.options import click_options
+
+HELP = """Print an answer to each TEXT as a line of JSON. FOLDER is a student, any other model of
+transformers or sentence-transformers, or a folder of student-export, which runs without torch.
+
+\b
+classifier    label, probabilities of the labels; several labels or scores
+tagger        words with tag, characters and probability; entities
+embedder      vector; of a pair the score, a cosine
+reranker      score of a pair
+masked LM     filled, and the best pieces of each mask
+
+Characters are counted from 0, `end` is behind the last one. A long text of a classifier, a tagger
+or a masked LM is read in overlapping windows: the answer has `windows`, and a classifier's is their
+mean. Long texts of an embedder and long pairs are truncated: the answer has `cut`. A blank text has
+`empty` in place of an answer.
+"""
+
+EXAMPLES = examples(
+    'student-predict moods "What a lovely day." "It rained again."',
+    "student-predict ready --input lines.txt > answers.jsonl",
+)
+
+
+def _parameters() -> list[click.Parameter]:
+    folder = click.Argument(["folder"], type=click.Path(path_type=Path))
+    texts = click.Argument(["texts"], metavar="[TEXT]...", nargs=-1)
+    return [folder, texts, *click_options(PredictOptions)]
+
+
+@click.command(help=HELP, epilog=EXAMPLES, context_settings=CONTEXT, params=_parameters())
+@command_errors
+def main(**words: Any) -> None:
+    """Read the options and the texts, and print an answer to each."""
+    options = PredictOptions(**words)
+    from teachonce.student_predict.texts import given_texts
+
+    given = given_texts(options)
+    if not (options.folder / ABOUT).is_file():
+        resolve_vectors(str(options.folder))
+    from transformers.utils import logging
+
+    from teachonce.student_predict.answers import Predictor
+    from teachonce.student_predict.loading import load
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    predictor = Predictor(*load(options.folder, options.file), given, options.top)
+    for answer in predictor.answers():
+        click.echo(json.dumps(answer, ensure_ascii=False))
+    for note in predictor.notes():
+        click.echo(note, err=True)
+
+
+if __name__ == "__main__":
+    main()

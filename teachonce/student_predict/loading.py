@@ -1,0 +1,98 @@
+"""Loads what answers: a student's folder with torch, or a file that student-export wrote."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from teachonce.checkpoints.declared import declared_head
+from teachonce.checkpoints.loading import load_config, load_tokenizer
+from teachonce.checkpoints.names import ResolvedModel, resolve_vectors
+from teachonce.store import TaskSpec
+from teachonce.student_export.formats import Runner
+from teachonce.student_export.formats.registry import FORMATS
+from teachonce.student_export.loaded_student import load_student
+from teachonce.student_export.options import ABOUT
+from teachonce.student_export.student_inputs import INPUTS, OUTPUTS, StudentInputs
+from teachonce.support.errors import UserError
+from teachonce.support.json_file import read_json
+
+KINDS = ("mlm", "classification", "tagging", "embedding")
+SHAPE: dict[str, Any] = {
+    "kind": str,
+    "inputs": [INPUTS],
+    "output": ("logits", *OUTPUTS.values()),
+    "max_length": int,
+    "prompt": str,
+    "labels?": [str],
+    "problem_type?": str,
+    "later_label?": str,
+    "activation?": str,
+    "files": [{"file": str, "*": object}],
+    "*": object,
+}
+"""The shape of export.json."""
+
+
+def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
+    """Load a student, or a `file` of an export, None for the first one.
+
+    Raises UserError if the folder is neither, or cannot be loaded.
+    """
+    if (folder / ABOUT).is_file():
+        return _export(folder, file)
+    if file is not None:
+        raise UserError(f"--file {file}: {folder} is no export ({ABOUT}); leave --file out")
+    if (folder / "config.json").is_file():
+        config = load_config(resolve_vectors(str(folder)))
+        if declared_head(config.architectures or ()) == "causal":
+            raise _decoder(folder)
+    student = load_student(folder)
+    return student, student.run
+
+
+def _decoder(folder: Path) -> UserError:
+    return UserError(
+        f"{folder}: is a decoder, which continues a text and gives no answer about it; run it with"
+        " pipeline('text-generation') of transformers"
+    )
+
+
+def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
+    about = read_json(folder / ABOUT, SHAPE)
+    kind = about["kind"]
+    if kind == "causal":
+        raise _decoder(folder)
+    if kind not in KINDS:
+        raise UserError(f"{folder / ABOUT}: kind is {kind!r:.40}, expected {', '.join(KINDS)}")
+    names = [each["file"] for each in about["files"]]
+    chosen = file or (names[0] if names else "")
+    format = next((f for f in FORMATS.values() if chosen in f.names.values()), None)
+    if chosen not in names or format is None:
+        raise UserError(
+            f"--file {chosen}: {folder / ABOUT} lists {', '.join(names)[:200]}; give one"
+        )
+    if not (folder / chosen).is_file():
+        raise UserError(f"{folder / chosen}: is missing; copy the whole folder")
+    student = StudentInputs(
+        kind=kind,
+        tokenizer=load_tokenizer(ResolvedModel(str(folder), str(folder))),
+        inputs=tuple(about["inputs"]),
+        max_length=about["max_length"],
+        task=_task(kind, about),
+        prompt=about["prompt"],
+        activation=about.get("activation", ""),
+    )
+    return student, format.open(folder / chosen, student.output, os.cpu_count() or 1)
+
+
+def _task(kind: str, about: dict[str, Any]) -> TaskSpec | None:
+    if kind not in ("classification", "tagging"):
+        return None
+    return TaskSpec(
+        kind,
+        tuple(about.get("labels", ())),
+        about.get("later_label"),
+        problem_type=about.get("problem_type"),
+    )

@@ -1,0 +1,64 @@
+"""The options of `student-predict`: what each may be, and its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from teachonce.support.errors import UserError
+from teachonce.support.options import at_least, check_values, option
+
+
+def _column(role: str) -> str | None:
+    """Return a field with the name of the column of --input that holds `role`."""
+    found: str | None = option(None, f"Name of the column of --input, if it is not {role}.")
+    return found
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """The options of a prediction. Raises UserError for a wrong value."""
+
+    folder: Path
+    texts: tuple[str, ...] = ()
+    input: Path | None = option(
+        None,
+        "Read the texts of this file: a line each of a .txt, or column text (text_a and text_b for"
+        " pairs) of a .tsv, .csv, .jsonl or .parquet.",
+        default_text="the words of the command line; without any, the lines of stdin",
+    )
+    pairs: bool = option(False, "Each line or TEXT is two texts with a TAB between them.")
+    file: str | None = option(
+        None, "Run this file of an export.", default_text="the first that export.json lists"
+    )
+    top: int | None = option(
+        None,
+        "Print the N best labels of a text, or pieces of a mask.",
+        within=at_least(1),
+        default_text="all labels, 5 pieces",
+    )
+    text_column: str | None = _column("text")
+    text_a_column: str | None = _column("text_a")
+    text_b_column: str | None = _column("text_b")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.input and self.texts:
+            raise UserError("give texts on the command line or --input, not both")
+        if self.columns and not self.input:
+            raise UserError("--text-column, --text-a-column and --text-b-column need --input FILE")
+        if self.pairs and self.columns:
+            raise UserError(
+                "--pairs is for lines with a TAB, and a table has its pairs in columns text_a and"
+                " text_b; leave --pairs out"
+            )
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The names of columns that were given, by role."""
+        named = {
+            "text": self.text_column,
+            "text_a": self.text_a_column,
+            "text_b": self.text_b_column,
+        }
+        return {role: name for role, name in named.items() if name is not None}

@@ -1,0 +1,100 @@
+"""Reads the texts of a prediction: of the command line, a file of lines, a table or stdin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
+from teachonce.student_predict.options import PredictOptions
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.tables import is_table
+from teachonce.teacher_dump.corpus.text_files import read_lines
+
+TAB = "\t"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A text, or the two texts of a pair, and where it was given, for errors."""
+
+    texts: tuple[str, ...]
+    where: str
+
+    @property
+    def blank(self) -> bool:
+        return not all(text.strip() for text in self.texts)
+
+
+def given_texts(options: PredictOptions) -> list[Given]:
+    """Return the texts, blank ones included, so that the answers are in the order of the lines.
+
+    Raises UserError if there is none but blank ones, if texts and pairs are mixed, and for a file
+    that cannot be read.
+    """
+    found = list(_given(options))
+    if all(each.blank for each in found):
+        source = str(options.input or ("the texts" if options.texts else "stdin"))
+        raise UserError(f"{source}: has no text; give TEXT, --input FILE or lines on stdin")
+    sizes = {len(each.texts): each.where for each in found}
+    if len(sizes) > 1:
+        raise UserError(
+            f"{sizes[1]} is a text and {sizes[2]} a pair; give only texts or only pairs"
+        )
+    return found
+
+
+def _given(options: PredictOptions) -> Iterator[Given]:
+    path = options.input
+    if options.texts:
+        yield from _lines(options.texts, "TEXT", options.pairs)
+    elif path is None or str(path) == "-":
+        yield from _lines((line.rstrip("\r\n") for line in _stdin()), "stdin, line", options.pairs)
+    elif is_table(path):
+        if options.pairs:
+            raise UserError(f"--pairs: {path} is a table; name its columns text_a and text_b")
+        for row in read_rows(path):
+            roles = text_roles(row, options.columns)
+            yield Given(tuple(_cell(row, role, options.columns) for role in roles), row.where)
+    elif options.columns:
+        raise UserError(f"{path}: has no column names; leave --text-column out")
+    else:
+        yield from _lines(_file(path), f"{path}, line", options.pairs)
+
+
+def _stdin() -> Iterator[str]:
+    # as UTF-8 in every locale, as files are
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"stdin, line {number}: is not UTF-8; convert it with iconv") from None
+
+
+def _file(path: Path) -> Iterator[str]:
+    try:
+        yield from read_lines(path)
+    except OSError as error:
+        raise UserError(
+            f"--input {path}: cannot be read: {error.strerror}; check the path"
+        ) from None
+
+
+def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[Given]:
+    for number, line in enumerate(lines, 1):
+        if pairs and line.count(TAB) != 1 and line.strip():
+            raise UserError(
+                f"{where} {number}: expected two texts with a TAB between them, got"
+                f" {line.count(TAB)} TABs in {line!r:.60}"
+            )
+        texts = tuple(line.split(TAB)) if pairs and line.strip() else (line,) * (1 + pairs)
+        yield Given(texts, f"{where} {number}")
+
+
+def _cell(row: Row, role: str, columns: dict[str, str]) -> str:
+    value = row.cell(role, columns)
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{row.where}: expected text, got {value!r:.60}; name the column of texts")
+    return value or ""

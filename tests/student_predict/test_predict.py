@@ -1,0 +1,304 @@
+"""Answers are those of transformers and sentence-transformers, from a student and its exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from teachonce.checkpoints import bilstm
+from teachonce.checkpoints.bilstm import BiLstmConfig
+from teachonce.student_export.cli import main as student_export
+from teachonce.student_export.job import write_metadata, write_tokenizer
+from teachonce.student_export.loaded_student import load_student
+from teachonce.student_export.words import word_spans
+from teachonce.student_predict.cli import main
+from tests.checkpoints.test_embedders import static
+from tests.downstream.learnable import table
+from tests.sentence_folders import changed
+from tests.student_export.test_export import UNMEASURED, embedder, shallow
+
+Teacher = Callable[..., Path]
+MakeTokenizer = Callable[[str], Any]
+TEXTS = ("the lamp", "the keeper of the old tower read letters", "moss")
+IOB = ("O", "B-PER", "I-PER", "B-LOC")
+__all__ = ["shallow"]  # the fixture
+
+
+def run(*words: object, input: str | None = None) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], input=input)
+
+
+def answers(*words: object, input: str | None = None) -> list[dict[str, Any]]:
+    result = run(*words, input=input)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def refused(*words: object, input: str | None = None) -> str:
+    result = run(*words, input=input)
+    assert result.exit_code == 1 and "Traceback" not in result.output, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line.removeprefix("Error: ")
+
+
+def made(folder: Path, tokenizer: Any, head: str, labels: tuple[str, ...], **settings: Any) -> Path:
+    """A random BiLSTM: torch exports it in a second, a transformer in ten."""
+    config = BiLstmConfig(
+        vocab_size=len(tokenizer),
+        embedding_size=16,
+        lstm_size=12,
+        num_hidden_layers=1,
+        initializer_range=1.0,
+        pad_token_id=tokenizer.pad_token_id,
+        id2label=dict(enumerate(labels)),
+        label2id={label: number for number, label in enumerate(labels)},
+        **settings,
+    )
+    torch.manual_seed(0)
+    getattr(bilstm, f"BiLstmFor{head}")(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def students(
+    shallow: Path,
+    make_tokenizer: MakeTokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """A student of each kind of answers."""
+    root, tokenizer = tmp_path_factory.mktemp("students"), make_tokenizer("wordpiece")
+    classes, several = ("good", "bad", "so"), "multi_label_classification"
+
+    def student(name: str, head: str, labels: tuple[str, ...] = (), **settings: Any) -> Path:
+        return made(root / name, tokenizer, head, labels, **settings)
+
+    return {
+        "mlm": student("mlm", "MaskedLM"),
+        "classifier": student("classifier", "SequenceClassification", classes),
+        "several labels": student(
+            "several", "SequenceClassification", classes, problem_type=several
+        ),
+        "reranker": student("reranker", "SequenceClassification", ("LABEL_0",)),
+        "tagger": student("tagger", "TokenClassification", IOB),
+        "tagger of words": student("words", "TokenClassification", ("DET", "ADJ", "NOUN")),
+        "embedder": embedder(shallow, root / "embedder"),
+        "static": static(make_tokenizer, root / "static"),
+    }
+
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "mlm": ("the [MASK] of the old [MASK].", "old [MASK]"),
+    "classifier": TEXTS,
+    "several labels": TEXTS,
+    "reranker": ("the lamp\tmoss", "old letters\tthe keeper of the tower"),
+    "tagger": ("The keeper, of U.S. letters!", "moss"),
+    "embedder": TEXTS,
+    "static": TEXTS,
+    "tagger of words": ("the old lamp", "stairs"),
+}
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Whether two answers differ only in the last digits of their numbers."""
+    if isinstance(expected, float):
+        return bool(abs(found - expected) < 1e-4)
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(close(found[k], expected[k]) for k in found)
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(close, found, expected))
+    return bool(found == expected)
+
+
+APART = {"embedder"}  # torch exports a transformer in ten seconds
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.apart] * (kind in APART)) for kind in INPUTS]
+)
+def test_an_export_answers_as_its_student(
+    kind: str, students: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    words = (students[kind], "--to", "onnx", "--to", "torchscript", "--out", tmp_path / "out")
+    made = CliRunner().invoke(student_export, list(map(str, words)))
+    assert made.exit_code == 0, made.output
+    pairs = ["--pairs"] if kind == "reranker" else []
+    own = answers(students[kind], *INPUTS[kind], *pairs)
+    assert [*own[0]][: 1 + len(pairs)] == (["text_a", "text_b"] if pairs else ["text"])
+    for file in ("onnx/model.onnx", "torchscript/model.pt"):
+        found = answers(tmp_path / "out", *INPUTS[kind], *pairs, "--file", file)
+        assert close(found, own), (found, own)
+
+
+def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from transformers import pipeline
+
+    for kind, function in (("classifier", "softmax"), ("several labels", "sigmoid")):
+        predict = pipeline("text-classification", str(students[kind]), function_to_apply=function)
+        for text, found in zip(TEXTS, answers(students[kind], *TEXTS), strict=True):
+            each = {one["label"]: one["score"] for one in predict(text, top_k=None)}
+            assert found["probabilities"] == pytest.approx(each, abs=1e-5)
+            assert list(found["probabilities"]) == sorted(each, key=lambda name: -each[name])
+            best = max(each, key=lambda name: each[name])
+            chosen = [name for name in ("good", "bad", "so") if each[name] >= 0.5]
+            assert found.get("label", best) == best and found.get("labels", chosen) == chosen
+    vectors = SentenceTransformer(str(students["embedder"]), device="cpu").encode(list(TEXTS))
+    embedded = [each["vector"] for each in answers(students["embedder"], *TEXTS)]
+    assert np.allclose(embedded, vectors, atol=1e-6)
+    (pair,) = answers(students["embedder"], f"{TEXTS[0]}\t{TEXTS[1]}", "--pairs")
+    assert pair["score"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
+    scores = CrossEncoder(str(students["reranker"]), device="cpu").predict(
+        [tuple(line.split("\t")) for line in INPUTS["reranker"]]
+    )
+    scored = answers(students["reranker"], *INPUTS["reranker"], "--pairs")
+    assert [each["score"] for each in scored] == pytest.approx(scores.tolist(), abs=1e-5)
+    fill = pipeline("fill-mask", str(students["mlm"]))
+    (filled,) = answers(students["mlm"], "old [MASK]", "--top", 3)
+    (mask,) = filled["masks"]
+    assert (mask["begin"], mask["end"]) == (4, 10)
+    for piece, one in zip(mask["pieces"], fill("old [MASK]", top_k=3), strict=True):
+        assert piece["piece"] == one["token_str"]
+        assert piece["probability"] == pytest.approx(one["score"], abs=1e-5)
+    assert filled["filled"] == f"old {mask['pieces'][0]['piece']}".replace(" ##", "")
+
+
+def test_words_have_the_tag_of_their_first_piece(students: dict[str, Path]) -> None:
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    text = INPUTS["tagger"][0]
+    (found,) = answers(students["tagger"], text)
+    expected = ["The", "keeper", ",", "of", "U.S", ".", "letters", "!"]
+    assert [word["word"] for word in found["words"]] == expected
+    model = AutoModelForTokenClassification.from_pretrained(students["tagger"]).eval()
+    encoded = AutoTokenizer.from_pretrained(students["tagger"])(text, return_offsets_mapping=True)
+    logits = model(input_ids=torch.tensor([encoded["input_ids"]])).logits[0]
+    offsets, numbers = encoded["offset_mapping"][1:-1], logits.argmax(-1)[1:-1].tolist()
+    best = {begin: IOB[n] for (begin, _), n in zip(offsets, numbers, strict=True)}
+    for word in found["words"]:
+        assert word["tag"] == best[word["begin"]]
+        assert text[word["begin"] : word["end"]] == word["word"]
+    kinds = {word["tag"][2:] for word in found["words"]} - {""}
+    assert kinds and {each["label"] for each in found["entities"]} == kinds
+    for each in found["entities"]:
+        assert text[each["begin"] : each["end"]] == each["text"]
+    # later pieces of a word continue the entity before them
+    changed(students["tagger"], "config.json", later_label="B-LOC")
+    (joined,) = answers(students["tagger"], text)
+    changed(students["tagger"], "config.json", drop=("later_label",))
+    assert "B-LOC" not in {word["tag"] for word in joined["words"]}
+
+
+def test_words_of_any_script() -> None:
+    text = "Don't (visit) U.S., 1,000.5 – हिन्दी 東京 [MASK] x_"
+    words = [
+        "Don't",
+        "(",
+        "visit",
+        ")",
+        "U.S",
+        ".",
+        ",",
+        "1,000.5",
+        "–",
+        "हिन्दी",
+        "東",
+        "京",
+        "[MASK]",
+        "x",
+        "_",
+    ]
+    assert [text[begin:end] for begin, end in word_spans(text, "[MASK]")] == words
+    assert word_spans(" ") == []
+
+
+def test_long_texts(students: dict[str, Path]) -> None:
+    """Taggers, classifiers and masked LMs read windows; vectors are those of the library."""
+    from sentence_transformers import SentenceTransformer
+
+    long = " ".join(["the old keeper of the lamp read letters"] * 40)
+    result = run(students["tagger"], long, "moss")
+    tagged, short = map(json.loads, result.stdout.splitlines())
+    assert [word["word"] for word in tagged["words"]] == long.split()
+    assert tagged["windows"] > 1 and "windows" not in short
+    note = "1 of 2 texts longer than 128 tokens: read in windows; their answers have `windows`\n"
+    assert result.stderr == note
+    (labelled,) = answers(students["classifier"], long)
+    assert labelled["windows"] == tagged["windows"]
+    assert sum(labelled["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    (filled,) = answers(students["mlm"], f"{long} [MASK] {long} [MASK]")
+    assert [mask["begin"] for mask in filled["masks"]] == [len(long) + 1, 2 * len(long) + 9]
+    result = run(students["embedder"], long)
+    (embedded,) = map(json.loads, result.stdout.splitlines())
+    expected = SentenceTransformer(str(students["embedder"]), device="cpu").encode([long])
+    assert embedded["cut"] is True and np.allclose([embedded["vector"]], expected, atol=1e-6)
+    assert result.stderr == "1 of 1 text longer than 128 tokens: cut\n"
+
+
+def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Path) -> None:
+    """Answers are in the order of the lines; a blank line has an answer without content."""
+    folder = students["classifier"]
+    expected = answers(folder, *TEXTS)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join([TEXTS[0], "", *TEXTS[1:]]) + "\n")
+    result = run(folder, "--input", lines)
+    assert result.stderr == "1 of 4 texts blank: without an answer\n"
+    blank = {"text": "", "empty": True}
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert close(found, [expected[0], blank, *expected[1:]])
+    rows = table(tmp_path / "rows.jsonl", "body", [(text,) for text in TEXTS])
+    assert close(answers(folder, "--input", rows, "--text-column", "body"), expected)
+    assert close(answers(folder, input="\r\n".join(TEXTS)), expected)
+    pairs = table(tmp_path / "pairs.tsv", "text_a text_b", [("the lamp", "moss")])
+    (pair,) = answers(students["reranker"], "--input", pairs)
+    (typed,) = answers(students["reranker"], "the lamp\tmoss", "--pairs")
+    assert close(pair, typed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        ("classifier", [""], "the texts: has no text; give TEXT, --input FILE or lines on stdin"),
+        ("classifier", [], "stdin: has no text"),
+        ("classifier", ["--input", "missing.txt"], "--input missing.txt: cannot be read: No such"),
+        ("classifier", ["a", "--input", "b.txt"], "give texts on the command line or --input"),
+        ("classifier", ["a", "--pairs"], "TEXT 1: expected two texts with a TAB between them"),
+        ("classifier", ["a", "--file", "onnx/model.onnx"], "is no export (export.json)"),
+        ("classifier", ["a", "--top", "0"], "--top 0: expected at least 1"),
+        ("classifier", ["a", "--text-column", "b"], "need --input FILE"),
+        ("tagger", ["a\tb", "--pairs"], "TEXT 1: is a pair, and the student reads single texts"),
+        ("tagger", ["a", "--top", "2"], "--top: the answers of this student (tagging)"),
+        ("mlm", ["a [MASK]", "b"], "TEXT 2: has no [MASK]; write [MASK] where the masked LM"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    students: dict[str, Path], kind: str, words: list[str], message: str
+) -> None:
+    assert message in refused(students[kind], *words, input="")
+
+
+def test_an_export_that_was_changed_is_one_line(
+    students: dict[str, Path], tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    student = load_student(students["static"])
+    (tmp_path / "onnx").mkdir()
+    write_tokenizer(student, tmp_path)
+    write_metadata(student, [], tmp_path)
+    file = {"file": "onnx/model.onnx"}
+    changed(tmp_path, "export.json", files=[file])
+    assert "onnx/model.onnx: is missing; copy the whole folder" in refused(tmp_path, "a")
+    assert "export.json lists onnx/model.onnx" in refused(tmp_path, "a", "--file", "../x.onnx")
+    changed(tmp_path, "export.json", kind="seq2seq")
+    assert "kind is 'seq2seq', expected mlm" in refused(tmp_path, "a")
+    changed(tmp_path, "export.json", kind="embedding", max_length="long")
+    assert "export.json: max_length is a text, expected a number" in refused(tmp_path, "a")
+    assert "is a decoder, which continues a text" in refused(tiny_teacher("gpt2"), "a")
+    assert "no such folder" in refused(tmp_path / "nowhere", "a")
