@@ -60,8 +60,8 @@ GROUPS = {
         *("text_column", "label_column", "text_a_column", "text_b_column", "score_column"),
         *("question_column", "context_column", "answer_column"),
     ),
-    "Rankings and speed": (
-        *("teacher", "documents_by", "candidates", "candidates_by", "depth", "repeat"),
+    "Rankings, next tokens and speed": (
+        *("teacher", "store", "documents_by", "candidates", "candidates_by", "depth", "repeat"),
     ),
     "Output": ("log", "json"),
 }
@@ -130,7 +130,7 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
         raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
     if options.task == "speed" and options.text_column and not options.test:
         raise UserError("--text-column needs --test, the file that has the column")
-    for path in (*options.train, options.dev, *options.test, options.candidates):
+    for path in (*options.train, options.dev, *options.test, options.candidates, options.store):
         if path is not None and not path.exists():
             if str(path).startswith("hf:"):
                 raise UserError(

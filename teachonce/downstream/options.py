@@ -272,6 +272,9 @@ class DownstreamOptions:
         words=ALIASES,
         paths=True,
     )
+    store: Path | None = _option(
+        "Compare next tokens with the teacher's in this store as well.", [LM], read=Path
+    )
     documents_by: str | None = _option(
         "Embed the documents with this model, such as the teacher of an existing index; MODEL"
         " embeds the queries.",

@@ -83,12 +83,14 @@ class LmSettings:
 
     max_length: tokens of a window; None for the model's limit, at most 1,024.
     stride: tokens that neighbouring windows share; None for half a window.
+    store: compare with the teacher of this store; None for no comparison.
 
     Raises UserError for a value that the command line refuses.
     """
 
     max_length: int | None = _from_option("max_length")
     stride: int | None = _from_option("stride")
+    store: Path | None = _from_option("store")
     precision: str = _from_option("precision", "fp32")
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from teachonce.checkpoints.loading import (
     load_with_head,
 )
 from teachonce.checkpoints.names import resolve_model
+from teachonce.downstream.lm.store_agreement import MEASURES, store_agreement
 from teachonce.downstream.lm.windows import (
     Documents,
     Window,
@@ -39,7 +41,7 @@ from teachonce.training.device import resolved_device
 
 Say = Callable[[str], None]
 BITS = "bits/byte"
-ABOUT = {
+ABOUT: dict[str, Any] = {
     "task": "lm",
     "measures": {BITS: "bits_per_byte", "nats/token": "loss", "perplexity": "perplexity"},
     "primary": "bits_per_byte",
@@ -62,6 +64,8 @@ def score_lm(
     with the tokenizer's start token in front. Bits a byte are the nats of all predicted tokens,
     divided by their bytes and ln 2; they compare models of any vocabulary.
 
+    With `settings.store`, the figures of `store_agreement` are added to those of each file.
+
     Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents.
 
     Raises UserError for a wrong model, length or file, and if the model has no causal-LM head.
@@ -73,15 +77,20 @@ def score_lm(
         f"as it is: {counted(network.num_parameters(), 'parameter')}, windows of {size:,} tokens"
         f" that share {shared:,}; {_start(tokenizer)}"
     )
-    scores, counts = {}, {}
+    about: dict[str, Any] = ABOUT
+    scores, counts, taught = {}, {}, dict[str, float]()
+    if settings.store is not None:
+        taught = store_agreement(network, copy.deepcopy(tokenizer), settings.store)
+        about = {**ABOUT, "measures": {**ABOUT["measures"], **MEASURES}}
     for name, path in tests.items():
         documents = read_documents(tokenizer, texts[name])
         say(f"{path}: {counted(len(documents.ids), 'document')}, the whole file")
         counts[name] = len(documents.ids)
-        scores[name] = _score(network, documents, size, shared, str(path))
+        scores[name] = _score(network, documents, size, shared, str(path)) | taught
     given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
+    given["store"] = None if settings.store is None else str(settings.store)
     files = {name: str(path) for name, path in tests.items()}
-    return result_of(ABOUT, model, files, given, counts, [scores])
+    return result_of(about, model, files, given, counts, [scores])
 
 
 def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ from teachonce.downstream.settings import LmSettings
 from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.test_as_is import refused
 from tests.downstream.test_cli import run
+from tests.end_to_end.support import dumped, write_corpus
 from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
@@ -161,3 +162,26 @@ def test_bad_inputs_are_refused(
     said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
     assert "has no text; give a file with a document a line" in said
     assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
+
+
+def test_a_teacher_agrees_with_its_own_store(
+    near_sighted: Path, tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.txt", 8)
+    made = dumped(
+        near_sighted, corpus, tmp_path / "s.zarr", attention="none", hidden="none", logits="topk:16"
+    )
+    words = ("--task", "lm", "--test", corpus, "--store", made)
+    found = {}
+    for name, model in (("own", near_sighted), ("other", tiny_teacher("gpt2"))):
+        result = run(*words, "--model", model, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        assert "agreement with the store" in result.output
+        found[name] = json.loads((tmp_path / name / "scores.json").read_text())["mean"]["test"]
+    assert found["own"]["agreement"] > 0.999
+    assert abs(found["own"]["kl"]) < found["other"]["kl"] / 10
+    assert found["other"]["agreement"] < 0.1
+    masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "m.zarr", attention="none")
+    given = ("--task", "lm", "--test", corpus, "--model", near_sighted, "--out", tmp_path / "no")
+    assert "has no logits of next tokens" in refused(*given, "--store", masked)
+    assert "cannot be read" in refused(*given, "--store", tmp_path / "missing.zarr")

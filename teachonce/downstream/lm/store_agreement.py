@@ -1,0 +1,82 @@
+"""Compares a decoder's next tokens with those of the teacher in a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from teachonce.checkpoints.loading import input_limit
+from teachonce.store import open_store
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.losses.logits import divergence, sides
+from teachonce.student_train.losses.next_token import NextTargets
+from teachonce.support.errors import UserError
+
+PLACES = 50_000
+"""Predictions that are compared; the batches of a store are drawn at random until there are so
+many."""
+STUDENT = "llama:64x1x1"  # any decoder: its weights are not made
+MEASURES = {"agreement with the store": "agreement", "KL, nats": "kl"}
+
+
+@torch.inference_mode()
+def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float]:
+    """Compare a decoder with the teacher of a store, wherever tokens of both end at the same byte.
+
+    agreement: the share of places at which the decoder's best next token is the first one of its
+        own encoding of the teacher's best.
+    kl: KL(teacher || decoder) in nats, over the stored tokens and the rest as one outcome.
+
+    Raises UserError for a store without next-token logits, and StoreError.
+    """
+    store = open_store(path)
+    logits = store.features.logits
+    if logits is None or not logits.next_token:
+        raise UserError(
+            f"--store {path}: has no logits of next tokens; give the store of a causal teacher"
+            " that was dumped with --logits topk:64"
+        )
+    limit = input_limit(network.config, tokenizer)
+    batches = StudentBatches(
+        store,
+        tokenizer,
+        device=network.device,
+        student=STUDENT,
+        loss={"kl-next": 1.0},
+        held_out=0.0,
+        max_length=min(limit, store.features.max_length),
+    )
+    places, equal, nats = 0, 0, 0.0
+    with tqdm(total=PLACES, desc=str(path), unit="token", disable=None) as bar:
+        for batch in batches:
+            own, targets = _compared(network, batch)
+            best = targets.ids.gather(1, targets.logprobs.argmax(dim=1, keepdim=True))[:, 0]
+            equal += int((own.argmax(dim=1) == best).sum())
+            if len(own):
+                student, teacher = sides(own, targets)
+                nats += float(divergence(teacher, student, 1.0)) * len(own)
+            places += len(own)
+            bar.update(len(own))
+            if places >= PLACES:
+                break
+    if not places:
+        raise UserError(
+            f"--store {path}: no token of the model ends where one of the teacher's does; give a"
+            " store of longer texts"
+        )
+    return {"agreement": equal / places, "kl": nats / places}
+
+
+def _compared(network: Any, batch: StudentBatch) -> tuple[Tensor, NextTargets]:
+    """Return the decoder's logits [G,V] at the places of a batch, and the teacher's side."""
+    present = batch.inputs.present
+    found = network(input_ids=batch.inputs.ids, attention_mask=present.long(), use_cache=False)
+    aligned = batch.distillation
+    assert aligned is not None and aligned.logit_runs is not None
+    assert isinstance(aligned.logits, NextTargets)
+    return found.logits[present][aligned.logit_runs.member].float(), aligned.logits
