@@ -83,9 +83,12 @@ def read_store(path: Path) -> Iterator[dict[str, Any]]:
             if view != "view0":
                 start = read_array(part / f"{view}/mask/start")
                 arrays |= {f"{view}/mask/{key}": ("", start) for key in ("begin", "end", "action")}
-            if (features["logits"] or {}).get("tier") == "topk":
+            logits = features["logits"] or {}
+            if logits.get("tier") == "topk":
                 for key in ("ids", "logprobs", "rest"):
                     arrays[f"{view}/logits/{key}"] = how.get(key, ""), tokens
+            if "observed" in logits:  # encoded like the rest
+                arrays[f"{view}/logits/observed"] = how["rest"], tokens
             for kind, start in (("hidden", tokens), ("attention", pairs)):
                 for name in features[kind]:
                     arrays[f"{view}/{kind}/{name}/values"] = how[kind], start

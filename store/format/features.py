@@ -15,6 +15,8 @@ Calibration = dict[str, tuple[Floats, Floats]]
 """Mean and standard deviation [D] of the channels of each hidden state, by its name."""
 
 TIERS = ("topk", "sample", "head")
+FLAGS = ("next_token", "observed")
+"""Keys of `logits` that are true or absent."""
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
 """For each task, the array of a part with the gold labels, and the group of a view's logits."""
 
@@ -60,26 +62,34 @@ class LogitsSpec:
     tier: `topk`, `sample` or `head`.
     size: the number of best logits K, the number of random draws, or the width of the head's input.
     next_token: row t is the teacher's distribution of token t + 1 (causal teachers).
+    observed: the log-probability of token t + 1 itself is stored, whether it is a best one or not.
     """
 
     tier: str
     size: int
     next_token: bool = False
+    observed: bool = False
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise StoreError(f"features: tier must be one of {', '.join(TIERS)}, got {self.tier!r}")
         _whole(self.size, f"size of {self.tier}", 1, 65535 if self.tier == "sample" else 2**20)
+        if self.observed and not (self.next_token and self.tier != "head"):
+            raise StoreError(
+                "features: observed belongs to logits of next_token in tier topk or sample, got"
+                f" {self.to_json()!r:.80}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"tier": self.tier, "size": self.size}
-        return found | ({"next_token": True} if self.next_token else {})
+        return found | {key: True for key in FLAGS if getattr(self, key)}
 
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
-        found = _object(value, "logits", ("tier", "size"), ("next_token",))
-        if found.get("next_token", True) is not True:
-            raise StoreError(f"features: next_token must be true or absent, got {found!r}")
+        found = _object(value, "logits", ("tier", "size"), FLAGS)
+        for key in FLAGS:
+            if found.get(key, True) is not True:
+                raise StoreError(f"features: {key} must be true or absent, got {found!r}")
         return LogitsSpec(**found)
 
 

@@ -170,6 +170,8 @@ def _logits(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]
         return {}
     tier, size, level = features.logits.tier, features.logits.size, features.level
     partition = {"log_partition": _token(np.float32, tokens)}
+    if features.logits.observed:
+        partition["observed"] = _coded(level.rest.arrays(())["values"], tokens)
     if tier == "topk":
         return {
             "ids": _token(np.uint32, tokens, size, packing=level.ids),

@@ -62,7 +62,7 @@ def find_violation(
         return None
     if leaf == "scale" and values.dtype == np.float16:
         return _scale_violation(features, calibration, path, values)
-    if leaf in ("logprobs", "rest"):
+    if leaf in ("logprobs", "rest", "observed"):
         return _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
     if path.split("/")[1:2] == ["attention"]:
         return _out_of_range(values, 0, 1 + LOG_SLACK, "is not a probability")
@@ -226,6 +226,37 @@ def draws_violation(
     return Violation(token, "has ids that do not ascend", "ids")
 
 
+def observed_violation(
+    features: Features, tokens: Array, lengths: Array, observed: Array, kept: tuple[Array, ...]
+) -> Violation | None:
+    """Check `observed` [N], stored, for sequences of `lengths`, against their `tokens` [N].
+
+    kept: ids and log-probabilities [N, K] of tier `topk`, stored; empty for other tiers.
+    """
+    level, last = features.level, np.cumsum(lengths) - 1
+    with np.errstate(all="ignore"):
+        values: Floats = level.rest.from_codes(observed)
+        if found := _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+            return found
+        ends = np.zeros(len(values), bool)
+        ends[last] = True
+        if found := _first_row(ends & ~np.isneginf(values), "is of no token, and not -inf"):
+            return found
+        if not kept:
+            return None
+        logprobs: Floats = level.logprobs.from_codes(kept[1])
+        places = (kept[0] == np.roll(tokens, -1)[:, None]) & ~np.isneginf(logprobs)
+        inside, least = places.any(axis=1), logprobs[:, -1]
+        found_at = logprobs[np.arange(len(values)), places.argmax(axis=1)]
+        # A row with empty places does not bound the tokens that it leaves out.
+        expected = np.where(inside, found_at, np.where(np.isneginf(least), 0, least))
+        slack = LOG_SLACK + bound(level, "rest", values) + bound(level, "logprobs", expected)
+        floor = max(level.rest.lowest, level.logprobs.lowest)  # codecs hold no lower values
+        above = np.maximum(values, floor) - np.maximum(expected, floor)
+        off = (above > slack) | (inside & (above < -slack))
+    return _first_row(off & ~ends, "is not the log-probability of the token that follows")
+
+
 def attention_violation(features: Features, codes: Array, lengths: Array) -> Violation | None:
     """Check concatenated maps of L^2 codes for sequences of `lengths`; the row is a token."""
     values: Floats = features.level.attention.from_codes(codes)
@@ -260,6 +291,10 @@ def joint_violations(
         yield keys[1], law
     if draws and (law := draws_violation(features, *draws)):
         yield keys[0], law
+    if (path := f"{view}/logits/observed") in stored:
+        kept = tuple(stored[key] for key in keys[:2]) if all(k in stored for k in keys) else ()
+        if law := observed_violation(features, stored["token/id"], lengths, stored[path], kept):
+            yield path, law
     for name in features.attention:
         path = f"{view}/attention/{name}/values"
         if path in stored and (law := attention_violation(features, stored[path], lengths)):

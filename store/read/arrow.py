@@ -306,6 +306,9 @@ def _logits_columns(
         yield "counts", "draw", "int32", f"how often, of {spec.size} draws", None
     else:
         yield "values", "token", floats, "input of the teacher's head", spec.size
+    if spec.observed:
+        text = "log-probability of the token after; -inf in the last row"
+        yield "observed", "token", "float32", text, None
     yield "log_partition", "token", "float32", "log of the sum of exp of the logits", None
 
 

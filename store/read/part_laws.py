@@ -18,6 +18,7 @@ from teachonce.store.format.value_laws import (
     attention_violation,
     draws_violation,
     find_violation,
+    observed_violation,
     row_violation,
     topk_violation,
 )
@@ -150,6 +151,8 @@ def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
         if spec and check and all(f"{here}/{key}" in names for key in keys[spec.tier]):
             leaf = keys[spec.tier][1]
             yield from _first_of(part, f"{here}/{leaf}", check, view, edges)
+        if f"{here}/observed" in names:
+            yield from _first_of(part, f"{here}/observed", _observed, view, edges)
         for name in features.attention:
             path = f"view{view}/attention/{name}/values"
             if path in names:
@@ -182,6 +185,16 @@ def _best(part: PartReader, view: int, first: int, last: int) -> Violation | Non
         part.read(f"view{view}/logits/{key}", *rows) for key in ("ids", "logprobs", "rest")
     )
     return topk_violation(part.features, ids, logs, rest)
+
+
+def _observed(part: PartReader, view: int, first: int, last: int) -> Violation | None:
+    rows = part.token_start[[first, last]].tolist()
+    spec, here = part.features.logits, f"view{view}/logits"
+    keys = ("ids", "logprobs") if spec and spec.tier == "topk" else ()
+    kept = tuple(part.read(f"{here}/{key}", *rows) for key in keys)
+    lengths = np.diff(part.token_start[first : last + 1])
+    stored = part.read("token/id", *rows), lengths, part.read(f"{here}/observed", *rows)
+    return observed_violation(part.features, *stored, kept)
 
 
 def _draws(part: PartReader, view: int, first: int, last: int) -> Violation | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,8 @@ class Logits:
     sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.
     head: values float32 [T, D], the input of the frozen LM head.
     All: log_partition float32 [T] (logsumexp of the raw logits).
+    observed: float32 [T], the log-probability of token t + 1 in row t, and -inf in the last row of
+        a sequence; None if the store has none (see `LogitsSpec`).
     """
 
     tier: str
@@ -35,6 +37,7 @@ class Logits:
     counts: Any = None
     draws: int | None = None
     values: Any = None
+    observed: Any = None
 
 
 class LazyMap(Mapping[str, Any]):
@@ -76,13 +79,15 @@ def decode_logits(features: Features, read: Callable[[str], Array], start: Array
     assert features.logits is not None
     tier, size, level = features.logits.tier, features.logits.size, features.level
     partition = read("log_partition")
+    observed = level.rest.from_codes(read("observed")) if features.logits.observed else None
     if tier == "topk":
         logprobs = level.logprobs.from_codes(read("logprobs"))
         rest = level.rest.from_codes(read("rest"))
-        return Logits(tier, partition, as_ids(read("ids")), logprobs, rest)
+        return Logits(tier, partition, as_ids(read("ids")), logprobs, rest, observed=observed)
     if tier == "sample":
         ids, counts = as_ids(read("ids")), read("counts")
-        return Logits(tier, partition, ids, start=start, counts=counts, draws=size)
+        drawn = Logits(tier, partition, ids, start=start, counts=counts, draws=size)
+        return replace(drawn, observed=observed)
     stored = {key: read(key) for key in level.head.names}
     return Logits(tier, partition, values=level.head.decode(stored, (size,)))
 

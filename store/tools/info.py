@@ -192,6 +192,7 @@ def _logits(features: Features) -> str:
     if (logits := features.logits) is None:
         return "none"
     following = ", each of the token after" if logits.next_token else ""
+    following += ", whose own log-probability is stored" if logits.observed else ""
     return f"{logits.tier}:{logits.size} of {features.vocabulary:,}{following}"
 
 

@@ -84,13 +84,15 @@ def _hidden(
 
 
 def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -> None:
-    if old.logits is None or old.logits.tier == "sample":
+    if old.logits is None:
         return
+    if old.logits.observed:
+        _codes(result, f"{path}/observed", old.level.rest, new.level.rest)
     if old.logits.tier == "topk":
         _codes(result, f"{path}/logprobs", old.level.logprobs, new.level.logprobs)
         _codes(result, f"{path}/rest", old.level.rest, new.level.rest)
-        return
-    _rows(result, path, old.logits.size, old.level.head, new.level.head, new.codec)
+    elif old.logits.tier == "head":
+        _rows(result, path, old.logits.size, old.level.head, new.level.head, new.codec)
 
 
 def _rows(

@@ -71,7 +71,10 @@ class PartWriter:
             if place.startswith("view") and kind != "mask":
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
-                self._filled[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
+                put = (
+                    path if path.endswith("/logits/observed") else group
+                )  # has a method of its own
+                self._filled[put] = np.zeros(sequences if of_sequences else self._tokens, bool)
             elif group == EMBEDDING:
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 self._filled[group] = np.zeros(sequences, bool)
@@ -210,6 +213,19 @@ class PartWriter:
         self._check_law(
             f"{path}/logprobs", numbers, mass_violation(given, np.asarray(rest, np.float32))
         )
+
+    def put_observed(self, view: int, rows: ArrayLike, logprobs: ArrayLike) -> None:
+        """Put logprobs [n]: for each row t the log-probability of the token t + 1 of its sequence.
+
+        The last row of a sequence has no such token: -inf is stored there, whatever is given.
+        """
+        path = f"view{view}/logits/observed"
+        numbers = self._claim(path, rows)
+        last = np.isin(numbers, self.token_start[1:] - 1)
+        values = np.where(last, -np.inf, self._shaped(path, logprobs, numbers.shape))
+        bad = np.isnan(values) | (values > LOG_SLACK)
+        self._check(path, numbers, bad, "is not a log-probability (<= 0)")
+        self._arrays[path][numbers] = self._features.level.rest.to_codes(values)
 
     def put_samples(
         self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike

@@ -145,6 +145,8 @@ class Errors:
                 self._top(record, here, stored, rows, raw - partition[:, None])
             elif stored.tier == "sample":
                 self._draws(stored, rows, raw - partition[:, None])
+            if stored.observed is not None:
+                self._observed(record, here, stored, rows, raw - partition[:, None])
         if stored.tier == "head":
             self._head(record, here, stored.values, values.float().cpu().numpy())
         live = np.concatenate(partitions)
@@ -158,20 +160,32 @@ class Errors:
         ids = torch.from_numpy(stored.ids[rows].astype(np.int64)).to(logs.device)
         live = logs.gather(1, ids).cpu().numpy()
         others = logs.scatter(1, ids, -torch.inf)
-        level = self.features.level
         left, best = others.logsumexp(-1).cpu().numpy(), others.max(-1).values.cpu().numpy()
         for key, ours, theirs in (
             ("logprobs", live, stored.logprobs[rows]),
             ("rest", left, stored.rest[rows]),
         ):
-            floor = max(FLOOR, getattr(level, key).lowest)
-            ours, theirs = np.maximum(ours, floor), np.maximum(theirs, floor)
-            promised = bound(level, key, np.minimum(ours, theirs))
-            error, slack = np.abs(ours - theirs), self._slack(theirs)
-            self._add(f"{here}/{key}", "nats", error, promised, slack, record)
+            self._logprobs(record, f"{here}/{key}", key, ours, theirs)
         lowest = live.min(axis=1)
         error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
         self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
+
+    def _logprobs(self, record: Record, name: str, kind: str, live: Floats, stored: Floats) -> None:
+        """Compare log-probabilities of any shape, which the codec of `kind` encoded."""
+        level = self.features.level
+        floor = max(FLOOR, getattr(level, kind).lowest)
+        ours, theirs = np.maximum(live, floor), np.maximum(stored, floor)
+        promised = bound(level, kind, np.minimum(ours, theirs))
+        self._add(name, "nats", np.abs(ours - theirs), promised, self._slack(theirs), record)
+
+    def _observed(
+        self, record: Record, here: str, stored: Logits, rows: slice, logs: torch.Tensor
+    ) -> None:
+        """Compare the log-probabilities of the tokens that follow; the last row has none."""
+        following = record.token_ids[1:][rows].astype(np.int64)
+        ids = torch.from_numpy(following).to(logs.device)
+        live = logs[: len(ids)].gather(1, ids[:, None])[:, 0].cpu().numpy()
+        self._logprobs(record, f"{here}/observed", "rest", live, stored.observed[:-1][rows])
 
     def _head(self, record: Record, here: str, stored: Floats, live: Floats) -> None:
         """Compare inputs of the head, relative to the root mean square of the token."""

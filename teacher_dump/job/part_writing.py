@@ -20,6 +20,7 @@ from teachonce.teacher_dump.teacher.heads import (
     Decoder,
     all_logits,
     log_partitions,
+    observed_logprobs,
     sampled_logits,
     top_logits,
 )
@@ -70,7 +71,7 @@ def write_part(
         if not (features.has_token_features or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
-        read = _reader(teacher.decoder, features, keys, lengths)
+        read = _reader(teacher.decoder, features, keys, windows)
         run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
         for output in run:
             rows = ranges(start[output.sequences], lengths[output.sequences])
@@ -80,9 +81,12 @@ def write_part(
 
 
 def _reader(
-    decoder: Decoder | None, features: Features, keys: Keys, lengths: Array
+    decoder: Decoder | None, features: Features, keys: Keys, windows: list[Window]
 ) -> Logits | None:
-    """Return a function from the decoder's input of a batch to the arrays of logits to store."""
+    """Return a function from the decoder's input of a batch to the arrays of logits to store.
+
+    The log-partition is the last; before it come the log-probabilities of `observed`, if any.
+    """
     spec = features.logits
     if decoder is None or not (spec or features.task):
         return None
@@ -91,14 +95,22 @@ def _reader(
     def read(values: torch.Tensor, batch: Array) -> tuple[Array, ...]:
         if spec is None:
             return (all_logits(decoder, values),)
-        if spec.tier == "topk":
-            return top_logits(decoder, values, spec.size)
         if spec.tier == "head":
             return values.float().cpu().numpy(), log_partitions(decoder, values)
-        chances = [
-            np.random.default_rng([*keys[i], 1]).random((lengths[i], spec.size)) for i in batch
-        ]
-        return sampled_logits(decoder, values, np.concatenate(chances))
+        if spec.tier == "topk":
+            found: tuple[Array, ...] = top_logits(decoder, values, spec.size)
+        else:
+            chances = [
+                np.random.default_rng([*keys[i], 1]).random((len(windows[i].ids), spec.size))
+                for i in batch
+            ]
+            found = sampled_logits(decoder, values, np.concatenate(chances))
+        if not spec.observed:
+            return found
+        # The last row of a window has no next token; the writer stores -inf there.
+        following = np.concatenate([np.roll(windows[i].ids, -1) for i in batch])
+        observed = observed_logprobs(decoder, values, following, found[-1])
+        return *found[:-1], observed, found[-1]
 
     return read
 
@@ -114,12 +126,15 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
     if features.task:
         part.put_task(view, output.sequences if output.of_sequences else rows, *output.logits)
     if spec := features.logits:
+        logits = list(output.logits)
+        if spec.observed:
+            part.put_observed(view, rows, logits.pop(-2))
         puts: dict[str, Callable[..., None]] = {
             "topk": part.put_topk,
             "sample": part.put_samples,
             "head": part.put_head,
         }
-        puts[spec.tier](view, rows, *output.logits)
+        puts[spec.tier](view, rows, *logits)
 
 
 def calibration(plan: DumpPlan, windows: list[Window]) -> dict[str, tuple[Array, Array]]:

@@ -18,7 +18,7 @@ from teachonce.checkpoints.declared import (
     longest_input,
 )
 from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_teacher
-from teachonce.store import Features, LogitsSpec
+from teachonce.store import Features, LogitsSpec, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, OutputKind
 from teachonce.store.format.pairs import SEPARATOR
@@ -182,12 +182,26 @@ def planned(
                 f"{'batches':9} hold texts of one length only: padding would change the output of"
                 f" {type(teacher.base).__name__}"
             )
-        features = features_of(resolved, teacher)
+        features = _as_started(features_of(resolved, teacher), resolved, growth)
         if growth:
             vocab = MixedVocab.stored(growth.store)
             arguments = growth.store.identity.get("mixed_vocab", {})
             stage_one = StageOne(vocab, arguments) if vocab else None
         yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
+
+
+def _as_started(features: Features, options: DumpOptions, growth: Growth | None) -> Features:
+    """Return the features without `observed` if an earlier release, which did not store it, started
+    the store that is continued or grown from."""
+    started = growth.store.features if growth else None
+    if started is None:
+        found = StoreWriter.peek(options.out) or StoreWriter.peek(options.out, "sealed")
+        started = Features.from_json(found["features"]) if found else None
+    if features.logits is None or started is None or started.logits is None:
+        return features
+    if started.logits.observed or not features.logits.observed:
+        return features
+    return replace(features, logits=replace(features.logits, observed=False))
 
 
 def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
@@ -316,7 +330,7 @@ def _logits_of(
         raise UserError(
             f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; store fewer logits"
         )
-    return LogitsSpec(tier, size or width, next_token)
+    return LogitsSpec(tier, size or width, next_token, observed=next_token and tier != "head")
 
 
 def features_of(options: DumpOptions, teacher: Teacher) -> Features:

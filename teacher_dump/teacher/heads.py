@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -54,6 +55,12 @@ class Decoder:
             with _products_of_bfloat16() if rounded else nullcontext():
                 logits = nn.functional.linear(values[part].float(), self.weight, self.bias)
             yield part, logits
+
+    def logits_of(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Compute one logit of each row: of `values` [N,D] at `ids` [N], float32 [N]."""
+        rows = max(1, CHUNK_ELEMENTS // self.weight.shape[1])
+        parts = zip(values.split(rows), ids.split(rows), strict=True)
+        return torch.cat([(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts])
 
     def rounds(self, values: torch.Tensor) -> bool:
         """Whether bfloat16 represents weights and `values` exactly."""
@@ -217,6 +224,18 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tu
         )
         partitions.append(log_partition)
     return torch.cat(draws).cpu().numpy(), torch.cat(partitions).cpu().numpy()
+
+
+def observed_logprobs(
+    decoder: Decoder, values: torch.Tensor, following: Array, log_partition: Array
+) -> Array:
+    """Compute the log-probability [N] of the token that follows each row of `values` [N,D].
+
+    following: int [N], ids of these tokens. log_partition: float32 [N], of the logits of the rows.
+    """
+    ids = torch.from_numpy(following.astype(np.int64)).to(values.device)
+    found = decoder.logits_of(values, ids).cpu().numpy() - log_partition
+    return np.asarray(np.minimum(found, 0))
 
 
 def all_logits(decoder: Decoder, values: torch.Tensor) -> Array:

@@ -35,13 +35,17 @@ def features_of(
     codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
 ) -> Features:
     """`tier` may also be a task: the store of a teacher that was fine-tuned; `pairs`, of texts that
-    it classified; or `embedding`, of texts with a prompt and a vector each."""
+    it classified; `embedding`, of texts with a prompt and a vector each; or `next-topk` and
+    `next-sample`, of a causal teacher."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
     if tier == "pairs":
         task = TaskSpec("classification", LABELS, separator=SEPARATOR)
     vector = EmbeddingSpec(33, "mean", "the story ", True) if tier == "embedding" else None
-    logits = None if tier is None or task or vector else LogitsSpec(tier, size or sizes[tier])
+    logits = None
+    if tier is not None and not task and not vector:
+        causal, kind = tier.startswith("next-"), tier.removeprefix("next-")
+        logits = LogitsSpec(kind, size or sizes[kind], next_token=causal, observed=causal)
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
         hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,
@@ -138,7 +142,7 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
             states[rng.random(total) < 0.01] *= 6
             part.hidden[view, name] = states.astype(np.float32)
         if features.logits:
-            part.logits[view] = _logits(features, total, rng)
+            part.logits[view] = _logits(features, ids, counts, rng)
         if features.task:
             size = total if features.task.kind == "tagging" else sequences
             part.task[view] = rng.normal(size=(size, len(LABELS)), scale=5).astype(np.float32)
@@ -166,11 +170,28 @@ def _mask(text: str, rng: np.random.Generator) -> Array:
     return np.array(rows, np.int32).reshape(-1, 3)
 
 
-def _logits(features: Features, tokens: int, rng: np.random.Generator) -> dict[str, Array]:
+def _logits(
+    features: Features, token_ids: Array, counts: Array, rng: np.random.Generator
+) -> dict[str, Array]:
     assert features.logits
-    tier, size = features.logits.tier, features.logits.size
+    tokens = len(token_ids)
     raw = rng.normal(size=(tokens, features.vocabulary)) * 3
+    if features.logits.observed:  # often among the best, as a teacher's would be
+        raw[np.arange(tokens), np.roll(token_ids, -1)] += 6
     partition = np.log(np.exp(raw).sum(axis=1)).astype(np.float32)
+    found = _of_tier(features, raw, partition, rng)
+    if features.logits.observed:
+        observed = raw[np.arange(tokens), np.roll(token_ids, -1)] - partition
+        observed[np.cumsum(counts) - 1] = -np.inf
+        found["observed"] = observed.astype(np.float32)
+    return found
+
+
+def _of_tier(
+    features: Features, raw: Array, partition: Array, rng: np.random.Generator
+) -> dict[str, Array]:
+    assert features.logits
+    tier, size, tokens = features.logits.tier, features.logits.size, len(raw)
     if tier == "topk":
         ids = np.argsort(-raw, axis=1)[:, :size]
         logs = (np.take_along_axis(raw, ids, axis=1) - partition[:, None]).astype(np.float32)
@@ -224,6 +245,8 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
         for view, logits in part.logits.items():
             assert features.logits
             taken = {name: array[rows] for name, array in logits.items()}
+            if "observed" in taken:
+                w.put_observed(view, rows, taken.pop("observed"))
             put: dict[str, Any] = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
             put[features.logits.tier](view, rows, **taken)
     for view, outputs in part.task.items():

@@ -190,6 +190,8 @@ class Store:
         """The arrays of the store's tier. Logits of tier `head` are values @ weight.T + bias."""
         tier, size = self.features["logits"]["tier"], self.features["logits"]["size"]
         found = {"log_partition": part[f"{here}/log_partition"][rows]}
+        if self.features["logits"].get("observed"):
+            found["observed"] = decode_logs(part[f"{here}/observed"][rows], self.encodings["rest"])
         if tier == "topk":
             found["ids"] = part[f"{here}/ids"][rows]
             for key in ("logprobs", "rest"):

@@ -66,7 +66,7 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
             assert name not in ours or np.array_equal(ours[name], getattr(view, logits))
 
 
-KINDS = ("topk", "sample", "head", "classification", "tagging", "embedding")
+KINDS = ("topk", "sample", "head", "next-topk", "next-sample", *TASKS, "embedding")
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
@@ -84,6 +84,7 @@ def test_a_reader_written_from_the_format_alone(
         assert_equal(found, record)
     # Every array of the part but that of tag and label was of one kind or the other.
     logits = {"topk": "rest", "sample": "start", "head": "values"}
+    logits |= {"next-topk": "observed", "next-sample": "observed"}
     assert kind not in logits or logits[kind] in records[0][0]["views"][1]["logits"]
     assert records[0][0]["views"][1]["mask"].dtype == bool
     if kind in TASKS:
@@ -121,7 +122,7 @@ def test_it_refuses_what_is_not_finished_or_altered(
 
 
 @pytest.mark.parametrize("codec", ("exact", "default"))
-@pytest.mark.parametrize("kind, most", (("topk", 4096), ("topk", 1), ("embedding", 4096)))
+@pytest.mark.parametrize("kind, most", (("next-topk", 4096), ("topk", 1), ("embedding", 4096)))
 def test_the_short_reader_of_the_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, kind: str, most: int
 ) -> None:
@@ -148,8 +149,9 @@ def assert_same_arrays(found: dict[str, Any], record: Record) -> None:
             expected[f"{here}/hidden/{name}/values"] = states
         for name, attention in view.attention.items():
             expected[f"{here}/attention/{name}/values"] = attention.reshape(-1)
-        for name in ("ids", "logprobs", "rest") if logits else ():
-            expected[f"{here}/logits/{name}"] = getattr(logits, name)
+        for name in ("ids", "logprobs", "rest", "observed") if logits else ():
+            if getattr(logits, name) is not None:
+                expected[f"{here}/logits/{name}"] = getattr(logits, name)
         for column, name in enumerate(("begin", "end", "action") if number else ()):
             expected[f"{here}/mask/{name}"] = view.spans[:, column]
     assert found["text/utf8"] == record.text and np.array_equal(spans, record.offsets)

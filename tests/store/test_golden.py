@@ -43,7 +43,7 @@ def test_golden_stores_read_as_they_did(name: str) -> None:
     assert len(fs) == 3 and fs.meta["version"] == 1
     assert_same(values_of(fs), expected, name)
     problems = verify(GOLDEN / name).problems
-    if name in ("tags.h5", "groups64.h5", "named.zarr", "pairs.h5", "vectors.h5"):
+    if name not in ("default.zarr", "default.h5", "small.h5"):
         assert problems == []
     else:  # they hold a placeholder for a tokenizer
         assert len(problems) == 1 and "tokenizer.json in it cannot be loaded" in problems[0]

@@ -20,6 +20,7 @@ STORES = {
     "named.zarr": ("default", "topk"),  # Zarr since dimensions have names
     "pairs.h5": ("small", "pairs"),  # made later, when texts could first be pairs
     "vectors.h5": ("small", "embedding"),  # made later, when texts could first have vectors
+    "causal.h5": ("default", "next-topk"),  # made later, with the log-probability of each token
 }
 
 
@@ -35,6 +36,8 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
                 names = kinds[fs.features.task.kind]
             elif fs.features.embedding:
                 names = ()
+            if fs.features.logits and fs.features.logits.observed:
+                names = (*names, "observed")
             held = view.logits if fs.features.logits else view
             logits = {name: getattr(held, name) for name in names}
             views.append(

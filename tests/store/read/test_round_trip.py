@@ -20,7 +20,8 @@ EXT = ("zarr", "h5")
 COMBINATIONS = [
     ("exact", "topk"), ("default", "topk"), ("small", "topk"),
     ("exact", "head"), ("small", "head"), ("default", "sample"),
-    ("default", "classification"), ("small", "tagging"),
+    ("default", "classification"), ("small", "tagging"), ("small", "next-topk"),
+    ("exact", "next-sample"),
 ]  # fmt: skip
 
 
@@ -110,6 +111,11 @@ def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, r
 
 def check_logits(read: Any, put: dict[str, Array], rows: slice, codec: str) -> None:
     assert (read.log_partition == put["log_partition"][rows]).all()
+    assert (read.observed is None) == ("observed" not in put)
+    if read.observed is not None:
+        expected, bound = put["observed"][rows], 0 if codec == "exact" else 2**-11
+        assert read.observed[-1] == -np.inf and (read.observed[:-1] <= 0).all()
+        assert np.abs(read.observed[:-1] - expected[:-1]).max(initial=0) <= bound
     if read.tier == "topk":
         assert (read.ids == put["ids"][rows]).all()
         bound = {"exact": 0, "default": 2**-11, "small": 0.3}[codec]
@@ -172,6 +178,8 @@ def test_stream_gives_what_records_give(
 
 def compare_logits(batch: Any, record: Any, rows: slice) -> None:
     assert (batch.log_partition[rows] == record.log_partition).all()
+    assert (batch.observed is None) == (record.observed is None)
+    assert record.observed is None or (batch.observed[rows] == record.observed).all()
     if batch.tier == "sample":
         edges = batch.start[rows.start : rows.stop + 1]
         assert (edges - edges[0] == record.start).all() and batch.draws == record.draws

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,27 @@ def test_unusable_logits_are_refused() -> None:
             fresh.put_topk(0, [0], **bad)
     with pytest.raises(StoreError, match="are topk, not head"):
         writer.put_head(0, [0], np.ones((1, 4)), [1])
+    with pytest.raises(StoreError, match="no view0/logits/observed; it has"):
+        writer.put_observed(0, [0], [-1.0])
+
+
+def test_the_log_probability_of_the_token_that_follows() -> None:
+    features = features_of(tier="next-sample", views=1)
+    part = make_part(features, 0)
+    logits = part.logits[0]
+    writer = PartWriter(features, calibration_of(features), part.token_counts)
+    with pytest.raises(StoreError, match="token 0: view0/logits/observed is not a log-prob"):
+        writer.put_observed(0, [0], [0.5])
+    writer = PartWriter(features, calibration_of(features), part.token_counts)
+    rows = np.arange(len(part.token_ids))
+    writer.put_samples(0, rows, logits["draws"], logits["log_partition"])
+    with pytest.raises(StoreError, match="not put: .*view0/logits/observed"):
+        writer.take()
+    writer.put_observed(0, rows, np.zeros(len(rows)))  # a probability of 1 for no token, too
+    stored = writer._arrays["view0/logits/observed"]
+    assert (stored[writer.token_start[1:] - 1] == 65535).all() and (stored == 0).sum() == len(
+        rows
+    ) - len(part.texts)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +148,13 @@ def test_features_of_a_task_in_json() -> None:
     causal = Features(vocabulary=9, logits=LogitsSpec("topk", 3, next_token=True))
     assert causal.to_json()["logits"] == {"tier": "topk", "size": 3, "next_token": True}
     assert Features.from_json(causal.to_json()) == causal
+    followed = dataclasses.replace(causal, logits=LogitsSpec("topk", 3, True, observed=True))
+    assert Features.from_json(followed.to_json()) == followed != causal
+    for wrong in (("topk", 3, False, True), ("head", 3, True, True)):
+        with pytest.raises(StoreError, match="observed belongs to"):
+            LogitsSpec(*wrong)
+    with pytest.raises(StoreError, match="observed must be true or absent"):
+        LogitsSpec.from_json({"tier": "topk", "size": 3, "next_token": True, "observed": 1})
     good: dict[str, Any] = {"kind": "tagging", "labels": ["a"]}
     later = TaskSpec.from_json(good | {"later_label": "a"})
     assert later.later_number == 0 and later.to_json() == good | {"later_label": "a"}

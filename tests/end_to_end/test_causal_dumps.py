@@ -1,0 +1,135 @@
+"""Dumps of causal teachers: what they store of the next token, against transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import Features, FeatureStore, open_store
+from teachonce.support.arrays import Floats
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job import part_writing, plan
+from teachonce.teacher_dump.teacher.heads import observed_logprobs
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.making.decoders import FAMILIES, save_decoder
+
+PLAIN = {"attention": "none", "hidden": "none", "codec": "exact"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("causal") / "corpus.txt", 24)
+
+
+def live_logprobs(model: Path, store: FeatureStore) -> list[Floats]:
+    """The log-probabilities [T,V] of each sequence by transformers."""
+    teacher = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    found = []
+    with torch.no_grad():
+        for record in store:
+            ids = torch.from_numpy(record.token_ids.astype(np.int64))[None]
+            found.append(teacher(ids).logits[0].log_softmax(-1).numpy())
+    return found
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "Gemma2"])
+def test_the_token_that_follows_in_several_families(
+    tmp_path: Path, corpus: Path, family: str
+) -> None:
+    model = save_decoder(tmp_path / "model", family)
+    for tier in ("topk:5", "sample:20"):
+        path = dumped(model, corpus, tmp_path / f"{tier[:4]}.zarr", logits=tier, **PLAIN)
+        store = open_store(path)
+        assert store.features.logits is not None and store.features.logits.observed
+        for record, live in zip(store, live_logprobs(model, store), strict=True):
+            observed = record.views[0].logits.observed
+            expected = live[np.arange(len(live) - 1), record.token_ids[1:]]
+            assert np.abs(observed[:-1] - expected).max() < 1e-4 and observed[-1] == -np.inf
+        said = ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
+        assert "view0/logits/observed" in said
+
+
+def test_it_goes_through_every_command(
+    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    model, more = tiny_teacher("gpt2"), write_corpus(tmp_path / "more.txt", 9)
+    one, two = (
+        dumped(model, text, tmp_path / f"{text.stem}.zarr", attention="none", logits="topk:8")
+        for text in (corpus, more)
+    )
+    small, both = tmp_path / "small.h5", tmp_path / "both.h5"
+    ok(feature_store, "convert", one, small, "--codec", "small")
+    ok(feature_store, "merge", one, two, both, "--recode")
+    stores = [open_store(path) for path in (one, two, small, both)]
+    rows = [np.concatenate([r.views[0].logits.observed for r in each]) for each in stores]
+    assert np.array_equal(rows[0], rows[2]) and np.array_equal(np.append(*rows[:2]), rows[3])
+    streamed = {
+        number: batch.logits.observed[batch.start[place] : batch.start[place + 1]].copy()
+        for batch in stores[3].stream(batch_tokens=300)
+        for place, number in enumerate(batch.index.tolist())
+        if batch.logits
+    }
+    assert np.array_equal(np.concatenate([streamed[n] for n in sorted(streamed)]), rows[3])
+    assert "whose own log-probability is stored" in ok(feature_store, "info", small)
+    for path in (one, small, both):
+        ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
+
+
+def test_values_of_another_token_are_found(
+    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """Shifted by one, all values are log-probabilities, but of other tokens than those stored."""
+
+    def shifted(decoder: Any, values: Any, following: Floats, partition: Floats) -> Floats:
+        return observed_logprobs(decoder, values, np.roll(following, -1), partition)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_writing, "observed_logprobs", shifted)
+        path = dumped(tiny_teacher("gpt2"), corpus, tmp_path / "a.zarr", **PLAIN)
+    line = "view0/logits/observed is not the log-probability of the token that follows"
+    assert line in refused_output(path)
+    with pytest.raises(Exception, match="observed is not the log-probability"):
+        for batch in open_store(path).stream(check=True):
+            assert batch.logits is not None
+
+
+def refused_output(path: Path) -> str:
+    from click.testing import CliRunner
+
+    result = CliRunner().invoke(feature_store, ["verify", str(path)])
+    assert result.exit_code == 1
+    return result.output
+
+
+def test_a_store_of_an_earlier_release_goes_on(
+    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """It has no such values: neither its other parts nor a grown store get any."""
+    model, path = tiny_teacher("gpt2"), tmp_path / "a.zarr"
+    words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
+    words = (*words, "--logits", "topk:4", "--device", "cpu", "--out")
+    real = plan.features_of
+
+    def earlier(*given: Any) -> Features:
+        found = real(*given)
+        assert found.logits is not None
+        return dataclasses.replace(found, logits=dataclasses.replace(found.logits, observed=False))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "features_of", earlier)
+        ok(teacher_dump, *words, path)
+    assert "nothing to do" in ok(teacher_dump, *words, path)
+    grown = tmp_path / "grown.zarr"
+    ok(teacher_dump, *words, grown, "--grow-from", path)
+    logits = json.loads((grown / "zarr.json").read_text())["attributes"]["features"]["logits"]
+    assert logits == {"tier": "topk", "size": 4, "next_token": True}
+    says(refused(teacher_dump, *words, tmp_path / "b.zarr", "--logits", "topk:0"), "topk:0")

@@ -1,0 +1,45 @@
+"""Small random causal LMs of several families, in folders with a byte-level tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.making.models import MAX_LENGTH, trained_tokenizer
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 16, "num_key_value_heads": 2},
+    "Granite": {"logits_scaling": 4.0},
+    "Cohere": {"logit_scale": 0.25},
+    "Gemma2": {"head_dim": 16, "final_logit_softcapping": 3.0, "sliding_window": 32},
+}
+"""Names of families in transformers, with the settings that set their logits apart."""
+
+
+def save_decoder(folder: Path, family: str, **changes: Any) -> Path:
+    """Save a random decoder of 2 layers, 32 wide, and its tokenizer."""
+    import torch
+    import transformers
+
+    tokenizer = trained_tokenizer("bpe-plain")
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": MAX_LENGTH,
+        "initializer_range": 0.2,
+    }
+    config = getattr(transformers, f"{family}Config")(
+        **{**ends, **sizes, **FAMILIES[family], **changes}
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    model.float().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
