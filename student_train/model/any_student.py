@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from teachonce.student_train.data.batch import Inputs
-from teachonce.student_train.model.kinds import KINDS, Kind, Parts, first_state
+from teachonce.student_train.model.kinds import KINDS, DecoderParts, Kind, Parts, first_state
 from teachonce.support.errors import UserError
 
 # Activations of one forward pass on a CPU, counted by `bytes_of_text`. The true number is about
@@ -150,6 +150,12 @@ def parts_of(student: PreTrainedModel) -> Parts | None:
     """Return the names of the parameters that can be copied from a teacher of the same kind, or
     None if none can."""
     return _kind_of(student).parts
+
+
+def decoder_parts_of(student: PreTrainedModel) -> DecoderParts | None:
+    """Return the names of a decoder's parameters that can be cut out of a teacher of the same kind,
+    or None for another student."""
+    return _kind_of(student).decoder
 
 
 def _logits_by_forward(student: Any, states: Tensor) -> Tensor:

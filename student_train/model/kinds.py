@@ -7,7 +7,7 @@ Shape letters: B batch, S tokens, M flat tokens, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -71,6 +71,27 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class DecoderParts:
+    """Names the parameters of a decoder that can be cut out of a teacher of the same kind, relative
+    to the base model.
+
+    layers: the prefix of a layer's number.
+    layer, around: the axes of each parameter of a layer, and of the others but word embeddings. D:
+        channels of the residual stream; Q, K: query heads, heads of keys and values; 3: Q, K and V
+        one after the other; H: channels of a head; F: feed-forward units; P: positions.
+    heads_into, units_into: the modules that read the heads, and the feed-forward units.
+    units: the name of the feed-forward size in the config.
+    """
+
+    layers: str
+    layer: Mapping[str, str]
+    around: Mapping[str, str]
+    heads_into: str
+    units_into: str
+    units: str
+
+
+@dataclass(frozen=True)
 class Kind:
     """Defines the models of one kind of student. Its key in `KINDS` is its key in `SHAPES` and the
     `model_type` of its config.
@@ -78,6 +99,7 @@ class Kind:
     config: makes the config from a shape, a tokenizer, the max length and common settings.
     models: the class of a masked LM (`mlm`) and of each kind of task.
     parts: the parameters that can be copied from a teacher of that kind; None if none can.
+    decoder: the same of a decoder.
     lm: from states [M,D] to logits [M,V].
     tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
     pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
@@ -94,6 +116,7 @@ class Kind:
     pooled: Callable[[Any, Tensor, Tensor], Tensor]
     classify: Callable[[Any, Tensor], Tensor]
     drop: Callable[[Any, Tensor], Tensor] = lambda model, states: states
+    decoder: DecoderParts | None = None
 
 
 def _bert(
@@ -158,12 +181,15 @@ def _gpt2(
 
 
 def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
-    """Make configs of decoders with rotary positions and gated feed-forward parts."""
+    """Make configs of decoders with rotary positions and gated feed-forward parts.
+
+    common: also settings of a teacher whose layers are copied, see `decoder_sizes`.
+    """
 
     def made(
         shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
     ) -> PreTrainedConfig:
-        return config(
+        found = config(
             hidden_size=shape.width,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
@@ -176,6 +202,12 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
             **_ends(tokenizer),
             **common,
         )
+        if rotary := common.get("rope_parameters"):
+            # transformers 4 reads these; 5 declares `rope_scaling` a synonym and warns.
+            scaling = {name: value for name, value in rotary.items() if name != "rope_theta"}
+            vars(found)["rope_theta"] = rotary["rope_theta"]
+            vars(found)["rope_scaling"] = scaling if len(scaling) > 1 else None
+        return found
 
     return made
 
@@ -221,7 +253,53 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
 
 
-def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel]) -> Kind:
+GPT2_LAYER = {
+    **{f"{norm}.{what}": "D" for norm in ("ln_1", "ln_2") for what in ("weight", "bias")},
+    "attn.c_attn.weight": "D3",
+    "attn.c_attn.bias": "3",
+    "attn.c_proj.weight": "QD",
+    "attn.c_proj.bias": "D",
+    "mlp.c_fc.weight": "DF",
+    "mlp.c_fc.bias": "F",
+    "mlp.c_proj.weight": "FD",
+    "mlp.c_proj.bias": "D",
+}
+GPT2_PARTS = DecoderParts(
+    "h.",
+    GPT2_LAYER,
+    {"wpe.weight": "PD", "ln_f.weight": "D", "ln_f.bias": "D"},
+    "attn.c_proj",
+    "mlp.c_proj",
+    "n_inner",
+)
+LLAMA_LAYER = {
+    "input_layernorm.weight": "D",
+    "self_attn.q_proj.weight": "QD",
+    "self_attn.k_proj.weight": "KD",
+    "self_attn.v_proj.weight": "KD",
+    "self_attn.o_proj.weight": "DQ",
+    "post_attention_layernorm.weight": "D",
+    "mlp.gate_proj.weight": "FD",
+    "mlp.up_proj.weight": "FD",
+    "mlp.down_proj.weight": "DF",
+}
+LLAMA_PARTS = DecoderParts(
+    "layers.",
+    LLAMA_LAYER,
+    {"norm.weight": "D"},
+    "self_attn.o_proj",
+    "mlp.down_proj",
+    "intermediate_size",
+)
+QWEN3_PARTS = replace(
+    LLAMA_PARTS,
+    layer={**LLAMA_LAYER, "self_attn.q_norm.weight": "H", "self_attn.k_norm.weight": "H"},
+)
+
+
+def _decoder(
+    config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel], parts: DecoderParts
+) -> Kind:
     return Kind(
         config,
         {"causal": model},
@@ -230,6 +308,7 @@ def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedMode
         tag=_headless,
         pooled=_headless,
         classify=_headless,
+        decoder=parts,
     )
 
 
@@ -289,9 +368,9 @@ KINDS: dict[str, Kind] = {
         pooled=_as_configured,
         classify=lambda model, pooled: model.drop(model.head(pooled)),
     ),
-    "gpt2": _decoder(_gpt2, GPT2LMHeadModel),  # Radford et al. 2019
-    "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM),  # Touvron et al. 2023
-    "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM),
+    "gpt2": _decoder(_gpt2, GPT2LMHeadModel, GPT2_PARTS),  # Radford et al. 2019
+    "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM, LLAMA_PARTS),  # Touvron et al. 2023
+    "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM, QWEN3_PARTS),
     "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
         _bilstm,
         {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.loading import load, load_network
@@ -26,15 +26,17 @@ class WeightSource(Protocol):
 
 
 class ModelFolder:
-    """Reads config, tokenizer and weights of a masked LM that `save_pretrained` wrote.
+    """Reads config, tokenizer and weights of a language model that `save_pretrained` wrote.
 
     Weights have the same names as in a store: relative to the encoder, and for the masked-LM head
     without the output embeddings, whose bias is `decoder.bias`. Weights are loaded on first use.
-    Raises UserError for a folder without such a model.
+    causal: whether it is a decoder, or a masked LM. Raises UserError for a folder without such a
+    model.
     """
 
-    def __init__(self, path: str, option: str) -> None:
+    def __init__(self, path: str, option: str, causal: bool = False) -> None:
         self.path, self._option = path, option
+        self._class = AutoModelForCausalLM if causal else AutoModelForMaskedLM
         checked_folder(path, option)
         self._model = ResolvedModel(path, path)
         self._config = load(AutoConfig, self._model, option, local_files_only=True)
@@ -62,7 +64,7 @@ class ModelFolder:
     @cached_property
     def _weights(self) -> dict[str, Array]:
         network, missing = load_network(
-            AutoModelForMaskedLM, self._model, self._option, local_files_only=True
+            self._class, self._model, self._option, local_files_only=True
         )
         encoder = f"{network.base_model_prefix}."
         found = network.base_model.state_dict()

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
-from teachonce.student_train.model.any_student import head_of, parts_of
+from teachonce.student_train.model.any_student import decoder_parts_of, head_of, parts_of
+from teachonce.student_train.model.decoder_cut import cut_decoder
 from teachonce.student_train.model.model_folder import ModelFolder, WeightSource
 from teachonce.student_train.model.start_checks import check_same_pieces, other_teacher
 from teachonce.student_train.model.teacher_layers import (
@@ -53,6 +54,9 @@ def initialise(
     - `layers:1,3,5`: as `teacher`, but with one teacher layer for each student layer.
     - `layers:1,3,5@DIR`: as `layers`, from the model in a folder. It must have the student's hidden
       size and the pieces of the store's teacher.
+    - `teacher` and `layers` of a decoder: single layers, evenly spaced for `teacher`, with the
+      channels, heads and feed-forward units of the largest activations (`decoder_cut.py`), and the
+      rows of `vocab` in these channels. The teacher is of the student's kind.
     - `mixed-vocab`: the word embeddings of a mixed-vocabulary training in the store (Zhao et al.
       2021); other weights are random.
     - `random`: random weights.
@@ -76,20 +80,26 @@ def initialise(
     if how == "random":
         return [RANDOM]
     if how == "vocab":
-        return [_take_split(student, store, vocabulary)]
+        return [_take_split(student, _teacher_rows(how, store), vocabulary)]
     check_start(how)
     kind, _, words = how.partition(":")
     chosen, _, _ = words.partition("@")
-    if kind != "svd" and parts_of(student) is None:
+    decoder = decoder_parts_of(student) if kind != "svd" else None
+    if kind != "svd" and parts_of(student) is None and decoder is None:
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot copy a teacher's layers; use"
             " --init svd"
         )
-    folder = other_model(how, store)
+    folder = other_model(how, store, head_of(student) == "causal")
     source: WeightSource = folder or store
     with torch.no_grad():
-        taken = [_take_words(student, how, source, vocabulary)]
-        if kind != "svd":
+        if decoder is not None:
+            rows = _teacher_rows(how, source)
+            layers, channels = cut_decoder(student, decoder, chosen, source, store)
+            taken = [_take_split(student, rows, vocabulary, channels), layers]
+        else:
+            taken = [_take_words(student, how, source, vocabulary)]
+        if kind != "svd" and decoder is None:
             taken += [cut_layers(student, how, chosen, source)]
             taken += _take_head(student, source, vocabulary)
     if folder:
@@ -128,19 +138,31 @@ def _teacher_rows(how: str, store: WeightSource) -> Array:
     return np.asarray(weights[name], np.float32)
 
 
-def _take_split(student: PreTrainedModel, store: FeatureStore, vocabulary: VocabularyMap) -> str:
-    """Set the embedding of each student piece from the teacher's rows of its split.
+def _take_split(
+    student: PreTrainedModel,
+    teacher: Array,
+    vocabulary: VocabularyMap,
+    channels: Array | None = None,
+) -> str:
+    """Set the embedding of each student piece from the teacher's rows [Vt,D] of its split.
 
+    channels: those that copied layers read; without them the rows are centred, projected on their
+        principal directions and scaled to random ones.
     Returns a line for the model card.
     """
-    teacher = _teacher_rows("vocab", store)
     rows, known = split_means(teacher, vocabulary, student.config.vocab_size)
-    rows[known] -= rows[known].mean(axis=0)
     words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
-    width = words.shape[1]
-    narrow = torch.from_numpy(_to_width(rows, known, width, svd=True)[known])
+    if channels is None:
+        rows[known] -= rows[known].mean(axis=0)
+        narrow = torch.from_numpy(_to_width(rows, known, words.shape[1], svd=True)[known])
+        narrow *= words.std() / narrow.std()
+    else:
+        theirs = np.flatnonzero(vocabulary.match[: len(teacher)] >= 0)
+        own = vocabulary.match[theirs]  # special tokens among them, which have no bytes
+        rows[own], known[own] = teacher[theirs], True
+        narrow = torch.from_numpy(rows[np.ix_(known, channels)])
     with torch.no_grad():
-        words[torch.from_numpy(known)] = narrow * (words.std() / narrow.std())
+        words[torch.from_numpy(known)] = narrow
     return f"word embeddings of {int(known.sum())} of {len(known)} pieces from their splits"
 
 
@@ -211,16 +233,17 @@ def _take_stored(
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
-def other_model(how: str, store: FeatureStore) -> ModelFolder | None:
+def other_model(how: str, store: FeatureStore, causal: bool = False) -> ModelFolder | None:
     """Open the folder of `--init layers:...@DIR`, or return None for another `--init`.
 
-    Raises UserError if there is no such model, or it has other pieces.
+    causal: whether its model is a decoder. Raises UserError if there is no such model, or it has
+    other pieces.
     """
     kind, _, words = how.partition(":")
     _, at, path = words.partition("@")
     if kind != "layers" or not at:
         return None
-    model = ModelFolder(path, f"--init {how}")
+    model = ModelFolder(path, f"--init {how}", causal)
     check_same_pieces(how, store, model.tokenizer_json, "model", "a model")
     return model
 

@@ -13,6 +13,7 @@ from teachonce.align import Vocabulary
 from teachonce.checkpoints.declared import layers_of
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.errors import StoreError
+from teachonce.student_train.model.decoder_sizes import check_cut
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -27,14 +28,31 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
             return
-    if not how.startswith(LAYERS):
+    if not copies_layers(how) or not (shape.causal or how.startswith(LAYERS)):
         return
-    chosen, at, folder = how.removeprefix(LAYERS).partition("@")
-    option = f"--init {how}"
-    config = checked_folder(folder, option) if at else store.teacher_settings("config.json")
-    layers = layers_of(config)
-    if layers is not None and shape.heads:  # a kind without attention has no layers to copy
+    config, where = start_config(how, store)
+    layers, chosen = layers_of(config), how.removeprefix(LAYERS).partition("@")[0]
+    # A kind without attention has no layers to copy.
+    if layers is not None and shape.heads and how.startswith(LAYERS):
         layer_numbers(chosen, layers, shape.layers)
+    if shape.causal:
+        check_cut(how, shape, config, where)
+
+
+def copies_layers(how: str) -> bool:
+    """Return whether `--init` copies layers of a model."""
+    return how == "teacher" or how.startswith(LAYERS)
+
+
+def start_config(how: str, store: FeatureStore) -> tuple[Mapping[str, Any], str]:
+    """Return the config.json of the model of which `--init` copies layers, and its path.
+
+    Raises UserError if its folder is missing.
+    """
+    _, at, folder = how.partition("@")
+    if at:
+        return checked_folder(folder, f"--init {how}"), folder
+    return store.teacher_settings("config.json"), str(store.path)
 
 
 def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list[int]:

@@ -23,9 +23,11 @@ from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.any_student import has_attention
+from teachonce.student_train.model.decoder_sizes import copied_settings
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.start import RANDOM, initialise
+from teachonce.student_train.model.start_checks import copies_layers, start_config
 from teachonce.student_train.model.student_tokenizer import (
     check_pair_form,
     default_max_length,
@@ -231,6 +233,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
         tokenizer.model_max_length,
         task=store.task,
         **_network(plan),
+        **_copied_settings(plan),
     )
     if store.features.task and "config.json" in store.teacher_files():
         _take_activation(student, store)
@@ -289,6 +292,14 @@ def _network(plan: TrainPlan) -> dict[str, Any]:
     if plan.options.projection == "student":
         found["projection_size"] = plan.store.features.width
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _copied_settings(plan: TrainPlan) -> dict[str, Any]:
+    """Return the settings of a teacher's config on which a decoder's copied layers depend."""
+    how = plan.options.init
+    if not plan.shape.causal or not copies_layers(how):
+        return {}
+    return copied_settings(start_config(how, plan.store)[0])
 
 
 def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Collator:

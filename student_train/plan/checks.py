@@ -76,7 +76,7 @@ def _check_start(plan: TrainPlan) -> None:
         # Imported here: most trainings are checked without torch, which takes seconds to import.
         from teachonce.student_train.model.start import other_model
 
-        other_model(options.init, store)
+        other_model(options.init, store, plan.shape.causal)
 
 
 def _views(options: TrainOptions, store: FeatureStore) -> set[int]:

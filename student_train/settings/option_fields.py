@@ -178,9 +178,11 @@ class OptionFields:
         " for decoders. svd: the teacher's word embeddings, reduced by SVD; svd:STORE: from"
         " another store's teacher. teacher: the teacher's embeddings and layers, averaged in"
         " consecutive groups and cut to the student's size. layers:I,J,...[@DIR]: single layers"
-        " (from 1) instead of averages, of the model in DIR if given. mixed-vocab: the embeddings"
-        " of mixed-vocab training in the store. random. auto: vocab for a decoder; else layers,"
-        " evenly spaced (teacher for a task or text vectors) if the shapes fit, else svd.",
+        " (from 1) instead of averages, of the model in DIR if given. For decoders, teacher takes"
+        " evenly spaced layers, and both copy the channels, heads and units that contribute most."
+        " mixed-vocab: the embeddings of mixed-vocab training in the store. random. auto: vocab for"
+        " a decoder; else layers, evenly spaced (teacher for a task or text vectors) if the shapes"
+        " fit, else svd.",
         scope={START},
         words=STARTS,
         check=check_start,

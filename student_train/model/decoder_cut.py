@@ -1,0 +1,283 @@
+"""Cuts a decoder out of a teacher of the same kind: chosen layers, and in them the heads, the
+feed-forward units and the channels with the largest activations (Minitron, Muralidharan et al.
+2024, https://arxiv.org/abs/2407.14679, section 2). Activations of heads and units are multiplied by
+the norms of the weights that read them (Wanda, Sun et al. 2023, https://arxiv.org/abs/2306.11695,
+equation 1): a unit that nothing reads is worth nothing.
+
+Shape letters: L layers, D channels of the residual stream, A heads, F feed-forward units.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from teachonce.store import FeatureStore
+from teachonce.student_train.model.decoder_sizes import Sizes, copied_settings
+from teachonce.student_train.model.kinds import DecoderParts
+from teachonce.student_train.model.model_folder import WeightSource
+from teachonce.student_train.model.start_checks import layer_numbers
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.errors import UserError
+
+TOKENS = 4096  # of the store, spread over its sequences
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Holds root mean squares over tokens, float64.
+
+    channels: [D], of the outputs of norms, mean over the norms. heads: [L,A], units: [L,F]: of what
+    each adds to the residual stream.
+    """
+
+    channels: Floats
+    heads: Floats
+    units: Floats
+
+
+def cut_decoder(
+    student: PreTrainedModel,
+    parts: DecoderParts,
+    chosen: str,
+    source: WeightSource,
+    store: FeatureStore,
+) -> tuple[str, Array]:
+    """Copy everything but word embeddings from a teacher that `check_cut` has accepted.
+
+    chosen: the numbers of its layers, from 1; "" spreads them evenly.
+    store: the tokens on which activations are measured, if the student has smaller layers.
+    Returns a line for the card, and the numbers of the channels that the student has. Raises
+    UserError for layers that are missing, and for weights that do not fit the config.
+    """
+    weights, own = source.teacher_weights(), Sizes.of_config(student.config.to_dict(), "student")
+    theirs = Sizes.of_config(source.teacher_settings("config.json"), source.path)
+    count = _layer_count(parts, theirs, source)
+    layers = student.config.num_hidden_layers
+    numbers = layer_numbers(chosen, count, layers) if chosen else evenly(count, layers)
+    importance, by = None, ""
+    if own != theirs:
+        importance, read = measure(student, parts, source, store)
+        by = f", by the activations of {read:,} tokens"
+    cut = [_Cut(theirs, own, importance, number - 1) for number in numbers]
+    for name, parameter in student.base_model.named_parameters():
+        place, axes = 0, parts.around.get(name)
+        if (numbered := _in_layer(name, parts)) is not None:
+            place, part = numbered
+            axes, name = parts.layer[part], f"{parts.layers}{numbers[place] - 1}.{part}"
+        if axes is not None:  # not the word embeddings
+            values = np.asarray(weights[name], np.float32)
+            values = values[np.ix_(*map(cut[place].along, axes, values.shape))]
+            parameter[: len(values)] = torch.from_numpy(values[: len(parameter)])
+    sizes = f"{own.width} of {theirs.width} channels, {own.heads} of {theirs.heads} heads"
+    sizes += f", {own.units} of {theirs.units} feed-forward units"
+    line = f"layers {', '.join(map(str, numbers))} of {count}; {sizes}{by}"
+    return line, cut[0].along("D", theirs.width)
+
+
+def evenly(count: int, layers: int) -> list[int]:
+    """Spread the layers of a student over the teacher's, from 1: the first and the last are among
+    them."""
+    # The first and the last layer change a decoder's states most (Minitron, figure 4).
+    if layers > count:
+        raise UserError(
+            f"--init teacher: {layers} student layers from {count} of the teacher; use --init vocab"
+        )
+    return [int(n) for n in np.linspace(1, count, layers).round()]
+
+
+class _Cut:
+    """Holds which entries of a layer's arrays a student gets."""
+
+    def __init__(self, theirs: Sizes, own: Sizes, found: Importance | None, layer: int) -> None:
+        self._theirs, self._own, self._found, self._layer = theirs, own, found, layer
+
+    def along(self, axis: str, size: int) -> Array:
+        """Return the entries along one axis of `size`, ascending; see `DecoderParts` for the
+        letters."""
+        theirs, found = self._theirs, self._found
+        if found is None or axis in "HP":
+            return np.arange(size)
+        if axis == "D":
+            return largest(found.channels, self._own.width)
+        if axis == "F":
+            return largest(found.units[self._layer], self._own.units)
+        heads, groups = chosen_heads(found.heads[self._layer], theirs, self._own)
+        if axis == "K":
+            return _of_heads(groups, theirs.each)
+        queries = _of_heads(heads, theirs.each)
+        if axis == "Q":
+            return queries
+        width = theirs.heads * theirs.each
+        return np.concatenate([queries + n * width for n in range(3)])
+
+
+def largest(values: Floats, count: int) -> Array:
+    """Return the places of the `count` largest values, ascending; of equal ones the first."""
+    return np.sort(np.argsort(-values, kind="stable")[:count])
+
+
+def chosen_heads(importance: Floats, theirs: Sizes, own: Sizes) -> tuple[Array, Array]:
+    """Choose the query heads [A'] of a student, and for each of its heads of keys and values the
+    teacher's [K'].
+
+    Query heads with common keys stay together: of each such group of the teacher the best heads
+    make a set as large as the student's groups, the next ones another set, and the best sets are
+    chosen.
+    """
+    together = theirs.heads // theirs.groups
+    size = own.heads // own.groups
+    sets = []
+    for group in range(theirs.groups):
+        first = group * together
+        order = first + np.argsort(-importance[first : first + together], kind="stable")
+        whole = order[: together - together % size].reshape(-1, size)
+        sets += [(group, np.sort(heads)) for heads in whole]
+    weight = np.array([importance[heads].sum() for _, heads in sets])
+    chosen = [sets[place] for place in largest(weight, own.groups)]
+    return np.concatenate([heads for _, heads in chosen]), np.array([g for g, _ in chosen])
+
+
+def _of_heads(heads: Array, size: int) -> Array:
+    return (heads[:, None] * size + np.arange(size)).ravel()
+
+
+def _in_layer(name: str, parts: DecoderParts) -> tuple[int, str] | None:
+    """Split the name of a layer's parameter into the layer's number and the name within it. Return
+    None for another parameter."""
+    number, _, part = name.removeprefix(parts.layers).partition(".")
+    inside = name.startswith(parts.layers) and number.isdecimal()
+    return (int(number), part) if inside else None
+
+
+def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int:
+    """Count the layers of a teacher. Raises UserError if its weights have other names or shapes
+    than its config says."""
+    weights = source.teacher_weights()
+    inside = filter(None, (_in_layer(name, parts) for name in weights))
+    count = len({number for number, _ in inside})
+    names = {
+        f"{parts.layers}{n}.{part}": axes
+        for n in range(count)
+        for part, axes in parts.layer.items()
+    }
+    names |= parts.around
+    if missing := sorted(names.keys() - weights.keys()):
+        raise UserError(
+            f"{source.path}: the teacher's weights have no {missing[0]}; use --init vocab"
+        )
+    whole = {
+        "D": sizes.width, "F": sizes.units, "H": sizes.each, "Q": sizes.heads * sizes.each,
+        "K": sizes.groups * sizes.each, "3": 3 * sizes.heads * sizes.each,
+    }  # fmt: skip
+    for name, axes in names.items():
+        shape = weights[name].shape
+        wanted = tuple(whole.get(axis, size) for axis, size in zip(axes, shape, strict=False))
+        if len(shape) != len(axes) or shape != wanted:
+            raise UserError(
+                f"{source.path}: {name} of the teacher has shape {list(shape)}, and its config.json"
+                f" says {list(wanted)}; dump again, or use --init vocab"
+            )
+    return count
+
+
+@torch.no_grad()
+def measure(
+    student: PreTrainedModel, parts: DecoderParts, source: WeightSource, store: FeatureStore
+) -> tuple[Importance, int]:
+    """Run a teacher over `TOKENS` tokens of a store. Returns what its channels, heads and units
+    contribute, and how many tokens were read."""
+    teacher = _teacher(student, parts, source)
+    sizes = Sizes.of_config(source.teacher_settings("config.json"), source.path)
+    squares, read = _squares(teacher, parts, store)
+    modules = dict(teacher.named_modules())
+
+    def contributed(end: str) -> Floats:
+        found = []
+        for layer in range(teacher.config.num_hidden_layers):
+            name = f"{parts.layers}{layer}.{end}"
+            over = parts.layer[f"{end}.weight"].index("D")
+            found.append(squares[name] * modules[name].weight.double().square().sum(dim=over))
+        return torch.stack(found).numpy()
+
+    heads = contributed(parts.heads_into).reshape(-1, sizes.heads, sizes.each).sum(axis=2)
+    norms = [each.sqrt() for name, each in squares.items() if _axes(f"{name}.weight", parts) == "D"]
+    channels = torch.stack(norms).mean(dim=0).numpy()
+    return Importance(channels, np.sqrt(heads), np.sqrt(contributed(parts.units_into))), read
+
+
+def _squares(
+    teacher: Any, parts: DecoderParts, store: FeatureStore
+) -> tuple[dict[str, Tensor], int]:
+    """Return the mean squares of the outputs of norms and of the inputs of `heads_into` and
+    `units_into`, by the name of the module, and how many tokens were read."""
+    found = dict[str, Tensor]()
+
+    def add(name: str, values: Tensor) -> None:
+        total = values.double().square().sum(dim=(0, 1))
+        found[name] = found[name] + total if name in found else total
+
+    for name, module in teacher.named_modules():
+        if name.endswith((parts.heads_into, parts.units_into)):
+            module.register_forward_pre_hook(lambda _, given, name=name: add(name, given[0]))
+        elif _axes(f"{name}.weight", parts) == "D":
+            module.register_forward_hook(lambda _, given, out, name=name: add(name, out))
+    read, longest = 0, teacher.config.max_position_embeddings
+    for ids in _sequences(store):
+        if int(ids.max()) >= teacher.config.vocab_size:
+            raise UserError(
+                f"{store.path}: token {int(ids.max())} has no row in the teacher's word embeddings;"
+                " use --init random"
+            )
+        teacher(input_ids=ids[None, :longest], use_cache=False)
+        read += len(ids[:longest])
+    return {name: total / read for name, total in found.items()}, read
+
+
+def _axes(name: str, parts: DecoderParts) -> str | None:
+    """Return the axes of a parameter, or None if it is not copied."""
+    numbered = _in_layer(name, parts)
+    return parts.around.get(name) if numbered is None else parts.layer.get(numbered[1])
+
+
+def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource) -> Any:
+    """Make the teacher of stored weights, as a model of the student's class."""
+    read = source.teacher_settings("config.json")
+    sizes, config = Sizes.of_config(read, source.path), copy.deepcopy(student.config)
+    # Of the student's config only the sizes change: it has the teacher's other settings already.
+    if wrong := {n: v for n, v in copied_settings(read).items() if getattr(config, n) != v}:
+        raise ValueError(f"the student's config lacks the teacher's {wrong}; see `prepare`")
+    weights = source.teacher_weights()
+    config.hidden_size, config.num_attention_heads = sizes.width, sizes.heads
+    config.num_key_value_heads, config.head_dim = sizes.groups, sizes.each
+    setattr(config, parts.units, sizes.units)
+    config.num_hidden_layers = _layer_count(parts, sizes, source)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    if positions := [name for name, axes in parts.around.items() if "P" in axes]:
+        config.max_position_embeddings = len(weights[positions[0]])
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        names = list(type(student.base_model)(config).state_dict())
+    (words,) = (name for name in names if _axes(name, parts) is None)
+    config.vocab_size = len(weights[words])
+    with torch.random.fork_rng(devices=[]):
+        model = type(student.base_model)(config)
+    # In float32: a teacher needs four bytes of memory for each weight.
+    state = {name: torch.from_numpy(np.array(weights[name], np.float32)) for name in names}
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def _sequences(store: FeatureStore) -> Iterator[Tensor]:
+    """Yield the token ids of evenly spaced sequences, `TOKENS` in all or the whole store."""
+    lengths = store.all_lengths()
+    count = max(1, round(TOKENS / max(1.0, float(lengths.mean()))))
+    chosen = np.unique(np.linspace(0, len(lengths) - 1, count).astype(int))
+    for number in chosen:
+        yield torch.from_numpy(np.asarray(store[int(number)].token_ids, np.int64))

@@ -1,0 +1,143 @@
+"""The sizes of a decoder by its config, and the checks before layers of a teacher are cut to those
+of a student. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from teachonce.student_train.settings.shapes import Shape
+from teachonce.support.errors import UserError
+
+SCALED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""The numbers of rotary positions of the type llama3."""
+EPSILONS = {"gpt2": "layer_norm_epsilon", "llama": "rms_norm_eps", "qwen3": "rms_norm_eps"}
+"""The name of the norms' epsilon, by the kinds of students whose layers can be copied."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Holds the sizes of a decoder.
+
+    width: the hidden size. heads, groups: heads of queries, and of keys and values. each: the size
+    of a head. units: the feed-forward size.
+    """
+
+    width: int
+    heads: int
+    groups: int
+    each: int
+    units: int
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], where: str) -> Sizes:
+        """Read the sizes in a config.json. Raises UserError for a size that is no number above 0;
+        `where` names the model."""
+
+        def size(*names: str, default: int = 0) -> int:
+            found = next((config[n] for n in names if config.get(n) is not None), default)
+            if not isinstance(found, int) or found < 1:
+                raise UserError(
+                    f"{where}: {names[0]} in its config.json is {found!r:.40}, expected a number of"
+                    " at least 1; use --init vocab"
+                )
+            return found
+
+        width = size("hidden_size", "n_embd")
+        heads = size("num_attention_heads", "n_head")
+        return cls(
+            width,
+            heads,
+            size("num_key_value_heads", default=heads),
+            size("head_dim", default=width // heads),
+            size("intermediate_size", "n_inner", default=4 * width),
+        )
+
+    @classmethod
+    def of_shape(cls, shape: Shape) -> Sizes:
+        """Return the sizes of a student."""
+        each = shape.width // shape.heads
+        return cls(shape.width, shape.heads, shape.key_value_heads, each, shape.feed_forward)
+
+
+def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> None:
+    """Raise UserError unless a decoder of `shape` can be cut out of the model with this config.
+
+    how: the value of `--init`, and `where` the model, for messages.
+    """
+    kind, start = config.get("model_type"), f"--init {how}"
+    if kind != shape.kind or kind not in EPSILONS:
+        able = ", ".join(EPSILONS)
+        raise UserError(
+            f"{start}: {where} is a {kind!s:.40} and the student a {shape.kind}; layers are copied"
+            f" between two of {able}: give --student {kind if kind in EPSILONS else 'KIND'}:..., or"
+            " --init vocab"
+        )
+    theirs, own = Sizes.of_config(config, where), Sizes.of_shape(shape)
+    if own.each != theirs.each:
+        raise UserError(
+            f"{start}: the heads of {where} have size {theirs.each}, the student's"
+            f" {own.each}, and heads are copied whole; choose --student {shape.kind}:HxLxA with H ="
+            f" {theirs.each} A"
+        )
+    for what, mine, limit in (
+        ("hidden size", own.width, theirs.width),
+        ("feed-forward size", own.units, theirs.units),
+        ("number of heads", own.heads, theirs.heads),
+    ):
+        if mine > limit:
+            raise UserError(
+                f"{start}: the student's {what} is {mine}, and that of {where} {limit}; choose a"
+                " smaller --student"
+            )
+    if own.groups > slots(theirs, own):
+        raise UserError(
+            f"{start}: {own.heads // own.groups} heads of queries share a head of keys in the"
+            f" student, and {theirs.heads // theirs.groups} in {where}, which has {theirs.groups}:"
+            f" choose --student {shape.kind}:HxLxAxFxKV with another KV, such as"
+            f" {own.heads if slots(theirs, own) == 0 else slots(theirs, own)}"
+        )
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        raise UserError(
+            f"{start}: the attention of {where} depends on the number of a layer"
+            " (scale_attn_by_inverse_layer_idx), which a cut changes; use --init vocab"
+        )
+    copied_settings(config)
+
+
+def slots(theirs: Sizes, own: Sizes) -> int:
+    """Count the sets of query heads with a common head of keys, as large as the student's, that
+    a teacher has."""
+    return theirs.groups * ((theirs.heads // theirs.groups) // (own.heads // own.groups))
+
+
+def copied_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a teacher's config that its layers depend on: activation, epsilon of
+    the norms, rotary positions.
+
+    Raises UserError for rotary positions of an unknown type.
+    """
+    kind = str(config.get("model_type"))
+    act = "activation_function" if kind == "gpt2" else "hidden_act"
+    names = {act: str, EPSILONS[kind]: float}
+    found: dict[str, Any] = {
+        n: config[n] for n, of in names.items() if isinstance(config.get(n), of)
+    }
+    return found if kind == "gpt2" else found | {"rope_parameters": _rotary(config)}
+
+
+def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the rotary positions, as transformers 4 and as 5 writes them."""
+    scaling = config.get("rope_scaling") or {}
+    read = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **scaling}
+    kind = read.get("rope_type", read.get("type", "default"))
+    names = {"default": (), "llama3": SCALED}.get(kind)
+    base = read.get("rope_theta") or 10000.0
+    numbers = {name: read.get(name) for name in names or ()} | {"rope_theta": base}
+    if names is None or not all(isinstance(n, (int, float)) for n in numbers.values()):
+        raise UserError(
+            f"--init: the teacher's rotary positions are of the type {kind!s:.40}, expected default"
+            " or llama3; use --init vocab"
+        )
+    return {"rope_type": kind, **numbers}

@@ -1,0 +1,253 @@
+"""Decoders that start from layers of a teacher, cut to their sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.model.decoder_cut import chosen_heads, evenly, largest
+from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.support.errors import UserError
+from tests.end_to_end.support import dumped, write_corpus
+from tests.making.models import trained_tokenizer
+
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e5},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
+    "gpt2": {"layer_norm_epsilon": 1e-4},
+}
+CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "gpt2": "GPT2"}
+LIVE = torch.arange(1, 32, 2)
+HEADS, UNITS, LAYER = (0, 3), tuple(range(5, 37)), 1
+"""The channels in which anything is of the teachers; heads, units and a layer that do nothing."""
+
+
+def teacher_of(kind: str) -> Any:
+    """A random decoder of four layers; some of its heads and units, and one layer, do nothing."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
+    sizes |= {"n_inner" if kind == "gpt2" else "intermediate_size": 48}
+    sizes |= {"max_position_embeddings": 128}
+    sizes |= {
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "vocab_size": len(trained_tokenizer("bpe-plain")),
+    }
+    config = getattr(transformers, f"{CLASSES[kind]}Config")(
+        **sizes, **SIZES[kind], tie_word_embeddings=True
+    )
+    torch.manual_seed(3)
+    name = "GPT2LMHeadModel" if kind == "gpt2" else f"{CLASSES[kind]}ForCausalLM"
+    model = getattr(transformers, name)(config)
+    channels = torch.zeros(32).index_fill_(0, LIVE, 1.0)
+    for name, weight in model.base_model.named_parameters():
+        if "norm" in name or "ln_" in name:
+            continue
+        weight.data.normal_(0, 0.15)
+        if "wte" in name or "wpe" in name or "embed" in name:
+            weight.data *= channels
+        if "o_proj" in name or "down_proj" in name or "c_proj" in name:
+            turned = kind != "gpt2" and weight.ndim == 2
+            written = weight.data.T if turned else weight.data  # from heads or units to channels
+            written *= channels * (f".{LAYER}." not in name)
+            if weight.ndim == 2 and "attn" in name:
+                written[[8 * head + n for head in HEADS for n in range(8)]] = 0.0
+            elif weight.ndim == 2:
+                written[list(UNITS)] = 0.0
+    return model.half().float().eval()  # what a store holds exactly
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root, found = tmp_path_factory.mktemp("decoders"), {}
+    for kind in CLASSES:
+        teacher_of(kind).save_pretrained(root / kind)
+        trained_tokenizer("bpe-plain").save_pretrained(root / kind)
+        found[kind] = root / kind
+    return found
+
+
+@pytest.fixture(scope="module")
+def stores(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("stores")
+    corpus = write_corpus(root / "corpus.txt", 12)
+    words: dict[str, Any] = {"attention": "none", "hidden": "none", "logits": "topk:4"}
+    return {k: dumped(path, corpus, root / f"{k}.zarr", **words) for k, path in folders.items()}
+
+
+def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]:
+    """A student at its start."""
+    options: dict[str, Any] = {
+        "vocab": "teacher",
+        "loss": {"next": 1.0},
+        "device": "cpu",
+        "steps": 1,
+    } | words
+    with open_store(store) as opened:
+        model, _, lines = prepare(TrainOptions(str(store), student=student, **options), opened)
+    return model.eval(), lines
+
+
+def logits(model: Any) -> torch.Tensor:
+    ids = torch.tensor([list(range(5, 45))])
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+def test_a_student_of_the_same_sizes_is_its_teacher(
+    stores: dict[str, Path], folders: dict[str, Path], kind: str
+) -> None:
+    """So are the epsilon of its norms and its rotary positions, in transformers 4 as well."""
+    groups = "" if kind == "gpt2" else "x2"
+    student, lines = student_of(stores[kind], f"{kind}:32x4x4x48{groups}", init="teacher")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders[kind])
+    torch.testing.assert_close(logits(student), logits(model), atol=2e-5, rtol=0)
+    assert lines[0].startswith("word embeddings of 600 of 600 pieces")
+    assert lines[1] == "layers 1, 2, 3, 4 of 4; 32 of 32 channels, 4 of 4 heads, 48 of 48" + (
+        " feed-forward units"
+    )
+    if kind == "llama":
+        assert json.loads(student.config.to_json_string())["rope_theta"] == 1e5
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+def test_what_contributes_nothing_is_cut_first(
+    stores: dict[str, Path], folders: dict[str, Path], kind: str
+) -> None:
+    """The rest of the teacher remains; a norm is over half of the channels."""
+    groups = "" if kind == "gpt2" else "x2"
+    student, lines = student_of(stores[kind], f"{kind}:16x3x2x16{groups}", init="layers:1,3,4")
+    assert "layers 1, 3, 4 of 4; 16 of 32 channels, 2 of 4 heads, 16 of 48 feed-forward" in lines[1]
+    assert "by the activations of " in lines[1]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[kind])
+    words = model.get_input_embeddings().weight[:, LIVE]
+    assert torch.equal(student.get_input_embeddings().weight, words)
+    if kind == "gpt2":
+        units = [place for place in range(48) if place not in UNITS]
+        own, theirs = (each.transformer.h for each in (student, model))
+        assert torch.equal(own[1].mlp.c_fc.weight, theirs[2].mlp.c_fc.weight[LIVE][:, units])
+        values = own[2].attn.c_attn.weight[:, 32:48]
+        assert torch.equal(values, theirs[3].attn.c_attn.weight[LIVE][:, 64 + 8 : 64 + 24])
+        return
+    for name, module in model.named_modules():
+        if "layernorm" in name or name == "model.norm":
+            module.weight.data *= 0.5**0.5
+            module.variance_epsilon /= 2
+    torch.testing.assert_close(logits(student), logits(model), atol=1e-4, rtol=0)
+
+
+def test_heads_with_common_keys_stay_together() -> None:
+    def chosen(best: list[int], own: tuple[int, int]) -> tuple[list[int], list[int]]:
+        importance = np.isin(np.arange(9), best) + 0.01 * np.arange(9)
+        theirs = Sizes(576, 9, 3, 64, 1)
+        heads, groups = chosen_heads(importance, theirs, Sizes(64 * own[0], *own, 64, 1))
+        return heads.tolist(), groups.tolist()
+
+    assert chosen([], (9, 3)) == (list(range(9)), [0, 1, 2])
+    assert chosen([0, 1, 7, 8], (4, 2)) == ([0, 1, 7, 8], [0, 2])
+    assert chosen([3], (3, 1)) == ([3, 4, 5], [1])
+    assert chosen([0, 3, 4], (3, 3)) == ([0, 4, 3], [0, 1, 1])
+
+
+def test_layers_and_places() -> None:
+    assert evenly(30, 4) == [1, 11, 20, 30] and evenly(4, 4) == [1, 2, 3, 4] and evenly(4, 1) == [1]
+    assert largest(np.array([1.0, 3.0, 3.0, 0.0]), 2).tolist() == [1, 2]
+    with pytest.raises(UserError, match="5 student layers from 4 of the teacher"):
+        evenly(4, 5)
+
+
+def test_a_vocabulary_of_its_own_is_in_the_channels_of_the_layers(stores: dict[str, Path]) -> None:
+    student, lines = student_of(
+        stores["llama"], "llama:16x2x2x16", init="teacher", vocab="400", max_length=32
+    )
+    assert lines[0] == "word embeddings of 398 of 400 pieces from their splits"
+    with open_store(stores["llama"]) as store:
+        theirs = np.asarray(store.teacher_weights()["embed_tokens.weight"], np.float32)
+        place = store.tokenizer().token_to_id("a")
+    own = student.get_input_embeddings().weight.detach().numpy()
+    wanted = theirs[place][LIVE]
+    assert (np.abs(own - wanted).max(axis=1) < 1e-6).sum() == 1
+
+
+def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -> None:
+    """The same as those of the store, which may have no weights."""
+    how = f"layers:1,4@{folders['llama']}"
+    one, lines = student_of(stores["llama"], "llama:16x2x2x16", init=how)
+    other, _ = student_of(stores["llama"], "llama:16x2x2x16", init="layers:1,4")
+    for name, weight in one.named_parameters():
+        assert torch.equal(weight, other.get_parameter(name)), name
+    assert lines[2].startswith("all of llama, weights ")
+
+
+@pytest.mark.parametrize(
+    ("student", "config", "said"),
+    [
+        ("gpt2:16x2x2", {}, "the teacher is a llama and the student a gpt2; .* --student llama:"),
+        ("llama:16x2x2", {"model_type": "opt"}, "the teacher is a opt .*give --student KIND:"),
+        ("llama:16x2x4", {}, "have size 8, the student's 4, .* llama:HxLxA with H = 8 A"),
+        ("llama:40x2x5", {}, "the student's hidden size is 40, and that of the teacher 32"),
+        ("llama:16x2x2x64", {}, "the student's feed-forward size is 64, .* the teacher 48"),
+        ("llama:24x2x3x16x1", {}, "3 heads of queries share .* such as 3"),
+        ("llama:32x2x4x16x4", {"num_key_value_heads": 1}, "^$"),
+        ("llama:16x2x2x16", {"rope_scaling": {"type": "dynamic"}}, "of the type dynamic, expected"),
+        ("llama:16x2x2x16", {"rope_scaling": {"type": "llama3"}}, "of the type llama3, expected"),
+        ("llama:16x2x2x16", {"hidden_size": "32"}, "hidden_size in its config.json is '32'"),
+        ("llama:16x2x2x16", {"num_attention_heads": 0}, "num_attention_heads .* is 0, expected"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_a_line(
+    student: str, config: dict[str, Any], said: str
+) -> None:
+    teacher = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4}
+    teacher |= {"num_key_value_heads": 2, "intermediate_size": 48, **config}
+    shape = parse_student(student)
+    if said == "^$":
+        check_cut("teacher", shape, teacher, "the teacher")
+        return
+    with pytest.raises(UserError, match=said):
+        check_cut("teacher", shape, teacher, "the teacher")
+
+
+def test_rotary_positions_are_read_as_either_transformers_writes_them() -> None:
+    four = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    four |= {"original_max_position_embeddings": 8192}
+    config = {
+        "model_type": "llama",
+        "rope_theta": 5e5,
+        "rope_scaling": {"rope_type": "llama3", **four},
+    }
+    found = copied_settings(config)["rope_parameters"]
+    assert found == {"rope_type": "llama3", "rope_theta": 5e5, **four}
+    assert (
+        copied_settings({"model_type": "llama", "rope_parameters": found})["rope_parameters"]
+        == found
+    )
+    assert copied_settings({"model_type": "llama"})["rope_parameters"] == {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+    }
+
+
+def test_weights_that_do_not_fit_their_config(stores: dict[str, Path], tmp_path: Path) -> None:
+    with open_store(stores["llama"]) as store:
+        weights = dict(store.teacher_weights().items())
+        for name, values, said in (
+            ("norm.weight", None, "the teacher's weights have no norm.weight"),
+            ("norm.weight", np.ones(31, np.float16), r"has shape \[31\], and its config.json says"),
+        ):
+            changed = {n: v for n, v in weights.items() if n != name}
+            changed |= {} if values is None else {name: values}
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match=said):
+                patch.setattr(FeatureStore, "teacher_weights", lambda _, new=changed: new)
+                student_of(stores["llama"], "llama:16x2x2x16", init="teacher")
