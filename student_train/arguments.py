@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from teachonce.checkpoints.declared import layers_of
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
@@ -25,6 +26,7 @@ from teachonce.student_train.settings.terms import (
     VECTOR_LOSS,
     VECTOR_TEXTS,
 )
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.options import read_words
 
@@ -98,6 +100,12 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
     if not isinstance(heads, int) or heads < 1:
         raise UserError(
             f"--student {student}: the teacher of {store.path} has no attention heads; give HxLxA"
+        )
+    layers = layers_of(config)
+    if layers is not None and int(student.removeprefix(AS_TEACHER)) > layers:
+        raise UserError(
+            f"--student {student}: the teacher of {store.path} has {counted(layers, 'layer')}; give"
+            f" {AS_TEACHER}{layers} or less, or a shape HxLxA"
         )
     own = str(config.get("model_type"))
     if own in SHAPES and SHAPES[own].causal:

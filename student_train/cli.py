@@ -11,7 +11,7 @@ import click
 
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.completion import Text
-from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
@@ -126,6 +126,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     help="Upload the finished student to this Hugging Face repository; README.md is its card.",
 )
 @click.option("--private", is_flag=True, help="Create the repository of --push-to-hub as private.")
+@version_option
 @click.pass_context
 @command_errors
 def main(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from teachonce.support.console import CONTEXT, command_errors, counted
+from teachonce.support.console import CONTEXT, command_errors, counted, version_option
 from teachonce.support.environment import is_main_process
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
 from teachonce.support.options import click_options, read_words
@@ -51,6 +51,7 @@ GROUPS = {
     subcommand_metavar="[COMMAND ...]",
     params=click_options(DumpOptions),
 )
+@version_option
 @command_errors
 def main(**given: Any) -> None:
     context = click.get_current_context()

@@ -13,7 +13,7 @@ from teachonce.student_train.cli import GROUPS, parameters
 from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
-from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.grouped_help import GroupedCommand, examples
@@ -167,7 +167,7 @@ def _command() -> click.Command:
     )
 
 
-main = _command()
+main = version_option(_command())
 
 
 if __name__ == "__main__":

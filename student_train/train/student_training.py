@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ from teachonce.training.trackers import Facts, Trackers
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 METRICS = "metrics.jsonl"
+WORSE = 2.0  # times the loss before the first step; first batches differ by less
 # Its attention fills masked scores with the smallest number of another precision.
 FLOAT32_ONLY = ("deberta",)
 
@@ -228,6 +229,7 @@ class _StudentTraining(Training):
         )
         self.schedule = self.options.schedule_over(steps)
         self.best: dict[str, Any] | None = None
+        self.first_loss = math.inf  # of the stage; unknown after a resume
 
     def leave(self) -> None:
         """End a stage: validate, and restore its best weights with `--best`."""
@@ -308,7 +310,11 @@ class _StudentTraining(Training):
     def after(self, losses: Losses, progress: Any) -> None:
         progress.total = self.steps  # smaller after a stage that ended early
         speed, _ = self._pace()  # the bar itself shows the remaining time
-        progress.set_postfix_str(f"loss={losses['loss']:.3f}, {speed}", refresh=False)
+        if self.step == self.first + 1:
+            self.first_loss = losses["loss"]
+        valid = self.validation.get("valid_loss")
+        judged = "" if valid is None else f", valid={valid:.3f}"
+        progress.set_postfix_str(f"loss={losses['loss']:.3f}{judged}, {speed}", refresh=False)
         if self.callbacks.on_step:
             self.callbacks.on_step(self.step, losses)
         self.record(losses)
@@ -347,13 +353,24 @@ class _StudentTraining(Training):
             best = self.best["found"]["valid_loss"] if self.best else math.inf
             if self.options.best and found["valid_loss"] < best:
                 self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
-        if line := warning_of_constant_states(found):
-            self.say(line)
+        for line in (warning_of_constant_states(found), self._warning_of_divergence(found)):
+            if line:
+                self.say(line)
         self.record(found)
         self.validation, self.judged_at = found, self.step
         give_back()
         if self.callbacks.on_validation:
             self.callbacks.on_validation(self.step, found)
+
+    def _warning_of_divergence(self, found: Mapping[str, float]) -> str:
+        """Return a warning if the student is much worse than before its first step, else ""."""
+        if found.get("valid_loss", 0.0) <= WORSE * self.first_loss:
+            return ""
+        return (
+            f"warning   step {self.step:,}: valid_loss {found['valid_loss']:.4g} is far above the"
+            f" loss before the first step, {self.first_loss:.4g}: the training diverges; lower --lr"
+            f" ({self.options.resolved_lr:g})"
+        )
 
     def record(self, values: dict[str, float]) -> None:
         if self.out is None or self.events is None or self.trackers is None:

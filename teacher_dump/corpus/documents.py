@@ -58,12 +58,19 @@ class Corpus:
     """Documents of several sources, one after the other.
 
     After an iteration, `documents` counts its documents and `empty_lines` the blank texts that it
-    left out.
+    left out. `skipped` lists the files of a folder or pattern that are not read: empty, or of an
+    unknown suffix.
     """
 
-    def __init__(self, sources: Sequence[CorpusSource], columns: Columns = NO_COLUMNS) -> None:
+    def __init__(
+        self,
+        sources: Sequence[CorpusSource],
+        columns: Columns = NO_COLUMNS,
+        skipped: Sequence[Path] = (),
+    ) -> None:
         self.sources = list(sources)
         self.columns = columns
+        self.skipped = list(skipped)
         self.documents = 0
         self.empty_lines = 0
 
@@ -85,7 +92,8 @@ class Corpus:
         column. The rest of a file is checked while iterating, or by `check`.
         """
         columns = Columns.named(text_column, label_column, student_column)
-        found = [source for name in sources for source in _resolve(name, columns)]
+        skipped = list[Path]()
+        found = [source for name in sources for source in _resolve(name, columns, skipped)]
         if not found:
             raise CorpusError(
                 f"no corpus given; expected files ({SUFFIXES}), a folder, hf:NAME or {PYTHON_DOCS}"
@@ -107,7 +115,7 @@ class Corpus:
             )
         for source in found:
             next(source.rows(), None)
-        return cls(found, columns)
+        return cls(found, columns, skipped)
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents.
@@ -205,7 +213,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(count or 0 for count in known)
 
 
-def _resolve(name: str, columns: Columns) -> list[CorpusSource]:
+def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSource]:
     if name == PYTHON_DOCS:
         return [PythonDocs()]
     if name.startswith(HUB):
@@ -214,9 +222,8 @@ def _resolve(name: str, columns: Columns) -> list[CorpusSource]:
     if is_saved(path):
         return [HubSource(name, columns, saved=True)]
     if path.is_dir():
-        return _several(
-            name, sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path))), columns
-        )
+        seen = sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path)))
+        return _several(name, seen, columns, skipped)
     if path.is_file():
         _check_suffix(name, path)
         if path.stat().st_size == 0:
@@ -227,7 +234,8 @@ def _resolve(name: str, columns: Columns) -> list[CorpusSource]:
             f"{name}: not an ordinary file, but a corpus is read more than once; save it to a file"
         )
     if glob.has_magic(name):
-        return _several(name, sorted(map(Path, glob.glob(str(path), recursive=True))), columns)
+        seen = sorted(map(Path, glob.glob(str(path), recursive=True)))
+        return _several(name, seen, columns, skipped)
     raise CorpusError(
         f"{name}: no such file or folder (seen from {Path.cwd()}); "
         f"for a dataset of the hub write {HUB}{name}"
@@ -245,9 +253,13 @@ def _check_suffix(name: str, path: Path) -> None:
         )
 
 
-def _several(name: str, paths: list[Path], columns: Columns) -> list[CorpusSource]:
+def _several(
+    name: str, paths: list[Path], columns: Columns, skipped: list[Path]
+) -> list[CorpusSource]:
     known = [suffix for suffix in READERS if suffix != SETTINGS or SETTINGS in name]
-    usable = [p for p in paths if suffix_of(p) in known and p.is_file() and p.stat().st_size]
+    files = [path for path in paths if path.is_file()]
+    usable = [p for p in files if suffix_of(p) in known and p.stat().st_size]
+    skipped += sorted(set(files) - set(usable))
     if not usable:
         more = f"; to read {SETTINGS} files give {name}/*{SETTINGS}" if paths else ""
         raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{more}")

@@ -56,7 +56,7 @@ class DumpSummary:
     sequences: int
     tokens: int
     parts: int
-    vocab: str  # the suggested --vocab: the largest size that the text supports
+    vocab: str  # the suggested --vocab
     empty_lines: int = 0
     without_tokens: int = 0
     surrogates: int = 0
@@ -298,4 +298,4 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
 def _vocab(path: Path | str) -> str:
     with closing(open_store(path)) as store:
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
-    return f"{size // 1000}k" if size % 1000 == 0 else str(size)
+    return f"{size // 1000}k"

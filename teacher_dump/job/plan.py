@@ -23,9 +23,10 @@ from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, OutputKind
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import counted
+from teachonce.support.differences import first_few
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_paths
-from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.corpus.documents import SUFFIXES, Corpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teachonce.teacher_dump.job.growing import Growth
 from teachonce.teacher_dump.job.options import (
@@ -165,6 +166,9 @@ def planned(
     model, corpus = check_inputs(options)
     resolved = options.resolved()
     say(settings_lines(resolved, bool(options.corpus)))
+    if corpus.skipped:
+        files = first_few([str(path) for path in corpus.skipped])
+        say(f"{'skipped':9} {files}: empty, or of a suffix that is not read ({SUFFIXES})")
     with Growth.of(resolved) as growth:
         if read_corpus:
             corpus.check()

@@ -22,7 +22,7 @@ from teachonce.downstream.settings import (
     SpeedSettings,
 )
 from teachonce.support import files
-from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommand, examples
 
@@ -87,6 +87,7 @@ EXAMPLES = examples(
     context_settings=CONTEXT,
     params=parameters(),
 )
+@version_option
 @command_errors
 def main(**words: Any) -> None:
     """Read the options, check them against the task and its files, and run the task."""

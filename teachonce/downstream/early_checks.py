@@ -144,7 +144,12 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     for name in (*names, *others):
         if options.task == "mlm" and name.startswith(PREFIX):
-            parse_student(name.removeprefix(PREFIX), OPTION, KIND)
+            shape = parse_student(name.removeprefix(PREFIX), OPTION, KIND)
+            if shape.causal or shape.kind == "static":
+                raise UserError(
+                    f"--model {name}: a {shape.kind} student has no masked-LM head; give"
+                    f" {PREFIX}HxLxA, {PREFIX}bert:HxLxA or {PREFIX}bilstm:E,H"
+                )
             _check_vocabulary(options.vocab)
         else:
             _check_model(options, name)

@@ -219,7 +219,12 @@ class DownstreamOptions:
         ["mlm"],
         within=INNER_SHARE,
     )
-    evaluate_every: int | None = _option("Steps between validations.", ["mlm"], within=at_least(1))
+    evaluate_every: int | None = _option(
+        "Steps between validations, and between checkpoints.",
+        ["mlm"],
+        within=at_least(1),
+        default_text="a tenth of all steps, at most 500",
+    )
     precision: str | None = _option(
         "Precision of the training, or of the model that lm scores.",
         [*TRAINED, LM],

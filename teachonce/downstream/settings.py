@@ -37,7 +37,7 @@ class MlmSettings:
     max_length: int = _from_option("max_length", 128)
     vocab: str = _from_option("vocab", "30k")
     mask_prob: float = _from_option("mask_prob", 0.15)
-    evaluate_every: int = _from_option("evaluate_every", 500)
+    evaluate_every: int | None = _from_option("evaluate_every")
     precision: str = _from_option("precision", "fp32")
     resume: bool = _from_option("resume", False)
 

@@ -17,7 +17,7 @@ from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
 from teachonce.support.completion import PATH, Text
-from teachonce.support.console import CONTEXT, DEVICES
+from teachonce.support.console import CONTEXT, DEVICES, version_option
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
@@ -36,6 +36,7 @@ allow_partial = click.option(
 
 
 @click.group(context_settings=CONTEXT)
+@version_option
 def main() -> None:
     """Inspect, verify, repair and copy feature stores."""
 

@@ -10,7 +10,7 @@ import click
 from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import LIBRARIES, ExportOptions
 from teachonce.support import files
-from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.grouped_help import examples
@@ -57,6 +57,7 @@ def _refuse_early(options: ExportOptions) -> None:
 
 
 @click.command(help=HELP, epilog=EXAMPLES, context_settings=CONTEXT, params=_parameters())
+@version_option
 @command_errors
 def main(**words: Any) -> None:
     """Read the options, check them and export."""

@@ -256,6 +256,13 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     return _NumberOrWord(read, words) if words else read
 
 
+def _repeated(value: Any, param: click.Parameter | None) -> str:
+    """Return how to give the values of a comma list to an option that is repeated instead."""
+    if param is None or not getattr(param, "multiple", False) or "," not in str(value):
+        return ""
+    return "; repeat it: " + " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
+
+
 class _Count(click.types.IntParamType):
     """A whole number, or one of thousands or millions: 50k, 1.5m."""
 
@@ -266,7 +273,9 @@ class _Count(click.types.IntParamType):
             if number == int(number):
                 return int(number)
         if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
-            self.fail(f"{value!r}: expected a whole number, such as 200, 50k or 2m", param, ctx)
+            several = _repeated(value, param)
+            words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
+            self.fail(words, param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -277,7 +286,8 @@ class _Number(click.types.FloatParamType):
         try:
             return float(value)
         except (TypeError, ValueError):
-            self.fail(f"{value!r}: expected a number, such as 3 or 1e-3", param, ctx)
+            several = _repeated(value, param)
+            self.fail(f"{value!r}: expected a number, such as 3 or 1e-3{several}", param, ctx)
 
 
 class _NumberOrWord(click.ParamType[Any]):

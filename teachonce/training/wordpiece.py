@@ -134,15 +134,13 @@ def _frame(tokenizer: Tokenizer) -> None:
 
 
 def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:
-    """Suggest a vocabulary size that `train_wordpiece` can reach, from the first SAMPLE texts.
+    """Suggest the smallest of SIZES of which letters take at most half; reads SAMPLE texts.
 
-    It is the smallest of SIZES of which letters take at most half. For a small text it is the
-    number of pieces that the text certainly has: each word that occurs twice becomes a piece.
+    `train_wordpiece` makes fewer pieces if the text is too small for that size.
     """
     words = _count_words(islice(texts, SAMPLE), _untrained(teacher_normalizer))
     needed = len(SPECIALS) + len(_letters(words))
-    sure = needed + sum(count > 1 and len(word) > 1 for word, count in words.items())
-    return min(sure, next((size for size in SIZES if size >= 2 * needed), SIZES[-1]))
+    return next((size for size in SIZES if size >= 2 * needed), SIZES[-1])
 
 
 def _untrained(teacher_normalizer: Any) -> Tokenizer:

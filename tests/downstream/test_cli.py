@@ -149,6 +149,18 @@ def test_mlm_mistakes(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["static:64", "llama:32x2x4"])
+def test_models_from_scratch_without_a_masked_lm_head(
+    kind: str, text: Path, tmp_path: Path
+) -> None:
+    result = run(
+        "--task", "mlm", "--model", f"scratch:{kind}", "--train", text, "--out", tmp_path / "o"
+    )
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    told = f"a {kind.partition(':')[0]} student has no masked-LM head; give scratch:HxLxA"
+    assert told in result.stderr
+
+
 def test_an_output_that_exists_is_left_alone(
     text: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:

@@ -104,7 +104,8 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
         "[default: mlm 32, fine-tuning and speed 16; at least 1]",
         "--seed INTEGER The (first) seed. [default: 0; 0 to 4294967295]",
         "[default: 128, qa 384, speed 512; at least 8]",
-        "--evaluate-every INTEGER mlm: Steps between validations. [default: 500; at least 1]",
+        "--evaluate-every INTEGER mlm: Steps between validations, and between checkpoints. "
+        "[default: a tenth of all steps, at most 500; at least 1]",
         "Precision of the training, or of the model that lm scores. [default: fp32]",
         "--limit INTEGER fine-tuning: Train on the first N examples. [at least 1]",
         "--train PATH Training examples.",

@@ -45,6 +45,8 @@ TRAIN_OPTIONS = {
     "--init layers:1,9": ("layers:1,9", "2 numbers", "1 to 4"),
     "--init layers:one": ("layers:one", "layers:1,3,5"),
     "--student 32x6x4 --init teacher": ("6 student layers from 4", "--init svd"),
+    "--student teacher:9": ("--student teacher:9", "has 4 layers", "teacher:4"),
+    "--loss mlm=1 hidden=30": ("unexpected word 'hidden=30'", "(mlm=1,hidden=30)"),
     "--view 1": ("--view 1", "views 0 to 0"),
     "--align sideways": ("--align", "span"),
     "--steps 0": ("--steps 0",),
@@ -157,6 +159,10 @@ def test_training_that_diverges(tmp_path: Path, store: Path) -> None:
     line = refused(student_train, *words, "--steps", "20", "--lr", "1e30", "--loss", "mlm")
     says(line, "step ", "diverged", "lower --lr")
     assert not (tmp_path / "student" / "model.safetensors").exists()
+    words = (*words[: -len(STUDENT) - 1], tmp_path / "wild", *STUDENT)
+    said = ok(student_train, *words, "--steps", "10", "--lr", "9", "--loss", "mlm")
+    warnings = [line for line in said.splitlines() if line.startswith("warning")]
+    assert "far above the loss before the first step" in warnings[-1] and "(9)" in warnings[-1]
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"settings": {}}', "{"])
@@ -175,6 +181,8 @@ def test_sweep(tmp_path: Path, store: Path) -> None:
     says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
     for more, told in (
         ("--vocab 500 --vocab 3", ("--vocab 3", "ask for more")),
+        ("--vocab 500 --lr 1e-3,1e-2", ("'1e-3,1e-2'", "repeat it: --lr 1e-3 --lr 1e-2")),
+        ("--vocab 500 --seed 1,2", ("repeat it: --seed 1 --seed 2",)),
         ("--vocab 500 --init svd --init tacher", ("--init tacher", "expected auto")),
         ("--vocab 500 --init teacher --student 32x6x4", ("6 student layers from 4",)),
         ("--vocab 500 --init random --word-vectors gone.txt", ("gone.txt", "check the path")),

@@ -74,7 +74,8 @@ class MlmTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the dev batches, whose masks are fixed."""
-        return DataLoader(self.fixed_dev, batch_size=None)
+        # Without a generator of its own, each validation would draw from that of dropout.
+        return DataLoader(self.fixed_dev, batch_size=None, generator=torch.Generator())
 
     def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:
         """Sum the gradients of all processes. The mean of the returned losses over the processes is
@@ -116,6 +117,13 @@ def _select(output: Any, chosen: torch.Tensor) -> Any:
     states = output.last_hidden_state
     output["last_hidden_state"] = states.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
     return output
+
+
+class StepsOfThisRun(TrainerCallback):
+    """Validates and saves as often as this run requests; its checkpoint may request otherwise."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.compute_steps(args, state.max_steps)
 
 
 class TrainingMinutes(TrainerCallback):

@@ -30,6 +30,7 @@ from teachonce.downstream.mlm.masked_trainer import (
     MaskedBatches,
     MlmTrainer,
     Rows,
+    StepsOfThisRun,
     TrainingMinutes,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out
@@ -54,6 +55,7 @@ STATE = "trainer_state.json"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # independent of --mask-prob, so that the losses of trainings compare
 EVAL_TOKENS = 32_768
+MOST_STEPS = 500  # between validations and checkpoints, of a long training
 MAX_LOSS = 100.0  # nats per token; the loss of a network with sound weights is far below
 
 
@@ -88,14 +90,14 @@ def train_mlm(
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
         start_from_frequencies(model, rows)
-    batch = _arguments(settings).train_batch_size
+    batch = _arguments(settings, every=1).train_batch_size
     if len(rows) < batch:
         raise UserError(
             f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "
             f"batch of {batch}; add text or lower --batch-size (or --batch-tokens)"
         )
     every = blocks(tokenizer, held_out, length, "held-out text")
-    dev_rows = every[: max(1, EVAL_TOKENS // length)]  # a validation every 500 steps must be short
+    dev_rows = every[: max(1, EVAL_TOKENS // length)]  # a validation must be short
     sampled = f" (the first of {len(every):,})" if len(dev_rows) < len(every) else ""
     say(
         f"{counted(len(rows), 'training block')} and {counted(len(dev_rows), 'held-out block')}"
@@ -143,9 +145,10 @@ def _run(
     callbacks: Sequence[TrainerCallback],
 ) -> dict[str, Any]:
     rows, dev_rows = blocks_of  # of training and of validation
+    every = _every(settings, len(rows))
     trainer = MlmTrainer(
         model=model,
-        args=_arguments(settings, ranks),
+        args=_arguments(settings, every, ranks),
         ranks=ranks,
         train_dataset=Rows(rows),
         fixed_dev=held_out_batches(tokenizer, dev_rows),
@@ -154,14 +157,14 @@ def _run(
     )
     Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
     clock = TrainingMinutes()
-    for callback in (clock, *callbacks):
+    for callback in (clock, StepsOfThisRun(), *callbacks):
         trainer.add_callback(callback)
     # Before a checkpoint is loaded, so that a resumed run reports the same loss as the first run.
     before = trainer.evaluate()["eval_loss"]
     say(f"held-out loss before: {before:.4f} nats per masked token")
     advice = (
-        f"{settings.out}: has a checkpoint every {settings.evaluate_every} steps; continue with"
-        " the same command and --resume"
+        f"{settings.out}: has a checkpoint every {counted(every, 'step')}; continue with the same"
+        " command and --resume"
     )
     with stoppable(lambda: advice):
         trainer.train(resume_from_checkpoint=_newest_checkpoint(settings.out))
@@ -208,7 +211,14 @@ def _lr(settings: MlmSettings) -> float:
     return settings.lr or (1e-3 if settings.model.startswith(PREFIX) else 2e-4)
 
 
-def _arguments(settings: MlmSettings, ranks: Ranks = ALONE) -> TrainingArguments:
+def _every(settings: MlmSettings, blocks: int) -> int:
+    """Return the steps between validations: by default a tenth of all steps, at most MOST_STEPS."""
+    epoch = blocks // settings.batch_size
+    steps = settings.epochs * epoch if settings.steps is None else settings.steps
+    return settings.evaluate_every or min(MOST_STEPS, max(1, round(steps / 10)))
+
+
+def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> TrainingArguments:
     # The first process makes and masks each batch, as a single one does, and shares it out.
     shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
     return TrainingArguments(
@@ -226,9 +236,9 @@ def _arguments(settings: MlmSettings, ranks: Ranks = ALONE) -> TrainingArguments
         use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
         seed=settings.seed,
         eval_strategy="steps",
-        eval_steps=settings.evaluate_every,
-        logging_steps=settings.evaluate_every,
-        save_steps=settings.evaluate_every,
+        eval_steps=every,
+        logging_steps=every,
+        save_steps=every,
         save_total_limit=1,
         disable_tqdm=True,  # `Progress` does it
         include_num_input_tokens_seen=COUNTED,
@@ -308,7 +318,9 @@ def check_new(out: Path) -> None:
 def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
     """Return the settings that determine the result, as JSON."""
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
-    return {name: value for name, value in now.items() if name not in ("resume", "out")}
+    # Validations change no weight: a resumed training may have others.
+    ruled_out = ("resume", "out", "evaluate_every")
+    return {name: value for name, value in now.items() if name not in ruled_out}
 
 
 def _check_out(settings: MlmSettings) -> None:

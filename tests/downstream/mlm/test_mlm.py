@@ -101,12 +101,15 @@ def test_a_stopped_run_continues_to_the_same_model(
     (log,) = out.glob("checkpoint-*/trainer_state.json")
     state = json.loads(log.read_text())
     assert 0 < state["log_history"][-1]["minutes"] < 9
+    assert {row["step"] for row in state["log_history"]} == {6}
     state["log_history"][-1]["minutes"] = 900
     log.write_text(json.dumps(state))
     for step_number, cut in ((9000, None), (9001, "{")):  # a kill, or a full disk, as it saved
         torn = Path(shutil.copytree(log.parent, out / f"checkpoint-{step_number}"))
         (torn / log.name).unlink() if cut is None else (torn / log.name).write_text(cut)
-    resumed = train_mlm(settings(text, out, model, resume=True))
+    # Other validations change no weight; the default is one each tenth of the steps.
+    resumed = train_mlm(settings(text, out, model, resume=True, evaluate_every=None))
+    assert [row["step"] for row in resumed["curve"]] == [6, *range(7, 13), 12]
     assert 900 < resumed["minutes"] < 909 and whole["minutes"] < 9
     assert resumed["held_out_loss_before"] == whole["held_out_loss_before"]
     assert resumed["held_out_loss"] == pytest.approx(whole["held_out_loss"], abs=1e-5)

@@ -54,6 +54,8 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     assert "hold different features: attention is '[]' and '[\"mean\"]'; dump" in line
     line = refused("merge", one, target)
     assert "at least two stores" in line and "`feature-store convert`" in line
+    line = refused("merge", one, two, one, target)
+    assert f"{one}: named twice" in line and "held-out" in line
     assert not target.exists()
 
 
