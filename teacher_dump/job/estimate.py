@@ -6,6 +6,7 @@ teacher, device, codecs and container.
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import tempfile
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 DOCUMENTS, LONGEST = 2000, 50_000  # documents in the sample, and characters used of each
 EACH = 8  # every EACH-th document is tokenized to measure tokens per character
-BATCHES = 4  # batches of the teacher over the sample
+BATCHES = 4  # batches of the teacher over the sample, at most
+PROBE, SECONDS = 4, 3.0  # windows that measure the teacher's speed; of one pass over the sample
 WEIGHTS = 1 << 26  # bytes of weights that are written to measure how well they compress
 USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
 
@@ -134,6 +136,8 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
     with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
         out = Path(folder) / f"sample{PurePath(options.out).suffix}"
         sampled = replace(sampled, options=replace(one_part, out=out))
+        windows = _affordable(sampled, windows)
+        say(f"{'sample':9} {counted(tokens_of(windows), 'token')} through the teacher, three times")
         alone, taken = _pass_seconds(sampled, windows), _dump_seconds(sampled, windows, stop)
         number = ceil(tokens / options.part_tokens)
         by_feature = _bytes_by_feature(sampled, out, windows, tokens, options.part_tokens)
@@ -225,18 +229,28 @@ def _free(out: Path | str) -> int | None:
     return shutil.disk_usage(out.resolve().parent).free if isinstance(out, Path) else None
 
 
+def _affordable(sampled: DumpPlan, windows: list[Window]) -> list[Window]:
+    """Return the windows that the teacher reads in SECONDS, at least PROBE of them.
+
+    The sample passes the teacher three times: alone, for the calibration, and for the dump.
+    """
+    probe = windows[:PROBE]
+    _pass_seconds(sampled, probe)  # the warm-up
+    rate = tokens_of(probe) / _pass_seconds(sampled, probe)
+    ends = itertools.accumulate(len(window.ids) for window in windows)
+    return windows[: max(PROBE, sum(end <= rate * SECONDS for end in ends))]
+
+
 def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
     """Measure the seconds of the teacher alone over the sample."""
     from teachonce.teacher_dump.teacher.forward import forward
 
     inputs = [w.ids for w in windows]
     batches = length_batches([len(ids) for ids in inputs], sampled.options.batch_tokens)
-    for chosen in (batches[:1], batches):  # the first batch alone is the warm-up
-        start = time.perf_counter()
-        for _ in forward(sampled.teacher, windows, inputs, chosen, 0, Counter()):
-            pass
-        taken = time.perf_counter() - start
-    return taken
+    start = time.perf_counter()
+    for _ in forward(sampled.teacher, windows, inputs, batches, 0, Counter()):
+        pass
+    return time.perf_counter() - start
 
 
 def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
