@@ -6,6 +6,7 @@
     python -m benchmarks.integrity dead-ends [--cases N]
     python -m benchmarks.integrity hard-places [--times N]
     python -m benchmarks.integrity hubs [--hubs N]
+    python -m benchmarks.integrity kills [--kills N]
 
 The checks are those of tests/integrity, which the test suite runs small. They run in a process of
 their own.
@@ -65,6 +66,14 @@ SECTIONS = {
         " lead out of the cache, JSON of wrong shapes. Otherwise would be: a traceback, a command"
         " over 300 s, 8 GiB of addresses or 1 GiB of a file, a file outside of its folders.",
     ),
+    "kills": (
+        "Kills among processes",
+        " One of three readers of a store in a bucket, which share a disk cache smaller than the"
+        " store, is killed at a random moment and replaced; and, for one kill in five, one of two"
+        " students that a sweep trains, as when memory runs out. Otherwise would be: other texts or"
+        " states, a cache over its bound, a sweep that does not report the student, stop the other"
+        " one or train it when the command is typed again.",
+    ),
 }
 """Title of each section, and what it says of the check."""
 
@@ -74,6 +83,7 @@ SETTINGS = {
     "dead-ends": ("cases",),
     "hard-places": ("times",),
     "hubs": ("hubs",),
+    "kills": ("kills",),
 }
 """Options of each check; the first takes all others."""
 
@@ -95,6 +105,7 @@ SETTINGS = {
 @click.option("--cases", type=int, help="dead-ends: damages to each of eight stores.")
 @click.option("--times", default=2, help="hard-places: of each command in each place.")
 @click.option("--hubs", default=300, help="hubs: pairs of a request and a twist.")
+@click.option("--kills", default=100, help="kills: of readers; of students a fifth.")
 @click.option("--seed", default=0)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors

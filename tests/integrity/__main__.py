@@ -15,6 +15,7 @@ from tests.integrity import (
     hard_places,
     hostile_hubs,
     plain_tokenizers,
+    shared_kills,
     trials,
 )
 from tests.making.environment import set_environment
@@ -26,6 +27,7 @@ RUNS = {
     "dead-ends": (dead_ends.HEAD, dead_ends.trial),
     "hard-places": (hard_places.HEAD, hard_places.trial),
     "hubs": (hostile_hubs.HEAD, hostile_hubs.trial),
+    "kills": (shared_kills.HEAD, shared_kills.trial),
     "tokenizers": (plain_tokenizers.HEAD, plain_tokenizers.trial),
 }
 
