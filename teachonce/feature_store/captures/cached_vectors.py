@@ -19,7 +19,7 @@ from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.errors import UserError
 
 LABEL = "label"
-VECTOR = Numbers(LABEL, "floats", ("numbers",))
+VECTOR = Numbers(LABEL, "states", ("numbers",))
 
 
 def recognises(path: Path) -> bool:

@@ -67,9 +67,9 @@ def _specforge_files(source: Path) -> list[Path]:
 
 
 IDS = Numbers("token_ids", "ids", ("tokens",), batched=True)
-SPECULATORS_FIELDS = (IDS, Numbers("hidden_states", "floats", ("tokens", "layers", "width")))
+SPECULATORS_FIELDS = (IDS, Numbers("hidden_states", "states", ("tokens", "layers", "width")))
 OLD_IDS = Numbers("input_ids", "ids", ("tokens",), batched=True)
-OLD_STATES = Numbers("hidden_states", "floats", ("tokens", "width"), batched=True)
+OLD_STATES = Numbers("hidden_states", "states", ("tokens", "width"), batched=True)
 LOSS_MASK = Numbers("loss_mask", "mask", ("tokens",), optional=True, batched=True)
 
 
@@ -99,8 +99,8 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     fields = (
         OLD_IDS,
         LOSS_MASK,
-        Numbers(last, "floats", ("tokens", "width"), optional=True, batched=True),
-        Numbers(aux, "floats", ("tokens", "widths of the layers"), batched=True),
+        Numbers(last, "states", ("tokens", "width"), optional=True, batched=True),
+        Numbers(aux, "states", ("tokens", "widths of the layers"), batched=True),
     )
     arrays = checked(fields, found, str(path))
     # SpecForge concatenates the states of the chosen layers along the width.

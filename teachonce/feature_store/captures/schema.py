@@ -31,6 +31,7 @@ class Kind:
 
 
 INFINITE = float("inf")
+SQUARE = float(np.finfo(np.float32).max) ** 0.5  # a larger number breaks a law of stores
 KINDS = {
     "ids": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
     "low": Kind("whole numbers below 65,536", "iu", 0, 2**16 - 1, np.int32),
@@ -39,6 +40,7 @@ KINDS = {
     "bytes": Kind("whole numbers below 256", "iu", 0, 255, np.uint8),
     "words": Kind("whole numbers", "iu", -(2**63), 2**64 - 1, None),
     "floats": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float32),
+    "states": Kind("finite numbers", "f", -SQUARE, SQUARE, np.float32),
     "doubles": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float64),
     "logs": Kind("log-probabilities", "f", -INFINITE, INFINITE, np.float32),
 }
@@ -88,6 +90,8 @@ class Numbers:
             made: Array = np.asarray(found, kind.dtype)
         if found.dtype.itemsize > made.dtype.itemsize and made.dtype.kind == "f" and made.size:
             self._refuse(self._infinite(made), "is beyond float32", where)
+        if self.kind == "states":
+            self._refuse(np.abs(made) > kind.most, "has a square beyond float32", where)
         return made
 
     def _check_values(self, found: Array, kind: Kind, where: str) -> None:

@@ -49,6 +49,9 @@ SPECULATORS: dict[str, tuple[Change, str]] = {
     "infinite": (lambda t: t["hidden_states"][3].fill_(torch.inf), "token 3: hidden_states is NaN"),
     "flat": (lambda t: t.update(hidden_states=t["hidden_states"][:, 0]), "expected finite numbers"),
     "no states": (lambda t: t.pop("hidden_states"), "has no hidden_states"),
+    "large": (
+        lambda t: t["hidden_states"][3].fill_(-1e30), "token 3: hidden_states has a square beyond"
+    ),
     "double": (
         lambda t: t.update(hidden_states=t["hidden_states"].double() * 1e300), "beyond float32"
     ),
