@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.errors import ExtensionError
 
 from teachonce.student_train.losses.registry import LOSSES
 
 project = "Teachonce"
 copyright = "the authors of Teachonce"
 release = version = metadata.version("teachonce")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"Teachonce {release}"
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-myst_enable_extensions = ["substitution"]
+myst_enable_extensions = ["dollarmath", "substitution"]
+copybutton_exclude = ".linenos, .gp, .go"
 myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_missing", "myst.header"]  # links to files outside the site
 
@@ -26,7 +39,7 @@ def _losses() -> str:
     """Return the table of all losses, in the order of their registry."""
     rows = [
         (f"`{loss.name}`", loss.teacher, loss.student, loss.unit, loss.projection,
-         f"`losses.{loss.formula}`")
+         f"{{py:func}}`{loss.formula} <teachonce.student_train.losses.{loss.formula}>`")
         for loss in LOSSES
     ]  # fmt: skip
     head = ("`--loss`", "reads of the store", "of the student", "unit", "projection", "formula")
@@ -41,7 +54,8 @@ def _plain(
     app: object, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
     """Set a docstring in reStructuredText: ours name code in single backticks."""
-    text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", "\n".join(_fields(lines)))
+    shown = _files(lines) if what == "module" else _fields(lines)
+    text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", "\n".join(shown))
     text = re.sub(r"``.+?``|\*|_(?!\w)", _escaped, text)
     lines[:] = text.split("\n")
 
@@ -63,12 +77,59 @@ def _fields(lines: list[str]) -> list[str]:
     return found
 
 
+def _files(lines: list[str]) -> list[str]:
+    """Write the indented list of a package's files as a literal block."""
+    found = list[str]()
+    for line in lines:
+        if line.startswith("    ") and found and not found[-1]:
+            found += ["::", ""]
+        found.append(line)
+    return found
+
+
 def _escaped(found: re.Match[str]) -> str:
     """Return code as it is, and a mark of reStructuredText with a backslash before it."""
     text = found.group()
     return text if text.startswith("``") else f"\\{text}"
 
 
-def setup(app: object) -> None:
-    """Register what the site does with docstrings."""
-    app.connect("autodoc-process-docstring", _plain)  # type: ignore[attr-defined]
+def _as_typed(app: object, context: object, lines: list[str]) -> None:
+    """Correct what sphinx-click prints of an option: it takes click's mark of no default for a
+    default, and docutils takes `nDCG@10` for an address of mail."""
+    lines[:] = [
+        re.sub(r"(?<=\w)@(?=\d)", r"\\@", line) for line in lines if "Sentinel.UNSET" not in line
+    ]
+
+
+PACKAGES = ("align", "store", "teacher_dump", "student_train")
+
+
+def _all_are_published(app: Any, error: Exception | None) -> None:
+    """Fail if a public name has no entry, as when the import of its module fails."""
+    if error is None:
+        entries = app.env.domaindata["py"]["objects"]
+        names = [
+            f"{package.__name__}.{name}"
+            for package in (import_module(f"teachonce.{each}") for each in PACKAGES)
+            for name in package.__all__
+        ]
+        losses = [f"teachonce.student_train.losses.{loss.formula}" for loss in LOSSES]
+        if missing := [name for name in (*names, *losses) if name not in entries]:
+            raise ExtensionError(f"not on the site: {', '.join(missing)}")
+
+
+def _math(translator: Any, node: Any) -> None:
+    """Write a formula as MathML, which browsers show without a network; MathJax loads itself from
+    one."""
+    block = node.tagname == "math_block"
+    translator.body.append(tex2mathml(node.astext(), as_block=block))
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
+    """Register what the site does with docstrings, options and formulas, and its check."""
+    app.add_html_math_renderer("mathml", (_math, None), (_math, None))
+    app.connect("autodoc-process-docstring", _plain)
+    for part in ("description", "options"):
+        app.connect(f"sphinx-click-process-{part}", _as_typed)
+    app.connect("build-finished", _all_are_published)
