@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.levels import KINDS, Level, form_of, forms_of
@@ -63,12 +66,15 @@ class LogitsSpec:
     size: the number of best logits K, the number of random draws, or the width of the head's input.
     next_token: row t is the teacher's distribution of token t + 1 (causal teachers).
     observed: the log-probability of token t + 1 itself is stored, whether it is a best one or not.
+    cap: the teacher's logits are cap * tanh(z / cap) of the head's outputs z (Gemma); None if they
+        are z. Only in tier `head`: the probabilities of other tiers are of capped logits.
     """
 
     tier: str
     size: int
     next_token: bool = False
     observed: bool = False
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
@@ -79,14 +85,28 @@ class LogitsSpec:
                 "features: observed belongs to logits of next_token in tier topk or sample, got"
                 f" {self.to_json()!r:.80}"
             )
+        if self.cap is not None and not (
+            self.tier == "head" and type(self.cap) in (int, float) and 0 < self.cap < math.inf
+        ):
+            raise StoreError(
+                f"features: cap of logits must be a number over 0, in tier head, got {self.cap!r}"
+                f" of {self.tier}"
+            )
+
+    def capped(self, outputs: Any, xp: Any = np) -> Any:
+        """Return the teacher's logits for outputs of its head, arrays of `xp` (numpy or torch)."""
+        return outputs if self.cap is None else self.cap * xp.tanh(outputs / self.cap)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"tier": self.tier, "size": self.size}
-        return found | {key: True for key in FLAGS if getattr(self, key)}
+        found |= {key: True for key in FLAGS if getattr(self, key)}
+        return found | ({} if self.cap is None else {"cap": self.cap})
 
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
-        found = _object(value, "logits", ("tier", "size"), FLAGS)
+        found = _object(value, "logits", ("tier", "size"), (*FLAGS, "cap"))
+        if "cap" in found and found["cap"] is None:
+            raise StoreError("features: cap of logits must be a number or absent, got None")
         for key in FLAGS:
             if found.get(key, True) is not True:
                 raise StoreError(f"features: {key} must be true or absent, got {found!r}")

@@ -408,7 +408,10 @@ class FeatureStore(Sequence[Record]):
         return LazyMap(names, lambda name: self.outside(f"teacher/weights/{name}"), "weights")
 
     def head(self) -> tuple[Floats, Floats]:
-        """Read weight [V, D] and bias [V] of the LM head: logits = values @ weight.T + bias."""
+        """Read weight [V, D] and bias [V] of the LM head: logits = values @ weight.T + bias.
+
+        `features.logits.capped` caps them as the teacher does (Gemma).
+        """
         return self.outside("teacher/head/weight"), self.outside("teacher/head/bias")
 
     def __enter__(self) -> Self:

@@ -74,9 +74,12 @@ class Pieces:
     def _head_best(self, view: View, count: int) -> list[Best]:
         (weight, bias), found = self._head, list[Best]()
         values, partition = view.logits.values, view.logits.log_partition
+        spec = self.store.features.logits
+        assert spec is not None
         for begin in range(0, len(values), ROWS_AT_ONCE):
             rows = slice(begin, begin + ROWS_AT_ONCE)
-            chance = np.exp(values[rows] @ weight.T + bias - partition[rows, None])
+            logits = spec.capped(values[rows] @ weight.T + bias)
+            chance = np.exp(logits - partition[rows, None])
             best = np.argsort(-chance, axis=1, kind="stable")[:, :count]
             found += [_largest(ids, row[ids], count) for ids, row in zip(best, chance, strict=True)]
         return found

@@ -91,7 +91,7 @@ class Collator:
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
-        self.head = head
+        self.head, self.logits = head, store.features.logits if store else None
         self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
         self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
@@ -155,7 +155,7 @@ class Collator:
                 pieces = next_pieces(self.vocabulary, self.tokenizer)
             else:
                 pieces = first_pieces(self.vocabulary)
-            self.readers[predicted] = TargetReader(pieces, self.head)
+            self.readers[predicted] = TargetReader(pieces, self.head, self.logits)
 
     def features(self) -> list[str]:
         """List the feature groups that must be streamed."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from teachonce.align import VocabularyMap
-from teachonce.store import Logits
+from teachonce.store import Logits, LogitsSpec
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.support.arrays import Array, ranges
@@ -82,10 +82,16 @@ class TargetReader:
 
     pieces: the student piece [Vt] of each teacher piece, or -1.
     head: weight [V,D] and bias [V] of the teacher's head, for the head tier.
+    spec: caps the logits of this head.
     """
 
-    def __init__(self, pieces: Array, head: tuple[Array, Array] | None = None) -> None:
-        self.pieces = pieces
+    def __init__(
+        self,
+        pieces: Array,
+        head: tuple[Array, Array] | None = None,
+        spec: LogitsSpec | None = None,
+    ) -> None:
+        self.pieces, self.spec = pieces, spec
         if head is not None:  # only the rows of shared pieces are ever multiplied
             self.shared = np.flatnonzero(pieces >= 0)
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
@@ -124,7 +130,8 @@ class TargetReader:
         return targets, np.full(len(rows), count > 0)
 
     def _head_logits(self, values: Array) -> Tensor:
-        return torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
+        outputs = torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
+        return self.spec.capped(outputs, torch) if self.spec else outputs
 
     def _best_shared(self, values: Array, log_partition: Array) -> tuple[Array, Array, Array]:
         logprobs = self._head_logits(values) - torch.from_numpy(log_partition)[:, None]

@@ -46,6 +46,7 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "mask_prob": (0.15, "a share", lambda value: type(value) in (int, float) and 0 <= value <= 1),
     "pooling": (None, "one of mean, cls, max, last", lambda value: value in (None, *POOLINGS)),
     "prompt": (None, "a name", lambda value: value is None or isinstance(value, str)),
+    "bos": (None, "an id", lambda value: value is None or (type(value) is int and value >= 0)),
     "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
 }
 """Arguments of the dump that the comparison needs: the default for a store without the argument,
@@ -112,6 +113,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         precision=precision,
         vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
     )
+    teacher.start_with("none" if arguments["bos"] is None else str(arguments["bos"]))
     return compare(store, teacher, sample, seed)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from teachonce.checkpoints.first_token import bos_value
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store.errors import NO_QUEUE
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
@@ -145,6 +146,14 @@ class DumpOptions:
         " text, from the modules of a sentence-transformers folder or --pooling. score: one number"
         " per pair of texts (rerankers).",
         choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "score", "none"),
+    )
+    bos: str = option(
+        AUTO,
+        "Token that a causal teacher reads in front of each window, so that the first token of the"
+        " text is predicted, too: auto | none | ID. auto: the tokenizer's bos token if it is also"
+        " its eos token. A token that the tokenizer itself puts there stays.",
+        words=(AUTO, "none"),
+        check=bos_value,
     )
     pooling: str | None = option(
         None,
@@ -422,6 +431,11 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
         yield (
             f"--stride {options.stride}: for {article} {head} head a document is one sequence, cut"
             " at --max-length; leave --stride out"
+        )
+    if head != "causal" and options.bos not in (AUTO, "none"):
+        yield (
+            f"--bos {options.bos}: applies to a causal head, and the teacher's head is: {head};"
+            " leave it out"
         )
     if head == "causal" and options.views > 1:
         # A causal teacher never saw [MASK]; its logits for masked words would mean nothing.

@@ -110,6 +110,7 @@ class DumpPlan:
                 "device": options.device.partition(":")[0],
                 **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
                 **({"remote_code": True} if options.trust_remote_code else {}),
+                **({} if (first := self.teacher.first_token) is None else {"bos": first}),
                 **{k: v for k in ("pooling", "prompt") if (v := getattr(options, k)) is not None},
             },
             **({"mixed_vocab": self.stage_one.identity()} if self.stage_one else {}),
@@ -181,6 +182,9 @@ def planned(
         teacher = _load_teacher(resolved, model)
         for line in teacher.notes:
             say(f"{'unread':9} {line}")
+        if teacher.first_token is not None:
+            piece = teacher.tokenizer.convert_ids_to_tokens(teacher.first_token)
+            say(f"{'bos':9} {piece} ({teacher.first_token}) in front of each window (--bos)")
         if teacher.one_length:
             say(
                 f"{'batches':9} hold texts of one length only: padding would change the output of"
@@ -259,7 +263,7 @@ def open_corpus(options: DumpOptions) -> Corpus:
 def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
     from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher  # loads torch
 
-    return load_teacher(
+    teacher = load_teacher(
         model,
         head="none" if options.logits == "none" and options.head == "auto" else options.head,
         hidden=options.hidden,
@@ -268,6 +272,8 @@ def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
         precision=options.precision,
         vectors=VectorOptions(options.pooling, options.prompt),
     )
+    teacher.start_with(options.bos)
+    return teacher
 
 
 def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
@@ -324,7 +330,7 @@ def _check_prompt(prompt: str, tokenizer: Any, max_length: int) -> None:
 
 
 def _logits_of(
-    spec: str, width: int, vocabulary: int, next_token: bool = False
+    spec: str, width: int, vocabulary: int, next_token: bool = False, cap: float | None = None
 ) -> LogitsSpec | None:
     """Parse `--logits`. Raises UserError if K is not below the size of the vocabulary."""
     tier, size = tier_and_size(spec)
@@ -334,7 +340,9 @@ def _logits_of(
         raise UserError(
             f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; store fewer logits"
         )
-    return LogitsSpec(tier, size or width, next_token, observed=next_token and tier != "head")
+    if tier == "head":
+        return LogitsSpec(tier, width, next_token, cap=cap)
+    return LogitsSpec(tier, size, next_token, observed=next_token)
 
 
 def features_of(options: DumpOptions, teacher: Teacher) -> Features:
@@ -352,7 +360,8 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
     if teacher.decoder and not task:
         width = teacher.decoder.weight.shape[1]
         spec = options.logits or DEFAULT_LOGITS
-        logits = _logits_of(spec, width, teacher.vocabulary, teacher.head == "causal")
+        causal, cap = teacher.head == "causal", teacher.decoder.cap
+        logits = _logits_of(spec, width, teacher.vocabulary, causal, cap)
     elif not task and options.logits not in (None, "none"):
         raise UserError(
             f"--logits {options.logits}: no LM head was loaded from {teacher.name}; leave --logits"

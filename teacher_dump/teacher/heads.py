@@ -24,11 +24,13 @@ CHUNK_ELEMENTS = 1 << 23  # logits in memory at once: 32 MB in float32, for any 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The last layer of a head: logits [N,V] = values [N,D] @ weight.T + bias."""
+    """The last layer of a head: logits [N,V] = z = values [N,D] @ weight.T + bias; with a `cap`
+    cap * tanh(z / cap)."""
 
     weight: torch.Tensor  # float32 [V,D]
     bias: torch.Tensor  # float32 [V]
     rounded: bool = False  # whether bfloat16 can represent the weights exactly
+    cap: float | None = None
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Decoder:
@@ -54,13 +56,17 @@ class Decoder:
             part = slice(begin, begin + rows)
             with _products_of_bfloat16() if rounded else nullcontext():
                 logits = nn.functional.linear(values[part].float(), self.weight, self.bias)
-            yield part, logits
+            yield part, self._capped(logits)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def logits_of(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Compute one logit of each row: of `values` [N,D] at `ids` [N], float32 [N]."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[1])
         parts = zip(values.split(rows), ids.split(rows), strict=True)
-        return torch.cat([(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts])
+        each = [(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts]
+        return self._capped(torch.cat(each))
 
     def rounds(self, values: torch.Tensor) -> bool:
         """Whether bfloat16 represents weights and `values` exactly."""
@@ -132,7 +138,8 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
     """
     chunks: list[tuple[torch.Tensor, ...]] = []
     # For bfloat16 numbers only: in float32 the kernel was never timed against cuBLAS.
-    fused = values.is_cuda and decoder.rounds(values) and fuses(k, values.device)
+    plain = decoder.rounds(values) and decoder.cap is None
+    fused = values.is_cuda and plain and fuses(k, values.device)
     best_of = fused_logits if fused else chunked_logits
     for ids, best, left in best_of(decoder, values, k):
         highest = best[:, :1]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from teachonce.checkpoints.declared import longest_input
 from teachonce.checkpoints.field_checks import unread, unread_settings
 from teachonce.checkpoints.fields import MODULES, SETTINGS
+from teachonce.checkpoints.first_token import put_first
 from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
@@ -95,7 +97,8 @@ class Teacher:
     `name` is what the user typed, `revision` the commit on the hub (None for a folder). `head`,
     `decoder`, `task` and `text_vectors` are the fields of `Head`. `notes` are lines about fields of
     the checkpoint's files that nothing reads. `one_length` is True if padding changes the output
-    for a text: each batch then has texts of one length.
+    for a text: each batch then has texts of one length. `first_token` is the id that `start_with`
+    lets the tokenizer put in front of each text, or None.
     """
 
     def __init__(
@@ -109,12 +112,13 @@ class Teacher:
         notes: Sequence[str] = (),
     ) -> None:
         self.notes, self.one_length = notes, False
+        self.first_token: int | None = None
         self.head, self.decoder = head.kind, head.decoder
         self.task, self.text_vectors = head.task, head.text_vectors
         self.name, self.revision = resolved.name, resolved.revision
         self.model, self.tokenizer = model, tokenizer
-        self.config = model.config
         self.base: Any = model.base_model
+        self.config = cast(Any, self.base.config)
         self.layers = int(self.config.num_hidden_layers)
         self.width = int(self.config.hidden_size)
         self.vocabulary = int(self.config.vocab_size)
@@ -133,6 +137,11 @@ class Teacher:
         if head.kind == "causal" or (head.kind == EMBEDDING and caches):
             self._arguments["use_cache"] = False  # nothing is generated: no KV cache
         self._attend_to_all()
+
+    def start_with(self, bos: str) -> None:
+        """Apply `--bos` to the tokenizer of a causal teacher. Raises UserError like `put_first`."""
+        if self.head == "causal":
+            self.first_token = put_first(self.tokenizer, bos, self.name)
 
     @property
     def reads_types(self) -> bool:
@@ -326,7 +335,7 @@ def load_teacher(
     decoder = None
     if found in FACTORIES:
         outputs = len(task.labels) if task else int(network.config.vocab_size)
-        decoder = split_decoder(network, outputs).to(device)
+        decoder = replace(split_decoder(network, outputs), cap=_take_cap(network)).to(device)
     network = network.eval().to(device)
     how = None
     if found == EMBEDDING:
@@ -344,6 +353,16 @@ def load_teacher(
     teacher.check_layers()
     teacher.one_length = padding_changes_numbers(teacher)
     return teacher
+
+
+def _take_cap(network: PreTrainedModel) -> float | None:
+    """Return the cap of the logits (Gemma), and let the network itself, without its decoder, apply
+    none. Its layers keep the config of the checkpoint."""
+    cap = getattr(network.config, "final_logit_softcapping", None)
+    if cap is not None:
+        network.config = copy.deepcopy(network.config)
+        network.config.final_logit_softcapping = None
+    return cap
 
 
 def _check_sizes(config: Any, name: str) -> None:

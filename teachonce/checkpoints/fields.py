@@ -144,7 +144,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "final_logit_softcapping",
-            "transformers; with an LM head refused, as the store has what comes before the caps",
+            "transformers; us: applied to stored logits, and stored with `--logits head`",
         ),
         honoured(
             "quantization_config",

@@ -254,16 +254,11 @@ def _load(
 def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
     """Read the task and labels of a fine-tuned head; None for LM heads.
 
-    Raises UserError for a head whose logits are not the output of its last layer, for labels with
-    equal names, and for a tagger with the `problem_type` of a classifier.
+    Raises UserError for labels with equal names, and for a tagger with the `problem_type` of a
+    classifier.
     """
     config: Any = network.config
     if head not in ("classification", "tagging"):
-        if head == "causal" and getattr(config, "final_logit_softcapping", None):
-            raise UserError(
-                f"{name}: caps its logits after the LM head (final_logit_softcapping), which a"
-                " store does not record; use --head none"
-            )
         return None
     if head == "classification" and config.pad_token_id is None:
         raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")

@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from teachonce.checkpoints.first_token import put_first
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import Features, FeatureStore, open_store
+from teachonce.store.tools.show import Pieces
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.data.targets import TargetReader
+from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.support.arrays import Floats
+from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import part_writing, plan
 from teachonce.teacher_dump.teacher.heads import observed_logprobs
@@ -41,7 +47,7 @@ def live_logprobs(model: Path, store: FeatureStore) -> list[Floats]:
     return found
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "Gemma2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_token_that_follows_in_several_families(
     tmp_path: Path, corpus: Path, family: str
 ) -> None:
@@ -56,6 +62,73 @@ def test_the_token_that_follows_in_several_families(
             assert np.abs(observed[:-1] - expected).max() < 1e-4 and observed[-1] == -np.inf
         said = ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
         assert "view0/logits/observed" in said
+
+
+def test_caps_of_logits_go_with_the_head(tmp_path: Path, corpus: Path) -> None:
+    model = save_decoder(tmp_path / "model", "Gemma2")
+    path = dumped(model, corpus, tmp_path / "a.zarr", logits="head", **PLAIN)
+    store = open_store(path)
+    spec, (weight, bias) = store.features.logits, store.head()
+    assert spec is not None and spec.cap == 3.0 and spec.to_json()["cap"] == 3.0
+    for record, live in zip(store, live_logprobs(model, store), strict=True):
+        logits = record.views[0].logits
+        found = spec.capped(logits.values @ weight.T + bias) - logits.log_partition[:, None]
+        assert np.abs(found - live).max() < 1e-4
+        shown = Pieces(store).best(record.views[0], 2)
+        assert [best[0][0] for best in shown] == live.argmax(axis=1).tolist()
+    reader = TargetReader(np.arange(len(weight)), (weight, bias), spec)
+    targets, _ = reader.shared_of(store[0].views[0].logits, np.arange(3))
+    shares = targets.logits.log_softmax(-1).numpy()
+    assert np.abs(shares - live_logprobs(model, store)[0][:3]).max() < 1e-4
+    ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
+    config = json.loads(store.teacher_file("config.json"))
+    assert config["final_logit_softcapping"] == 3.0
+
+
+def test_a_token_in_front_gives_the_first_one_a_row(tmp_path: Path, corpus: Path) -> None:
+    model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
+    words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
+    words = (*words, "--logits", "topk:600", "--codec", "exact", "--device", "cpu", "--out")
+    path = tmp_path / "a.zarr"
+    assert "<end> (600) in front of each window (--bos)" in ok(teacher_dump, *words, path)
+    store = open_store(path)
+    assert store.identity["arguments"]["bos"] == 600
+    for record, live in zip(store, live_logprobs(model, store), strict=True):
+        assert record.token_ids[0] == 600 and record.special.tolist()[:2] == [True, False]
+        assert record.offsets[0].tolist() == [0, 0] and not record.special[1:].any()
+        observed = record.views[0].logits.observed
+        assert abs(observed[0] - live[0, record.token_ids[1]]) < 1e-4
+    ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
+    assert "nothing to do" in ok(teacher_dump, *words, path)
+    plain = tmp_path / "plain.zarr"
+    ok(teacher_dump, *words, plain, "--bos", "none")
+    assert not any(record.special.any() for record in open_store(plain))
+    counts = []
+    for each in (path, plain):
+        batches = StudentBatches(
+            each, "300", student="llama:32x2x4", loss={"kl-next": 1.0}, batch_tokens=10**6
+        )
+        batch = next(iter(batches))
+        targets = batch.aligned["bytes"].logits
+        assert isinstance(targets, NextTargets)
+        counts.append(len(targets.rest))
+    assert counts[0] - counts[1] == len(batch.inputs.ids) > 20  # one more for each text
+
+
+def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
+    model = save_decoder(tmp_path / "model", "Llama", bos_token_id=3)
+    words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--out", tmp_path / "a.h5")
+    says(refused(teacher_dump, *words, "--bos", "first"), "--bos first", "auto, none or the id")
+    says(refused(teacher_dump, *words, "--bos", "99999"), "--bos 99999", "has no such token")
+    says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert put_first(tokenizer, "auto", "m") is None  # nothing says that it read a bos
+    assert (
+        put_first(tokenizer, "5", "m") == 5 and tokenizer("a", text_pair="b")["input_ids"][0] == 5
+    )
+    assert put_first(tokenizer, "5", "m") is None
+    with pytest.raises(UserError, match="in front of each text itself; leave --bos out"):
+        put_first(tokenizer, "6", "m")
 
 
 def test_it_goes_through_every_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Names of families in transformers, with the settings that set their logits apart."""
 
 
-def save_decoder(folder: Path, family: str, **changes: Any) -> Path:
-    """Save a random decoder of 2 layers, 32 wide, and its tokenizer."""
+def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: Any) -> Path:
+    """Save a random decoder of 2 layers, 32 wide, and its tokenizer, with a token `bos` that is its
+    eos, too."""
     import torch
     import transformers
 
-    tokenizer = trained_tokenizer("bpe-plain")
+    tokenizer = copy.deepcopy(trained_tokenizer("bpe-plain"))
+    if bos:
+        tokenizer.add_special_tokens({"bos_token": bos, "eos_token": bos})
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
     sizes = {
         "vocab_size": len(tokenizer),

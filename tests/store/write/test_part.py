@@ -153,6 +153,14 @@ def test_features_of_a_task_in_json() -> None:
     for wrong in (("topk", 3, False, True), ("head", 3, True, True)):
         with pytest.raises(StoreError, match="observed belongs to"):
             LogitsSpec(*wrong)
+    capped = LogitsSpec("head", 3, True, cap=30.0)
+    assert LogitsSpec.from_json(capped.to_json()) == capped
+    assert np.allclose(capped.capped(np.array([3.0, -300.0])), [2.9900, -30], atol=1e-4)
+    for cap in (0, -1.0, np.inf, np.nan, True, "30", None):
+        with pytest.raises(StoreError, match="cap of logits must be a number"):
+            LogitsSpec.from_json({"tier": "head", "size": 3, "cap": cap})
+    with pytest.raises(StoreError, match="cap of logits .* got 3.0 of topk"):
+        LogitsSpec("topk", 3, True, cap=3.0)
     with pytest.raises(StoreError, match="observed must be true or absent"):
         LogitsSpec.from_json({"tier": "topk", "size": 3, "next_token": True, "observed": 1})
     good: dict[str, Any] = {"kind": "tagging", "labels": ["a"]}

@@ -1,0 +1,77 @@
+"""Lets a tokenizer put one token in front of each text, so that a decoder predicts the first token
+of the text, too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from teachonce.support.errors import UserError
+
+TEMPLATE = "TemplateProcessing"
+
+
+def bos_value(word: str) -> int | None:
+    """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other word."""
+    if word in ("auto", "none"):
+        return None
+    if word.isdecimal() and word.isascii():
+        return int(word)
+    raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
+
+
+def put_first(tokenizer: Any, word: str, name: str) -> int | None:
+    """Let a fast tokenizer of transformers put a token in front of each text, and return its id.
+
+    word: `none`, an id, or `auto`: the tokenizer's bos, if it is its eos as well. Returns None if
+    nothing was changed: with `none`, and if the tokenizer puts this token there itself. Raises
+    UserError for an id without a token, and if the tokenizer puts another token there.
+    """
+    number, backend = bos_value(word), tokenizer.backend_tokenizer
+    if word == "none":
+        return None
+    probe = backend.encode("x")
+    own = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None
+    if number is None:
+        # A token that ends a text also came between two texts of the training. Whether the model
+        # ever read another bos before plain text, a tokenizer that does not put it does not say.
+        number = tokenizer.bos_token_id
+        if own is not None or number is None or number != tokenizer.eos_token_id:
+            return None
+    if own == number:
+        return None
+    if own is not None:
+        raise UserError(
+            f"--bos {word}: the tokenizer of {name} puts {backend.id_to_token(own)!r} ({own}) in"
+            " front of each text itself; leave --bos out"
+        )
+    piece = backend.id_to_token(number)
+    if piece is None:
+        raise UserError(
+            f"--bos {word}: the tokenizer of {name} has no such token; give the id of one (its bos"
+            f" is {tokenizer.bos_token_id}), or leave --bos out"
+        )
+    settings = json.loads(backend.to_str())
+    settings["post_processor"] = _with_first(settings["post_processor"], piece, number)
+    backend.post_processor = Tokenizer.from_str(json.dumps(settings)).post_processor
+    return number
+
+
+def _with_first(own: Any, piece: str, number: int) -> Any:
+    """Return a post-processor, as in tokenizer.json, that puts a piece in front as well."""
+    steps = list(own["processors"]) if own and own["type"] == "Sequence" else [own] if own else []
+    templates = [step for step in steps if step["type"] == TEMPLATE]
+    # Two templates in a sequence are not supported by tokenizers (0.22 panics).
+    template = templates[0] if templates else _plain_template()
+    for form in ("single", "pair"):
+        template[form] = [{"SpecialToken": {"id": piece, "type_id": 0}}, *template[form]]
+    template["special_tokens"][piece] = {"id": piece, "ids": [number], "tokens": [piece]}
+    return {"type": "Sequence", "processors": [*steps, *([] if templates else [template])]}
+
+
+def _plain_template() -> dict[str, Any]:
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    found = {"single": [first], "pair": [first, second], "special_tokens": dict[str, Any]()}
+    return {"type": TEMPLATE, **found}
