@@ -16,7 +16,8 @@ import click
 
 from benchmarks.common.results import RESULTS, SHARED, publish, table
 from benchmarks.quality.embedding_peers import folder_of
-from teachonce.student_export.job import Exported, export
+from teachonce.student_export.cards import Exported
+from teachonce.student_export.job import export
 from teachonce.student_export.options import ExportOptions
 from teachonce.support.console import command_errors
 

@@ -262,14 +262,16 @@ def write_sentence_folder(
     # Every release of the library reads these names and keys; its own `save` writes names and keys
     # that older releases cannot load.
     listed = [("StaticEmbedding" if static else "Transformer", "")]
-    for number, step in enumerate([*([] if static else [head.pooling]), *head.steps], 1):
+    pooling = [] if static else [*head.before, head.pooling]
+    for number, step in enumerate([*pooling, *head.steps], 1):
         kind = type(step).__name__
         path = f"{number}_{kind}"
         listed.append((kind, path))
         (folder / path).mkdir(parents=True, exist_ok=True)
-        if kind != "Normalize":
-            write = _pooling_config if kind == "Pooling" else _dense_config
-            _write(folder / path / "config.json", write(step))
+        if kind != "Normalize" or step in head.before:
+            write = CONFIGS.get(kind, _own_config)
+            names = {} if step not in head.before else _of_states(step)
+            _write(folder / path / "config.json", write(step) | names)
         if weights := step.state_dict():
             save_file(
                 {k: v.detach().float().cpu().contiguous() for k, v in weights.items()},
@@ -280,11 +282,13 @@ def write_sentence_folder(
         for i, (kind, path) in enumerate(listed)
     ]
     _write(folder / MODULES, modules)
-    settings = {
+    settings: dict[str, Any] = {
         "prompts": dict(prompts or {}),
         "default_prompt_name": default_prompt,
         "similarity_fn_name": similarity,
     }
+    if head.truncate_dim:
+        settings["truncate_dim"] = head.truncate_dim
     _write(folder / SETTINGS, settings)
     if not static:
         _write(folder / LENGTHS, {"max_seq_length": max_length, "do_lower_case": False})
@@ -312,6 +316,19 @@ def _dense_config(dense: Any) -> dict[str, Any]:
     config = dense.get_config_dict()
     keys = ("in_features", "out_features", "bias", "activation_function", "use_residual")
     return {key: config[key] for key in keys if key in config}
+
+
+def _own_config(module: Any) -> dict[str, Any]:
+    return dict(module.get_config_dict())
+
+
+CONFIGS = {"Pooling": _pooling_config, "Dense": _dense_config}
+"""What writes the config.json of a module, in keys that every release of the library reads."""
+
+
+def _of_states(module: Any) -> dict[str, Any]:
+    """Return the fields by which a module reads and writes states, as only newer releases can."""
+    return {name: getattr(module, name) for name in ("module_input_name", "module_output_name")}
 
 
 def _write(path: Path, value: Any) -> None:

@@ -6,54 +6,24 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.sentence_folder import write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
+from teachonce.student_export.cards import Exported, export_card, write_card
 from teachonce.student_export.checking import BATCH, ExportCheck, export_check, random_texts
 from teachonce.student_export.costs import Costs, costs_of
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
-from teachonce.student_export.loaded_student import LoadedStudent, load_student
+from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
 from teachonce.student_export.options import ABOUT, ExportOptions
 from teachonce.support import files
-from teachonce.support.console import readable
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
 
 CARD, CONFIG = "README.md", "config.json"
-BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
-HEADINGS = (
-    "file",
-    "size",
-    "agreement",
-    "score",
-    "one text",
-    "batches of 16",
-    "loads in",
-    "memory",
-)
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An exported file, its agreement with the student, and its costs.
-
-    The names of the fields are the keys of `files` in export.json.
-
-    what: the measure of the agreement.
-    keeps: the share of the student's score, or the agreement of outputs; 1 is full agreement.
-    score: the score of the task, None if no task was scored.
-    kept_float: names of the layers that were not quantised.
-    """
-
-    file: str
-    what: str
-    keeps: float
-    score: float | None
-    figures: Costs
-    kept_float: tuple[str, ...] = ()
 
 
 def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
@@ -110,53 +80,22 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
     files.write(folder / ABOUT, _json_bytes(about))
 
 
+def write_modules(student: LoadedStudent, folder: Path) -> None:
+    """Write the modules after an encoder: SentenceTransformer(folder, backend="onnx") and other
+    programs of its kind read the states from the graph, and pool them by these modules."""
+    if isinstance(student.network, VectorNetwork):
+        write_sentence_folder(
+            folder,
+            student.network.head,
+            max_length=student.max_length,
+            prompts=student.about.get("prompts"),
+            default_prompt=student.about.get("default_prompt_name"),
+            similarity=student.about.get("similarity_fn_name", "cosine"),
+        )
+
+
 def _json_bytes(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
-
-
-def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
-    """Write a model card with a table that compares the exports with the student in float32.
-
-    If `card` already has such a table, its rows for other files remain.
-    """
-    before, _, rest = card.partition(BEGIN)
-    old, _, after = rest.partition(END)
-    rows = _table_rows(old)
-    rows["float32, torch"] = ["", "1", *_cost_cells(own)]
-    for each in made:
-        left = f", but for {', '.join(each.kept_float)}" if each.kept_float else ""
-        agreement = f"{100 * each.keeps:.2f} % ({each.what})"
-        score = "" if each.score is None else f"{100 * each.score:.2f}"
-        rows[f"`{each.file}`{left}"] = [score, agreement, *_cost_cells(each.figures)]
-    table = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
-    for name, (score, agreement, size, *others) in rows.items():
-        table.append(f"| {' | '.join([name, size, agreement, score, *others])} |")
-    note = "Measured on one thread of a CPU, each in a process of its own."
-    section = "\n".join([BEGIN, "## Exports", "", *table, "", note, END])
-    files.write(path, f"{before.rstrip()}\n\n{section}\n{after.lstrip()}".encode())
-
-
-def _cost_cells(costs: Costs) -> list[str]:
-    memory = "not known" if costs.memory is None else readable(costs.memory)
-    return [
-        readable(costs.bytes),
-        f"{costs.sentence_ms:.2f} ms",
-        f"{costs.per_second:,.0f} texts/s",
-        f"{costs.load_s:.2f} s",
-        memory,
-    ]
-
-
-def _table_rows(section: str) -> dict[str, list[str]]:
-    """Read the rows of a table that `write_card` wrote."""
-    found = {}
-    _, _, below = section.partition("\n|---")  # the headings' line
-    for line in below.splitlines()[1:]:
-        cells = [cell.strip() for cell in line.strip("| ").split("|")] if line[:1] == "|" else []
-        if len(cells) == len(HEADINGS):
-            name, size, agreement, score, *others = cells
-            found[name] = [score, agreement, size, *others]
-    return found
 
 
 Say = Callable[[str], object]
@@ -184,10 +123,11 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         own = _costs(student, None, options.folder)
         write_tokenizer(student, scratch)
         write_metadata(student, made, scratch)
+        write_modules(student, scratch)
         card = options.folder / CARD
         before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
         text = without_credentials(before)
-        write_card(text, own, made, scratch / CARD)
+        write_card(export_card(text, student, made), own, made, scratch / CARD)
         scratch.chmod(0o755)  # mkdtemp gives 0700
         files.rename(scratch, options.out)
         write_card(text, own, made, card)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class LoadedStudent(StudentInputs):
     """A student that is ready to be exported.
 
-    network: takes `inputs`, int64 [B,S] each; returns `output`, logits [B,S,V] or [B,C] or vectors
-    [B,D].
+    network: takes `inputs`, int64 [B,S] each; returns logits [B,S,V] or [B,C], or vectors [B,D] and
+    the states [B,S,H] before the pooling.
     """
 
     folder: Path
@@ -45,10 +45,15 @@ class LoadedStudent(StudentInputs):
     config: Any = None
 
     def run(self, inputs: dict[str, Array]) -> Array:
-        """Compute the output of the network itself."""
+        """Compute the answer of the network itself."""
         with torch.inference_mode():
-            found: Array = self.network(*(torch.as_tensor(inputs[n]) for n in self.inputs)).numpy()
-        return found
+            found = self.network(*(torch.as_tensor(inputs[n]) for n in self.inputs))
+        answer: Array = (found[0] if isinstance(found, tuple) else found).numpy()
+        return answer
+
+
+Both = tuple[Tensor, Tensor]
+"""Vectors [B,D], and states [B,S,H]."""
 
 
 class LogitsNetwork(nn.Module):
@@ -73,11 +78,11 @@ class VectorNetwork(nn.Module):
         # The library looks at the mask for padding on the left, which torch.export cannot follow.
         head.pooling._exclude_prompt_from_mask = lambda mask, n: mask * (mask.cumsum(dim=1) > n)
 
-    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Both:
         more = {} if types is None else {"token_type_ids": types}
-        states = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+        states: Tensor = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
         vectors: Tensor = self.head(states, mask.bool(), self.prompt)
-        return vectors
+        return vectors, states
 
 
 class StaticVectorNetwork(nn.Module):
@@ -91,13 +96,13 @@ class StaticVectorNetwork(nn.Module):
         self.embedding = nn.Embedding.from_pretrained(weights.detach().float())
         self.steps = nn.ModuleList(modules)
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        present = mask.unsqueeze(-1).float()
-        total = (self.embedding(ids) * present).sum(1)
+    def forward(self, ids: Tensor, mask: Tensor) -> Both:
+        present, states = mask.unsqueeze(-1).float(), self.embedding(ids)
+        total = (states * present).sum(1)
         found: dict[str, Tensor] = {"sentence_embedding": total / present.sum(1).clamp(min=1)}
         for step in self.steps:
             found = step(found)
-        return found["sentence_embedding"][:, : self.truncate_dim]
+        return found["sentence_embedding"][:, : self.truncate_dim], states
 
 
 def load_student(folder: Path) -> LoadedStudent:

@@ -12,8 +12,8 @@ from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-OUTPUTS = {"embedding": "sentence_embedding"}
-"""The name of the output by kind; `logits` for the other kinds."""
+OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
+"""Names of the outputs by kind, the answer first; `logits` for the other kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,14 @@ class StudentInputs:
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of all outputs."""
+        return OUTPUTS.get(self.kind, ("logits",))
+
+    @property
     def output(self) -> str:
-        return OUTPUTS.get(self.kind, "logits")
+        """The name of the output that is the answer."""
+        return self.outputs[0]
 
     def tokenized(
         self, texts: Sequence[str], second: Sequence[str] | None = None, **more: Any

@@ -22,7 +22,7 @@ KINDS = ("mlm", "classification", "tagging", "embedding")
 SHAPE: dict[str, Any] = {
     "kind": str,
     "inputs": [INPUTS],
-    "output": ("logits", *OUTPUTS.values()),
+    "output": ("logits", *(names[0] for names in OUTPUTS.values())),
     "max_length": int,
     "prompt": str,
     "labels?": [str],

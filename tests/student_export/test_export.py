@@ -17,12 +17,12 @@ from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, 
 
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
 from teachonce.downstream.tasks.sts import SentenceSimilarity
+from teachonce.student_export.cards import Exported, write_card
 from teachonce.student_export.checking import export_check
 from teachonce.student_export.cli import main
 from teachonce.student_export.costs import Costs
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
-from teachonce.student_export.job import Exported, write_card
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import FORMATS as NAMES
 from teachonce.student_export.options import QUANTISED

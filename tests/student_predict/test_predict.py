@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,15 @@ def made(folder: Path, tokenizer: Any, head: str, labels: tuple[str, ...], **set
     getattr(bilstm, f"BiLstmFor{head}")(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def by_code(folder: Path, program: str, *missing: str) -> list[dict[str, Any]]:
+    """Run code of a README in its folder, in a process that cannot import some libraries."""
+    before = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))"
+    words = [sys.executable, "-c", f"{before}\n{program}"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{program}\n{done.stderr}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +148,22 @@ def test_an_export_answers_as_its_student(
     for file in ("onnx/model.onnx", "torchscript/model.pt"):
         found = answers(tmp_path / "out", *INPUTS[kind], *pairs, "--file", file)
         assert close(found, own), (found, own)
+    card = (tmp_path / "out/README.md").read_text("utf-8")
+    programs = [code for code in re.findall(r"```python\n(.*?)```", card, re.S) if "np" in code]
+    assert len(programs) == 2
+    for program, libraries in zip(programs, (("torch",), ("onnxruntime",)), strict=True):
+        printed = by_code(tmp_path / "out", program, "transformers", "teachonce", *libraries)
+        texts = [{k: v for k, v in each.items() if k.startswith("text")} for each in printed]
+        asked = ["\t".join(map(str, each.values())) for each in texts]
+        if kind == "mlm":
+            best = [each["masks"][0]["pieces"] for each in answers(students[kind], *asked)]
+            pieces = [{one["piece"]: one["probability"] for one in each} for each in best]
+            assert close([each["pieces"] for each in printed], pieces)
+        else:
+            expected = answers(students[kind], *asked, *pairs)
+            for each in expected:
+                each.pop("entities", None)
+            assert close(printed, expected)
 
 
 def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:

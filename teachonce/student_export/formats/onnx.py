@@ -60,7 +60,7 @@ def _exported(student: LoadedStudent, inputs: tuple[Any, ...], path: Path) -> No
         inputs,
         dynamo=True,
         input_names=list(student.inputs),
-        output_names=[student.output],
+        output_names=list(student.outputs),
         dynamic_shapes=tuple(dims for _ in inputs),
         verbose=False,
     )
@@ -87,7 +87,7 @@ def _traced(student: LoadedStudent, inputs: tuple[Any, ...], path: Path) -> None
         str(path),
         dynamo=False,
         input_names=list(student.inputs),
-        output_names=[student.output],
+        output_names=list(student.outputs),
         dynamic_axes={name: {0: "batch", 1: "tokens"} for name in student.inputs},
         opset_version=18,
     )

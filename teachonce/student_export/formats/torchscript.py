@@ -33,7 +33,8 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     def run(inputs: dict[str, Array]) -> Array:
         with torch.inference_mode():
-            found: Array = network(*map(torch.as_tensor, inputs.values())).numpy()
-        return found
+            found = network(*map(torch.as_tensor, inputs.values()))
+        answer: Array = (found[0] if isinstance(found, tuple) else found).numpy()
+        return answer
 
     return run

@@ -1,0 +1,146 @@
+"""Writes model cards: of an export, with code that runs it, and the table of exports of both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from teachonce.student_export.costs import Costs
+from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork
+from teachonce.student_export.run_code import run_code
+from teachonce.support import files
+from teachonce.support.console import readable
+
+BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
+HEADINGS = (
+    "file",
+    "size",
+    "agreement",
+    "score",
+    "one text",
+    "batches of 16",
+    "loads in",
+    "memory",
+)
+LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "torchscript": "torch"}
+"""What runs a format."""
+# The code of a student's card with the paragraphs that explain it: it loads weights that an export
+# does not have.
+LOADING = re.compile(
+    r'```python\n(?:(?!```).)*"this folder".*?(?=^#|\nIts classifier|\Z)', re.MULTILINE | re.DOTALL
+)
+FRONT = re.compile(r"\A---\n.*?^---\n", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported file, its agreement with the student, and its costs.
+
+    The names of the fields are the keys of `files` in export.json.
+
+    what: the measure of the agreement.
+    keeps: the share of the student's score, or the agreement of outputs; 1 is full agreement.
+    score: the score of the task, None if no task was scored.
+    kept_float: names of the layers that were not quantised.
+    """
+
+    file: str
+    what: str
+    keeps: float
+    score: float | None
+    figures: Costs
+    kept_float: tuple[str, ...] = ()
+
+    @property
+    def format(self) -> str:
+        """The name of the format, which is that of the folder."""
+        return self.file.partition("/")[0]
+
+
+def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> str:
+    """Return the card of an export, from the card of its student: with code that runs its files."""
+    front = FRONT.match(card)
+    head, body = (front.group(0), card[front.end() :]) if front else ("", card)
+    body = LOADING.sub("", body)
+    place = body.find("\n## ") + 1 or len(body)
+    sections = [_how_to_run(student, each) for each in made]
+    if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):
+        sections.append(_with_sentence_transformers(made))
+    sections.append(
+        f"Texts of more than {student.max_length} tokens are truncated. `student-predict` of"
+        " teachonce prints the same answers\nfor files of texts, and reads long ones in windows."
+    )
+    middle = "\n\n".join(["## Run it", *sections])
+    return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
+
+
+def _exported_front(front: str) -> str:
+    """Return the front matter without the library, which would load weights."""
+    return re.sub(r"^library_name: .*\n", "", front, flags=re.MULTILINE)
+
+
+def _how_to_run(student: LoadedStudent, made: Exported) -> str:
+    library = LIBRARIES[made.format]
+    return f"""In this folder, with `pip install {library} tokenizers numpy`:
+
+```python
+{run_code(student, made.format, made.file)}```"""
+
+
+def _with_sentence_transformers(made: Sequence[Exported]) -> str:
+    (file, *_) = (each.file for each in made if each.format == "onnx")
+    return f"""With `pip install 'sentence-transformers[onnx]'`:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".", backend="onnx", model_kwargs={{"file_name": "{file}"}})
+print(model.encode(["A text.", "Another text."]))
+```"""
+
+
+def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
+    """Write a model card with a table that compares the exports with the student in float32.
+
+    If `card` already has such a table, its rows for other files remain.
+    """
+    before, _, rest = card.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    rows = _table_rows(old)
+    rows["float32, torch"] = ["", "1", *_cost_cells(own)]
+    for each in made:
+        left = f", but for {', '.join(each.kept_float)}" if each.kept_float else ""
+        agreement = f"{100 * each.keeps:.2f} % ({each.what})"
+        score = "" if each.score is None else f"{100 * each.score:.2f}"
+        rows[f"`{each.file}`{left}"] = [score, agreement, *_cost_cells(each.figures)]
+    table = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    for name, (score, agreement, size, *others) in rows.items():
+        table.append(f"| {' | '.join([name, size, agreement, score, *others])} |")
+    note = "Measured on one thread of a CPU, each in a process of its own."
+    section = "\n".join([BEGIN, "## Exports", "", *table, "", note, END])
+    files.write(path, f"{before.rstrip()}\n\n{section}\n{after.lstrip()}".encode())
+
+
+def _cost_cells(costs: Costs) -> list[str]:
+    memory = "not known" if costs.memory is None else readable(costs.memory)
+    return [
+        readable(costs.bytes),
+        f"{costs.sentence_ms:.2f} ms",
+        f"{costs.per_second:,.0f} texts/s",
+        f"{costs.load_s:.2f} s",
+        memory,
+    ]
+
+
+def _table_rows(section: str) -> dict[str, list[str]]:
+    """Read the rows of a table that `write_card` wrote."""
+    found = {}
+    _, _, below = section.partition("\n|---")  # the headings' line
+    for line in below.splitlines()[1:]:
+        cells = [cell.strip() for cell in line.strip("| ").split("|")] if line[:1] == "|" else []
+        if len(cells) == len(HEADINGS):
+            name, size, agreement, score, *others = cells
+            found[name] = [score, agreement, size, *others]
+    return found
