@@ -20,6 +20,10 @@ Calibration = dict[str, tuple[Floats, Floats]]
 TIERS = ("topk", "sample", "head")
 FLAGS = ("next_token", "observed")
 """Keys of `logits` that are true or absent."""
+MARKS = ("context", "learn")
+"""Keys of `features` that are true or absent: which tokens students are trained on."""
+CONTEXT, LEARN = "sequence/context", "token/learn"
+"""Arrays of a part that say which tokens students are trained on."""
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
 """For each task, the array of a part with the gold labels, and the group of a view's logits."""
 
@@ -256,6 +260,9 @@ class Features:
     """The features that every part of a store holds.
 
     width: hidden size D. vocabulary: vocabulary size V. form: index into `forms_of(codec)`.
+    context: each sequence has the number of its first tokens that only give context, as they are
+        tokens of the sequence before.
+    learn: each token has a mark whether students are trained on it.
     """
 
     views: int = 1
@@ -269,6 +276,8 @@ class Features:
     task: TaskSpec | None = None
     embedding: EmbeddingSpec | None = None
     form: int = 0  # 0 is the form that is written; others are only read
+    context: bool = False
+    learn: bool = False
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)
@@ -329,7 +338,8 @@ class Features:
             "encodings": self.level.encodings(self.kinds),
         }
         more = {"task": self.task, "embedding": self.embedding}
-        return found | {key: spec.to_json() for key, spec in more.items() if spec}
+        found |= {key: spec.to_json() for key, spec in more.items() if spec}
+        return found | {key: True for key in MARKS if getattr(self, key)}
 
     @staticmethod
     def from_json(value: object) -> Features:
@@ -343,11 +353,15 @@ class Features:
         logits = None if value["logits"] is None else LogitsSpec.from_json(value["logits"])
         task = TaskSpec.from_json(value["task"]) if "task" in value else None
         vector = EmbeddingSpec.from_json(value["embedding"]) if "embedding" in value else None
+        marks = {key: value.get(key, False) for key in MARKS}
+        for key, mark in marks.items():
+            if not isinstance(mark, bool):
+                raise StoreError(f"features: {key} must be true or absent, got {mark!r:.80}")
         for key in ("hidden", "attention"):
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
         features = Features(
-            **{key: value[key] for key in keys}, logits=logits, task=task, embedding=vector
+            **{key: value[key] for key in keys}, **marks, logits=logits, task=task, embedding=vector
         )
         form = form_of(features.codec, value["encodings"], features.kinds)
         return replace(features, form=form)

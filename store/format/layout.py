@@ -14,7 +14,7 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
-from teachonce.store.format.features import Features, TaskSpec
+from teachonce.store.format.features import CONTEXT, LEARN, Features, TaskSpec
 from teachonce.support.arrays import Array
 
 FORMAT = "teachonce"
@@ -210,6 +210,10 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
         "token/end": _token(np.int32, tokens),
         "token/special": _token(np.bool_, tokens),
     }
+    if features.context:
+        arrays[CONTEXT] = _flat(np.int32, sequences)
+    if features.learn:
+        arrays[LEARN] = _token(np.bool_, tokens)
     if task := features.task:
         gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
         arrays[task.gold] = gold

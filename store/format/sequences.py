@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import Features, TaskSpec
+from teachonce.store.format.features import CONTEXT, LEARN, Features, TaskSpec
 from teachonce.support.arrays import Array, starts
 
 ACTIONS = 3
@@ -37,6 +37,8 @@ class Sequences:
     offsets: [N, 2], half-open spans in characters of the text; 0, 0 for special tokens.
     special: bool [N].
     gold: labels [n] or tags [N] of a store with a task, -1 for none; None if there are none at all.
+    context: [n], the number of first tokens of each that only give context; None for none.
+    learn: bool [N], the tokens that students are trained on; None for all.
     """
 
     texts: Sequence[str]
@@ -47,6 +49,8 @@ class Sequences:
     offsets: ArrayLike
     special: ArrayLike
     gold: ArrayLike | None = None
+    context: ArrayLike | None = None
+    learn: ArrayLike | None = None
 
 
 def encode_sequences(
@@ -107,11 +111,39 @@ def encode_sequences(
         "token/end": end.astype(np.int32),
         "token/special": special,
     }
+    made |= _encode_marks(given, token_start, features, where)
     if task := features.task:
         made[task.gold] = _encode_gold(task, given.gold, token_start, special, where)
     elif given.gold is not None:
         raise StoreError(f"{where}: this store has no task, so no gold labels")
     return made
+
+
+def _encode_marks(
+    given: Sequences, token_start: Array, features: Features, where: str
+) -> dict[str, Array]:
+    """Return the arrays that say which tokens students are trained on. Raises StoreError."""
+    lengths, found = np.diff(token_start), dict[str, Array]()
+    if features.context:
+        zeros = np.zeros(len(lengths), np.int32)
+        context = zeros if given.context is None else np.asarray(given.context, np.int32)
+        if context.shape != lengths.shape or ((context < 0) | (context >= lengths)).any():
+            raise StoreError(
+                f"{where}: context must be {len(lengths)} numbers of tokens, each below the length"
+                " of its sequence"
+            )
+        found[CONTEXT] = context
+    if features.learn:
+        total = int(token_start[-1])
+        learn = np.ones(total, bool) if given.learn is None else np.asarray(given.learn, bool)
+        if learn.shape != (total,):
+            raise StoreError(f"{where}: learn has shape {list(learn.shape)}, expected [{total}]")
+        found[LEARN] = learn
+    if given.context is not None and not features.context:
+        raise StoreError(f"{where}: this store has no context, so none can be given")
+    if given.learn is not None and not features.learn:
+        raise StoreError(f"{where}: this store has no marks of learnt tokens")
+    return found
 
 
 def _encode_gold(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.format.codecs.levels import bound
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import CONTEXT, Calibration, Features
 from teachonce.support.arrays import Array, Floats, starts
 
 LOG_SLACK = 1e-2  # a log-probability may exceed 0 by rounding
@@ -53,6 +53,8 @@ def find_violation(
         return _out_of_range(values, 0, features.vocabulary - 1, within)
     if leaf in ("begin", "end") and group == "token":
         return _out_of_range(values, 0, None, "is below 0")
+    if path == CONTEXT:
+        return _out_of_range(values, 0, features.max_length - 1, "is no number of first tokens")
     if leaf in ("label", "tag") and features.task:
         last = len(features.task.labels) - 1
         return _out_of_range(values, -1, last, f"holds a number that is no label (-1..{last})")

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from teachonce.store.errors import StoreError
+from teachonce.store.format.features import CONTEXT, LEARN
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.stream import Batch, Streamer
@@ -208,6 +209,9 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
          partial(_stored, index, "hard_cut")),
         ("text", str, "its text", lambda batch: batch.texts),
     ]  # fmt: skip
+    if index.features.context:
+        text = "number of its first tokens that only give context"
+        of_sequence.insert(4, ("context", "int32", text, lambda batch: batch.stored[CONTEXT]))
     if index.features.separator is not None:
         for number, name in enumerate(("text_a", "text_b")):
             values: Values = partial(_one_of_pair, index, number)
@@ -220,6 +224,9 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
          lambda batch: batch.offsets[:, 1]),
         ("special", "bool", "whether each token is a special one", lambda batch: batch.special),
     ]  # fmt: skip
+    if index.features.learn:
+        text = "whether students are trained on each token"
+        of_token.append(("learn", "bool", text, lambda batch: batch.stored[LEARN]))
     for name, dtype, description, values in of_sequence:
         yield Column(name, "sequence", dtype, description, values)
     for name, dtype, description, values in of_token:

@@ -10,7 +10,7 @@ import numpy as np
 
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.codecs.levels import bound
-from teachonce.store.format.features import Calibration
+from teachonce.store.format.features import CONTEXT, Calibration
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.sequences import ACTIONS, wrong_gold
 from teachonce.store.format.value_laws import (
@@ -38,6 +38,7 @@ def check_part(part: PartReader, calibration: Calibration) -> list[str]:
     problems = [*_broken_tokens(part, lengths)]
     for view in range(part.features.views):
         problems += _broken_masks(part, view, lengths)
+    problems += _broken_context(part)
     problems += [*_broken_pairs(part, texts), *_broken_task(part), *_broken_vectors(part, texts)]
     single = _broken_arrays(part, calibration)
     problems += [single[name] for name in single]
@@ -109,7 +110,7 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
 def line_of(part: PartReader, name: str, law: Violation) -> str:
     """Describe a violation with its place in the part; `law.row` is a row of the array `name`."""
     row, start = law.row, part.token_start
-    if name in ("sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
+    if name in (CONTEXT, "sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
         part.features.task and name.endswith("/classes/values")
     ):
         return f"{name} {law.what} (sequence {row} of the part)"
@@ -232,6 +233,14 @@ def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
         if ((begin <= middle) & (end > middle)).any():
             problems.append(f"{what}: some cover the separator of their pair")
     return problems
+
+
+def _broken_context(part: PartReader) -> list[str]:
+    if not part.features.context:
+        return []
+    bad = part.all(CONTEXT) >= np.diff(part.token_start)
+    where = f"(sequence {int(bad.argmax())} of the part)"
+    return [f"{CONTEXT} leaves no token that is not context {where}"] if bad.any() else []
 
 
 def _broken_task(part: PartReader) -> list[str]:

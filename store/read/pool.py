@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from teachonce.store.errors import NO_NUMBERS, StoreError
-from teachonce.store.format.features import Calibration
+from teachonce.store.format.features import CONTEXT, Calibration
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.value_laws import Violation, find_violation
 from teachonce.store.read.part import PartReader
@@ -155,7 +155,7 @@ class Pool:
             name for name in self._specs
             if name.startswith(tuple(ragged)) and name not in self._token_names
         ]  # fmt: skip
-        wanted = ["sequence/label", *[f"view{view}/classes/values"] * ("task" in kinds)]
+        wanted = ["sequence/label", CONTEXT, *[f"view{view}/classes/values"] * ("task" in kinds)]
         self._sequence_names = [name for name in wanted if name in self._specs]
         if "embedding" in kinds:
             self._sequence_names += [n for n in self._specs if n.startswith(f"{EMBEDDING}/")]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import LEARN, Calibration, Features
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part import PartReader
-from teachonce.support.arrays import Array, Floats, covering_spans
+from teachonce.support.arrays import Array, Floats, begins, covering_spans
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,18 @@ def decode_logits(features: Features, read: Callable[[str], Array], start: Array
         return replace(drawn, observed=observed)
     stored = {key: read(key) for key in level.head.names}
     return Logits(tier, partition, values=level.head.decode(stored, (size,)))
+
+
+def learnt_tokens(context: Array | None, learn: Array | None, lengths: Array) -> Array | None:
+    """Return bool [N], the tokens of sequences of `lengths` [B] that students are trained on.
+
+    context: [B], numbers of first tokens that are not. learn: bool [N]. None if both are None.
+    """
+    if context is None:
+        return learn
+    place = np.arange(int(lengths.sum())) - np.repeat(begins(lengths), lengths)
+    after = place >= np.repeat(context, lengths)
+    return np.asarray(after if learn is None else after & learn)
 
 
 class View:
@@ -226,6 +238,16 @@ class Record:
     def special(self) -> Array:
         """bool [T]."""
         return self.part.read("token/special", *self.tokens)
+
+    @cached_property
+    def context(self) -> int:
+        """The number of first tokens that only give context: the sequence before has them, too."""
+        return int(self._one("context")) if self.features.context else 0
+
+    @cached_property
+    def learn(self) -> Array | None:
+        """bool [T]: tokens that are marked to be learnt; None if the store has no such marks."""
+        return self.part.read(LEARN, *self.tokens) if self.features.learn else None
 
     @cached_property
     def embedding(self) -> Floats:

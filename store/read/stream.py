@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.codecs.codec import Codec, HiddenCodec
 from teachonce.store.format.codecs.levels import Level
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import CONTEXT, LEARN, Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.value_laws import joint_violations
 from teachonce.store.read.change_watch import ChangeWatch
@@ -22,7 +22,13 @@ from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.part_laws import line_of_token
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.read.reading_check import ReadingCheck
-from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits
+from teachonce.store.read.record import (
+    LazyMap,
+    Logits,
+    as_ids,
+    decode_logits,
+    learnt_tokens,
+)
 from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 
@@ -92,6 +98,8 @@ class Batch:
     labels, tags: gold labels int32 [B] or tags [N] of a store with a task, -1 for none; else None.
     class_logits, tag_logits: the teacher's, float32 [B, C] or [N, C]; else None.
     vectors: of a store with an embedding, decoded by `embedding`; else None.
+    learnt: bool [N], the tokens that students are trained on; None for all. Others only give
+        context, or are marks and turns of a chat that are not to be learnt.
     stored: the same arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them on
         another device with the codecs of `level`.
     """
@@ -115,6 +123,7 @@ class Batch:
     class_logits: Floats | None = None
     tag_logits: Floats | None = None
     vectors: StoredVectors | None = None
+    learnt: Array | None = None
 
     @cached_property
     def embedding(self) -> Floats | None:
@@ -350,6 +359,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         class_logits=stored.get(f"{here}/classes/values"),
         tag_logits=stored.get(f"{here}/tags/values"),
         vectors=_vectors(pool.features, stored),
+        learnt=learnt_tokens(stored.get(CONTEXT), stored.get(LEARN), lengths),
     )
 
 

@@ -132,6 +132,12 @@ def describe(store: FeatureStore) -> dict[str, Any]:
     }
 
 
+def _learnt(features: Features) -> str:
+    """Describe which tokens students are trained on; "" for all."""
+    context = ["without the first tokens of windows that only give context"] * features.context
+    return ", ".join([*["marked tokens"] * features.learn, *context])
+
+
 def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> list[str]:
     """Describe a store for people, line by line, from the result of `describe`."""
     about, features = about or describe(store), store.features
@@ -141,6 +147,7 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         ("teacher", _teacher(store.identity.get("teacher"))),
         *(("corpus", line) for line in _corpus(store.identity.get("corpus"))),
         ("size", size),
+        *([("learnt", learnt)] if (learnt := _learnt(features)) else []),
         ("hidden", _hidden(features)),
         ("attention", ", ".join(features.attention) or "none"),
         ("logits", _logits(features)),

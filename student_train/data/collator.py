@@ -30,6 +30,8 @@ from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.student_train.data.next_tokens import (
     following,
     last_tokens,
+    learnt_of_student,
+    learnt_runs,
     next_pieces,
     places_before,
     predicted_bytes,
@@ -169,7 +171,7 @@ class Collator:
         """
         native = self._native(batch)
         if self.causal:
-            read = following(native)
+            read = following(native, self._learnt(batch, native))
         elif view:
             read = self.masker.stored(native, batch.spans, batch.spans_start, key)
         else:
@@ -188,7 +190,7 @@ class Collator:
             labels=torch.from_numpy(read.labels[masked]),
             characters=int((native.offsets[asked, 1] - native.offsets[asked, 0]).sum()),
             predicted_bytes=(
-                predicted_bytes(batch.texts, native, self.vocabulary.student_bytes)
+                predicted_bytes(batch.texts, native, self.vocabulary.student_bytes, read.learnt)
                 if self.causal
                 else 0
             ),
@@ -196,6 +198,13 @@ class Collator:
             aligned=aligned,
             vectors=_float(batch.embedding) if "embedding" in self.wanted else None,
         )
+
+    def _learnt(self, batch: Batch, native: Tokens) -> Array | None:
+        """Mark the student's tokens that it is trained on; None for all."""
+        if batch.learnt is None:
+            return None
+        teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
+        return learnt_of_student(batch.learnt, teacher, native)
 
     def _types(self, tokens: Tokens) -> Array | None:
         return None if self.separator is None else tokens.types
@@ -230,6 +239,8 @@ class Collator:
         key: tuple[int, ...],
     ) -> Distillation:
         student, alignment = sides.align(wanted.name)
+        if read.learnt is not None:
+            alignment = learnt_runs(alignment, read.learnt)
         inputs = None
         if wanted.strategy.second_input:
             # The student sees the teacher's masks in its second input; view 0 has none.

@@ -15,20 +15,49 @@ from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyM
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, token_ends
 from teachonce.align.vocabulary import Marks, character_of_byte
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
-from teachonce.support.arrays import Array
+from teachonce.support.arrays import Array, covering_spans_of_texts, starts
 
 
-def following(tokens: Tokens) -> MaskedTokens:
-    """Label each token with the one after it in its text."""
+def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
+    """Mark the student tokens that share no character with a teacher token that is not `learnt`,
+    bool [N]: bool [N'] of the student's."""
+    begin, end = teacher.offsets.astype(np.int64).T
+    left_out = ~learnt & (end > begin)
+    text = np.repeat(np.arange(len(teacher.start) - 1), np.diff(teacher.start))[left_out]
+    stretch = int(end.max(initial=0)) + 1  # one number line for all texts
+    begin, end = begin[left_out] + text * stretch, end[left_out] + text * stretch
+    reach = np.maximum.accumulate(end)
+    first = np.append(True, begin[1:] > reach[:-1])[: len(begin)]
+    last = np.append(first[1:], True)[: len(begin)]
+    spans = np.stack([begin[first], reach[last]], axis=1) - (text[first] * stretch)[:, None]
+    counts = np.bincount(text[first], minlength=len(teacher.start) - 1)
+    lengths = np.diff(student.start)
+    return np.asarray(covering_spans_of_texts(student.offsets, lengths, spans, counts) < 0)
+
+
+def learnt_runs(alignment: Alignment, learnt: Array) -> Alignment:
+    """Select the runs of which all student tokens are learnt, bool [N]."""
+    count = starts(learnt)
+    begin, end = alignment.student.astype(np.int64).T
+    whole = count[end] - count[begin] == end - begin
+    return Alignment(alignment.teacher[whole], alignment.student[whole])
+
+
+def following(tokens: Tokens, learnt: Array | None = None) -> MaskedTokens:
+    """Label each token with the one after it in its text, if that one is learnt."""
     labels = np.full(len(tokens.ids), IGNORED, np.int64)
     labels[:-1] = tokens.ids[1:]
+    if learnt is not None:
+        labels[:-1][~learnt[1:]] = IGNORED
     last = tokens.start[1:][np.diff(tokens.start) > 0] - 1
     labels[last] = IGNORED
-    return MaskedTokens(np.asarray(tokens.ids, np.int64), labels)
+    return MaskedTokens(np.asarray(tokens.ids, np.int64), labels, learnt)
 
 
-def predicted_bytes(texts: Sequence[str], tokens: Tokens, pieces: PieceBytes) -> int:
-    """Count the bytes of the tokens that have a token before them."""
+def predicted_bytes(
+    texts: Sequence[str], tokens: Tokens, pieces: PieceBytes, learnt: Array | None = None
+) -> int:
+    """Count the bytes of the learnt tokens that have a token before them."""
     text = FlatText.of(texts)
     octets = TextBytes.of(text)
     ends = token_ends(text, octets, tokens, pieces)
@@ -37,7 +66,8 @@ def predicted_bytes(texts: Sequence[str], tokens: Tokens, pieces: PieceBytes) ->
         own = ends[low:high]
         if len(own) > 1:
             begin = octets.start[sequence] if own[0] == NO_EDGE else own[0]
-            count += max(0, int(own.max()) - int(begin))
+            sizes = np.diff(np.maximum.accumulate(np.maximum(own, begin)))
+            count += int(sizes.sum() if learnt is None else sizes[learnt[low + 1 : high]].sum())
     return count
 
 

@@ -105,10 +105,11 @@ def _mapped(file: Path, dtype: type) -> Array:
 @dataclass(frozen=True)
 class MaskedTokens:
     """Holds the student's input ids int64 [N], and labels int64 [N]: the id to predict, or
-    IGNORED."""
+    IGNORED. learnt: bool [N], the tokens that a decoder is trained on; None for all."""
 
     ids: Array
     labels: Array
+    learnt: Array | None = None
 
 
 class Masker:

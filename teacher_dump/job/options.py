@@ -213,7 +213,10 @@ class DumpOptions:
         default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if that is lower",
     )
     stride: int = option(
-        0, "Overlap in tokens between windows of one document.", within=at_least(0)
+        0,
+        "Overlap in tokens between windows of one document. Students of a causal teacher read the"
+        " repeated tokens, and are not trained on them.",
+        within=at_least(0),
     )
     batch_tokens: int = option(
         8192,

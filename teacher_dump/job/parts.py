@@ -185,4 +185,10 @@ def sequences_of(windows: list[Window], features: Features) -> Sequences:
         gold=np.concatenate([w.numbers for w in windows if w.numbers is not None])
         if features.task
         else None,
+        context=[w.context for w in windows] if features.context else None,
+        learn=np.concatenate(
+            [np.ones(len(w.ids), bool) if w.learn is None else w.learn for w in windows]
+        )
+        if features.learn
+        else None,
     )

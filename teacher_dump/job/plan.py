@@ -199,17 +199,16 @@ def planned(
 
 
 def _as_started(features: Features, options: DumpOptions, growth: Growth | None) -> Features:
-    """Return the features without `observed` if an earlier release, which did not store it, started
-    the store that is continued or grown from."""
+    """Return the features without those that an earlier release did not store, if it started the
+    store that is continued or grown from."""
     started = growth.store.features if growth else None
     if started is None:
         found = StoreWriter.peek(options.out) or StoreWriter.peek(options.out, "sealed")
         started = Features.from_json(found["features"]) if found else None
     if features.logits is None or started is None or started.logits is None:
         return features
-    if started.logits.observed or not features.logits.observed:
-        return features
-    return replace(features, logits=replace(features.logits, observed=False))
+    logits = replace(features.logits, observed=features.logits.observed and started.logits.observed)
+    return replace(features, logits=logits, context=features.context and started.context)
 
 
 def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
@@ -395,4 +394,5 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
         logits=logits,
         task=task,
         embedding=vector,
+        context=teacher.head == "causal" and options.stride > 0,
     )

@@ -160,6 +160,14 @@ def _cut_batch(
                 yield replace(window, gold=document.gold) if document.gold else window
 
 
+def _tokens_before(window: Window, place: int) -> int:
+    """Count the first tokens of a window that end at a character `place` or before."""
+    if place <= 0:
+        return 0
+    after = ~window.special & (window.offsets[:, 1] > place)
+    return int(after.argmax()) if after.any() else 0
+
+
 class Cutter:
     """Cuts a long document: proposes windows by the offsets of a segment, and accepts them if they
     fit.
@@ -224,9 +232,8 @@ class Cutter:
                 return
             word = np.searchsorted(self._word_begin, begin) - 1
             hard = bool(word >= 0 and begin < self._word_end[word])
-            self.windows.append(
-                make_window(self.text[begin:end], self._number, begin, hard, encoding)
-            )
+            window = make_window(self.text[begin:end], self._number, begin, hard, encoding)
+            self.windows.append(replace(window, context=_tokens_before(window, self._end - begin)))
             self._begin, self._end = following, end
             self._surplus, self._ceiling = 0, len(self.text)
         self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)

@@ -17,7 +17,7 @@ from teachonce.support.arrays import Array, starts
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 
 ABSENT = -1  # written as the length of an array that a window does not have
-OPTIONAL = ("numbers", "types", "read")
+OPTIONAL = ("numbers", "types", "read", "learn")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +32,8 @@ class Window:
     types: token_type_ids of a pair of texts.
     read: the teacher's input ids, if the teacher reads another text than the student.
     lost: the number of characters that truncation cut off; `packed` does not store it.
+    context: the number of first tokens that the window before has as well.
+    learn: bool, the tokens that students are to be trained on; None for all.
     """
 
     text: str
@@ -46,6 +48,8 @@ class Window:
     types: Array | None = None  # int32[T]
     read: Array | None = None  # int32
     lost: int = 0
+    context: int = 0
+    learn: Array | None = None
 
     @property
     def teacher_ids(self) -> Array:
@@ -121,6 +125,7 @@ def packed(first_sequence: int, windows: Sequence[Window]) -> bytes:
         "document": np.array([w.document for w in windows], np.int64),
         "document_begin": np.array([w.document_begin for w in windows], np.int64),
         "hard_cut": np.array([w.hard_cut for w in windows], bool),
+        "context": np.array([w.context for w in windows], np.int64),
         "lengths": np.array([len(w.ids) for w in windows], np.int64),
         "ids": np.concatenate([w.ids for w in windows]),
         "offsets": np.concatenate([w.offsets for w in windows]),
@@ -159,7 +164,7 @@ def _windows(arrays: dict[str, Array]) -> tuple[int, list[Window]]:
     tokens = np.cumsum(arrays["lengths"])[:-1]
     ids, offsets, special = (np.split(arrays[n], tokens) for n in ("ids", "offsets", "special"))
     text, ends = arrays["text"].tobytes(), starts(arrays["text_lengths"])
-    numbers, types, read = (_optional(arrays, name) for name in OPTIONAL)
+    numbers, types, read, learn = (_optional(arrays, name) for name in OPTIONAL)
     windows = [
         Window(
             text[ends[i] : ends[i + 1]].decode(),
@@ -172,6 +177,8 @@ def _windows(arrays: dict[str, Array]) -> tuple[int, list[Window]]:
             numbers=numbers[i],
             types=types[i],
             read=read[i],
+            context=int(arrays["context"][i]),
+            learn=learn[i],
         )
         for i in range(len(arrays["lengths"]))
     ]

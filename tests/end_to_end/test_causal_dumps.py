@@ -27,6 +27,7 @@ from teachonce.teacher_dump.job import part_writing, plan
 from teachonce.teacher_dump.teacher.heads import observed_logprobs
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.making.decoders import FAMILIES, save_decoder
+from tests.texts import GERMAN
 
 PLAIN = {"attention": "none", "hidden": "none", "codec": "exact"}
 
@@ -129,6 +130,42 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     assert put_first(tokenizer, "5", "m") is None
     with pytest.raises(UserError, match="in front of each text itself; leave --bos out"):
         put_first(tokenizer, "6", "m")
+
+
+def test_overlapping_windows_are_learnt_once(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    corpus = tmp_path / "long.txt"
+    corpus.write_text("\n".join(" ".join(GERMAN[i::3] * 4) for i in range(3)) + "\n", "utf-8")
+    words = {**PLAIN, "logits": "topk:599", "max_length": 64}
+    model = tiny_teacher("gpt2")
+    store = open_store(dumped(model, corpus, tmp_path / "a.zarr", stride=24, **words))
+    assert store.features.context
+    assert "first tokens of windows that only give context" in ok(feature_store, "info", store.path)
+    seen: dict[int, int] = {}
+    for record in store:
+        new = record.document_begin + record.offsets[record.context :]
+        end = seen.get(record.document, 0)
+        assert new[0, 0] == end and 0 <= record.context <= 30  # nothing twice, nothing left out
+        assert (record.document_begin > 0) == (record.context > 0)
+        seen[record.document] = int(new[-1, 1])
+    documents = corpus.read_text("utf-8").splitlines()
+    assert [seen[n] for n in range(3)] == [len(text) for text in documents]
+    batches = StudentBatches(
+        store.path, "300", student="llama:32x2x4", loss={"next": 1.0, "kl-next": 1.0}
+    )
+    collator, places = batches.collator, np.arange(len(store))
+    (batch,) = (collator(each, 0, (0,)) for each in store.gather([places]))
+    targets = batch.aligned["bytes"].logits
+    assert isinstance(targets, NextTargets)
+    assert len(targets.rest) <= len(batch.labels) < batch.tokens * 0.8
+    read = sum(len(text.encode()) for text in documents)
+    # A piece of the student that begins in the context is left out, with what it has beyond it.
+    assert 0.95 * read < batch.predicted_bytes <= read
+    ok(feature_store, "verify", store.path, "--model", model, "--device", "cpu")
+    small = tmp_path / "small.h5"
+    ok(feature_store, "convert", store.path, small, "--codec", "small")
+    assert [r.context for r in open_store(small)] == [r.context for r in store]
 
 
 def test_it_goes_through_every_command(

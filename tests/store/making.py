@@ -36,12 +36,14 @@ def features_of(
 ) -> Features:
     """`tier` may also be a task: the store of a teacher that was fine-tuned; `pairs`, of texts that
     it classified; `embedding`, of texts with a prompt and a vector each; or `next-topk` and
-    `next-sample`, of a causal teacher."""
+    `next-sample`, of a causal teacher; `chat`, with tokens that are not to be learnt."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
     if tier == "pairs":
         task = TaskSpec("classification", LABELS, separator=SEPARATOR)
     vector = EmbeddingSpec(33, "mean", "the story ", True) if tier == "embedding" else None
+    chat = tier == "chat"
+    tier = "next-topk" if chat else tier
     logits = None
     if tier is not None and not task and not vector:
         causal, kind = tier.startswith("next-"), tier.removeprefix("next-")
@@ -49,7 +51,7 @@ def features_of(
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
         hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,
-        embedding=vector,
+        embedding=vector, context=chat, learn=chat,
     )  # fmt: skip
 
 
@@ -70,6 +72,8 @@ class Part:
     gold: Array | None = None
     task: dict[int, Array] = field(default_factory=dict)
     vectors: Array | None = None
+    context: Array | None = None
+    learn: Array | None = None
 
 
 def _pieces() -> dict[str, int]:
@@ -136,6 +140,10 @@ def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
     if features.embedding:
         raw = rng.normal(size=(sequences, features.embedding.width))
         part.vectors = (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
+    if features.context:
+        part.context = rng.integers(0, counts)
+    if features.learn:
+        part.learn = rng.random(total) < 0.7
     for view in range(features.views):
         for name in features.hidden:
             states = rng.normal(size=(total, features.width)) * channel_scale(features.width)
@@ -234,7 +242,7 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     zeros = np.zeros(len(part.texts), np.int64)
     sequences = Sequences(
         part.texts, part.document, zeros + 7, zeros > 0, part.token_ids, part.offsets, part.special,
-        part.gold,
+        part.gold, part.context, part.learn,
     )  # fmt: skip
     w.set_sequences(sequences)
     for view, spans in part.spans.items():

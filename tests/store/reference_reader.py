@@ -140,8 +140,8 @@ class Store:
 
     def sequence(self, part: Json, s: int, rows: slice, square: slice) -> Json:
         """Sequence s of a part, which has these rows of tokens (section 6)."""
-        one = ("document", "document_begin", "hard_cut", "label")
-        each = ("id", "begin", "end", "special", "tag")
+        one = ("document", "document_begin", "hard_cut", "label", "context")
+        each = ("id", "begin", "end", "special", "tag", "learn")
         found = {key: part[f"sequence/{key}"][s] for key in one if f"sequence/{key}" in part}
         found |= {key: part[f"token/{key}"][rows] for key in each if f"token/{key}" in part}
         text = part["text/utf8"][slice(*part["sequence/text_start"][s : s + 2])]

@@ -45,6 +45,9 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
     assert np.array_equal(np.stack([found["begin"], found["end"]], 1), record.offsets)
     assert np.array_equal(found["special"], record.special)
     assert found.get("label", -1) == (-1 if record.label is None else record.label)
+    assert found.get("context", 0) == record.context
+    assert ("learn" in found) == (record.learn is not None)
+    assert record.learn is None or np.array_equal(found["learn"], record.learn)
     assert ("tag" in found) == (record.tags is not None)
     assert record.tags is None or np.array_equal(found["tag"], record.tags)
     assert ("embedding" in found) == bool(record.features.embedding)
@@ -66,7 +69,7 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
             assert name not in ours or np.array_equal(ours[name], getattr(view, logits))
 
 
-KINDS = ("topk", "sample", "head", "next-topk", "next-sample", *TASKS, "embedding")
+KINDS = ("topk", "sample", "head", "next-topk", "next-sample", *TASKS, "embedding", "chat")
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))

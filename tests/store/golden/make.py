@@ -20,6 +20,7 @@ STORES = {
     "named.zarr": ("default", "topk"),  # Zarr since dimensions have names
     "pairs.h5": ("small", "pairs"),  # made later, when texts could first be pairs
     "vectors.h5": ("small", "embedding"),  # made later, when texts could first have vectors
+    "chat.h5": ("small", "chat"),  # made later, when tokens could first be left out of a training
     "causal.h5": ("default", "next-topk"),  # made later, with the log-probability of each token
 }
 
@@ -55,6 +56,8 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
             fields |= {"texts": list(record.texts), "label": record.label}
         if fs.features.embedding:
             arrays["embedding"] = record.embedding.tolist()
+        if fs.features.context and record.learn is not None:
+            fields["context"], arrays["learn"] = record.context, record.learn.tolist()
         if record.tags is not None:
             arrays["tags"] = record.tags.tolist()
         records.append(fields | arrays | {"special": record.special.tolist(), "views": views})

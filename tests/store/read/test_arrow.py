@@ -22,7 +22,7 @@ CASES = [
     ("zarr", "default", "topk"), ("h5", "default", "sample"), ("zarr", "small", "head"),
     ("zarr", "default", "classification"), ("zarr", "exact", "tagging"),
     ("h5", "default", "pairs"), ("zarr", "default", "embedding"),
-    ("h5", "small", "next-topk"),
+    ("h5", "small", "next-topk"), ("zarr", "small", "chat"),
 ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     expected = {"hidden_mean", "view1_hidden_groups2.1", "attention_mean", "view1_masked_action"}
     own = {"classification": "class_logits", "pairs": "text_b", "tagging": "view1_tag_logits",
            "embedding": "embedding", "head": "logits_values",
-           "next-topk": "logits_observed"}  # fmt: skip
+           "next-topk": "logits_observed", "chat": "learn"}  # fmt: skip
     assert {*PLAIN, *expected, own.get(tier, "view1_logits_ids")} <= set(rows[0])
     assert all(field.metadata[b"description"] for field in table.schema)
     if tier == "classification":

@@ -21,7 +21,7 @@ COMBINATIONS = [
     ("exact", "topk"), ("default", "topk"), ("small", "topk"),
     ("exact", "head"), ("small", "head"), ("default", "sample"),
     ("default", "classification"), ("small", "tagging"), ("small", "next-topk"),
-    ("exact", "next-sample"),
+    ("exact", "next-sample"), ("default", "chat"),
 ]  # fmt: skip
 
 
@@ -159,6 +159,12 @@ def test_stream_gives_what_records_give(
                 assert np.allclose(normalised * deviation + mean, states, atol=1e-4)
             held = batch.attention["mean"][squares[place] : squares[place + 1]]
             assert (held == view.attention["mean"].reshape(-1)).all()
+            if tier == "chat":
+                assert batch.learnt is not None and record.learn is not None
+                learnt = record.learn & (np.arange(len(record.learn)) >= record.context)
+                assert (batch.learnt[rows] == learnt).all() and record.context < len(learnt)
+            else:
+                assert batch.learnt is None and record.learn is None and record.context == 0
             if fs.features.logits:
                 compare_logits(batch.logits, view.logits, rows)
                 assert batch.labels is batch.tags is batch.class_logits is batch.tag_logits is None

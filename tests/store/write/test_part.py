@@ -115,6 +115,31 @@ def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None
         writer.set_sequences(Sequences(**(good | change)))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": [3]}, "context must be 1 numbers of tokens, each below the length"),
+        ({"context": [-1]}, "context must be 1 numbers"),
+        ({"learn": [True]}, r"learn has shape \[1\], expected \[3\]"),
+    ],
+)
+def test_bad_marks_of_tokens_are_refused(change: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "texts": ["ab"], "document": [0], "document_begin": [0], "hard_cut": [False],
+        "token_ids": [2, 50, 3], "offsets": [(0, 0), (0, 2), (0, 0)], "special": [1, 0, 1],
+    }  # fmt: skip
+    features = Features(max_length=9, vocabulary=100, context=True, learn=True)
+    stored = PartWriter(features, {}, [3]).set_sequences(Sequences(**good))
+    assert stored["sequence/context"].tolist() == [0] and stored["token/learn"].all()
+    with pytest.raises(StoreError, match=message):
+        PartWriter(features, {}, [3]).set_sequences(Sequences(**(good | change)))
+    plain = PartWriter(Features(max_length=9, vocabulary=100), {}, [3])
+    with pytest.raises(StoreError, match="this store has no"):
+        plain.set_sequences(Sequences(**(good | change)))
+    with pytest.raises(StoreError, match="learn must be true or absent"):
+        Features.from_json(features.to_json() | {"learn": 1})
+
+
 def test_unusable_labels_and_logits_of_a_task_are_refused() -> None:
     features = features_of(tier="classification")
     part = make_part(features, 0)
