@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 from collections.abc import Callable
@@ -42,6 +43,40 @@ def test_a_field_is_listed_once() -> None:
         names = [name for fields in entries for name in fields.names]
         assert len(set(names)) == len(names), file
         assert all(fields.remedy for fields in entries if fields.treatment == "refused"), file
+
+
+HOLDERS = ("config", "given", "settings", "self.config", "network.config")
+"""Names of variables that hold the fields of a file."""
+
+
+def fields_read(path: Path) -> set[str]:
+    """Return the literal names that a module reads from a holder of fields."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(value=str(name)), *_]
+            ):
+                pass
+            case ast.Call(
+                func=ast.Name(id="getattr"), args=[of, ast.Constant(value=str(name)), *_]
+            ):
+                pass
+            case ast.Subscript(value=of, slice=ast.Constant(value=str(name))):
+                pass
+            case _:
+                continue
+        if ast.unparse(of) in HOLDERS:
+            found.add(name)
+    return found
+
+
+def test_what_the_code_reads_is_listed() -> None:
+    folders = (ROOT / "teachonce/checkpoints", ROOT / "teacher_dump/teacher")
+    read = set[str]().union(*(fields_read(p) for folder in folders for p in folder.glob("*.py")))
+    listed = {name for entries in FIELDS.values() for fields in entries for name in fields.names}
+    assert read - listed == set()
+    assert {"truncate_dim", "is_decoder", "truncation_side", "type_vocab_size"} <= read
 
 
 @pytest.mark.parametrize("kind", ("bert", "xlmr", "deberta", "distilbert", "modernbert", "gpt2"))

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from numcodecs import Zstd
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
+from teachonce.feature_store.captures.files import gunzip, unzstd
 from tests.end_to_end.support import says
 from tests.feature_store.captures.making import (
     Taught,
@@ -121,6 +123,18 @@ def test_files_that_were_cut_off_or_unpack_to_anything(
     os.mkfifo(path)
     says(importing(source, teacher), "data_0.ckpt.gz: is no file (a pipe")
     says(importing(path, teacher), "is a pipe or a device")
+
+
+def test_memory_follows_the_data_and_not_the_bound(tmp_path: Path) -> None:
+    data, path = b"a" * 1000, tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(data))
+    packed = bytes(Zstd().encode(data))
+    unzstd(packed, "a")  # imports pyarrow
+    tracemalloc.start()
+    assert gunzip(path) == unzstd(packed, "a") == data
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
 
 
 @pytest.fixture
