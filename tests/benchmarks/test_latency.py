@@ -10,6 +10,7 @@ from benchmarks import latency
 from tests.end_to_end.support import ok
 
 
+@pytest.mark.apart
 def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "TEACHER", ("64x4x4", 300))
     monkeypatch.setattr(latency, "STUDENTS", (("16x1x2", 50), ("64x2x4", 300)))

@@ -28,9 +28,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "kills"), [("dump to .zarr", 2), ("dump to .h5", 2), ("training", 2), *LONG]
-)
+@pytest.mark.parametrize(("name", "kills"), [("dump to .zarr", 1), *LONG])
 def test_killed_and_finished(made: dict[str, Job], tmp_path: Path, name: str, kills: int) -> None:
     job = made[name]
     if job.wanted is None:

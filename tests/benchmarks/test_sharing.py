@@ -13,7 +13,8 @@ from benchmarks.reliability import jobs
 from benchmarks.sharing import Crew
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.apart)])
+@pytest.mark.apart
+@pytest.mark.parametrize("kills", [1, 6])
 def test_killed_while_others_go_on(kills: int) -> None:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as name:

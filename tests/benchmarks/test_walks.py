@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from benchmarks import walks
 
 
+@pytest.mark.apart
 def test_a_dump_and_a_training_are_walked(
     tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path
 ) -> None:

@@ -18,8 +18,10 @@ CHOSEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [1, pytest.param(4, marks=pytest.mark.apart)])
-@pytest.mark.parametrize("ext", ["zarr", "h5"])
+@pytest.mark.parametrize(
+    ("ext", "cases"),
+    [("h5", 1), *(pytest.param(ext, 4, marks=pytest.mark.apart) for ext in ("zarr", "h5"))],
+)
 def test_no_dead_end(tmp_path: Path, ext: str, cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # most of the time of small stores
     found = list(dead_ends.tried(tmp_path, ext, cases, 0, CHOSEN[ext]))
