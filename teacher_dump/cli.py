@@ -31,7 +31,10 @@ GROUPS = {
         *("model", "out", "corpus", "text_column", "head"),
         *("logits", "hidden", "attention", "limit", "plan"),
     ),
-    "Text": ("label_column", "student_column", "prompt", "bos", "max_length", "stride"),
+    "Text": (
+        *("label_column", "student_column", "prompt", "messages", "learn"),
+        *("bos", "max_length", "stride"),
+    ),
     "A corpus that has grown": ("grow_from", "gone"),
     "Stored data": ("pooling", "codec", "weights"),
     "Views": ("views", "mask_prob", "mask_words", "seed"),

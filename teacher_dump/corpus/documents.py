@@ -31,7 +31,7 @@ from teachonce.support.console import counted
 from teachonce.support.options import flag_of
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import READERS, CorpusSource, FileSource
-from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold
+from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold, Message
 from teachonce.teacher_dump.corpus.packed import PACKED, suffix_of
 from teachonce.teacher_dump.corpus.sources import HUB, PYTHON_DOCS, HubSource, PythonDocs
 from teachonce.teacher_dump.corpus.tables import is_saved
@@ -46,12 +46,18 @@ SETTINGS = ".json"  # of folders of models and data sets
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of the corpus. `number` counts the documents of the whole corpus from 0."""
+    """One text of the corpus. `number` counts the documents of the whole corpus from 0.
+
+    messages: of a chat, before it is rendered. learn: spans of characters of `text` that students
+    are trained on, ascending; None for all.
+    """
 
     text: str
     source: str
     number: int
     gold: Gold | None = None
+    messages: tuple[Message, ...] = ()
+    learn: tuple[tuple[int, int], ...] | None = None
 
 
 class Corpus:
@@ -81,17 +87,21 @@ class Corpus:
         text_column: str | None = None,
         label_column: str | None = None,
         student_column: str | None = None,
+        messages: str | None = None,
     ) -> Corpus:
         """Find the sources and read the first text of each, so that most mistakes show at once.
 
         Tables hold the text in `text_column` (if it is None see `choose_column`), or pairs of texts
         in two columns `A,B`, and gold labels in `label_column`. With `student_column` a document is
-        a pair of the teacher's text and the student's text.
+        a pair of the teacher's text and the student's text. With `messages`, that column holds
+        chats, and no other is read.
 
         Raises CorpusError for a source that is missing, empty, not text, not UTF-8, or lacks a
         column. The rest of a file is checked while iterating, or by `check`.
         """
         columns = Columns.named(text_column, label_column, student_column)
+        if messages is not None:
+            columns = Columns(messages, chats=True)
         skipped = list[Path]()
         found = [source for name in sources for source in _resolve(name, columns, skipped)]
         if not found:
@@ -107,6 +117,8 @@ class Corpus:
         if given and len(plain) == len(found):
             option = next(iter(given.values()))
             raise CorpusError(f"{option}: {', '.join(plain)} has no columns; leave it out")
+        if columns.chats and plain:
+            raise CorpusError(f"{given['messages']}: {plain[0]} has no columns, so no chats")
         if columns.second is not None and plain:
             option = given["student_column" if columns.parallel else "text_column"]
             raise CorpusError(
@@ -128,7 +140,7 @@ class Corpus:
                 if not row.text or row.text.isspace():  # SEPARATOR, of pairs, is white space
                     self.empty_lines += 1
                     continue
-                yield Document(row.text, source.name, self.documents, row.gold)
+                yield Document(row.text, source.name, self.documents, row.gold, row.messages)
                 self.documents += 1
         if self.documents == 0:
             raise self._no_text(f" ({counted(self.empty_lines, 'empty line')})")

@@ -17,12 +17,20 @@ from teachonce.teacher_dump.corpus.labelled_text import (
     Columns,
     Gold,
     LabelledText,
+    chat_row,
     check_label,
     choose_column,
     labelled_row,
 )
 from teachonce.teacher_dump.corpus.packed import BLOCK, Seen, ignore, suffix_of
-from teachonce.teacher_dump.corpus.tables import TABLES, Table, has_cell, names_in, open_table
+from teachonce.teacher_dump.corpus.tables import (
+    TABLES,
+    Table,
+    cell_of,
+    has_cell,
+    names_in,
+    open_table,
+)
 from teachonce.teacher_dump.corpus.tag_schemes import (
     ENTITIES,
     NO_LABEL,
@@ -90,7 +98,10 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
             choose_column(names_in(row), [], absent[0], where)
         if label and not has_cell(row, label):
             check_label(names_in(row), label, where)
-        yield labelled_row(row, chosen, label, number, where)
+        if columns.chats:
+            yield chat_row(cell_of(row, chosen[0]), chosen[0], number, where)
+        else:
+            yield labelled_row(row, chosen, label, number, where)
 
 
 def _check_header(table: Table, chosen: str) -> None:

@@ -18,7 +18,9 @@ from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
 from teachonce.teacher_dump.corpus.tables import cell_of
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
 
-TEXT_COLUMN = "--text-column"
+Message = tuple[str, str]
+"""Role and content of a message of a chat."""
+TEXT_COLUMN, MESSAGES = "--text-column", "--messages"
 DEFAULT_COLUMN = "text"
 
 
@@ -30,12 +32,14 @@ class Columns:
     label: None if texts have no label.
     second: the column of the second text of a pair.
     parallel: whether the teacher reads only the first text of a pair, and the student the second.
+    chats: whether `text` is a column of chats, lists of messages.
     """
 
     text: str | None = None
     label: str | None = None
     second: str | None = None
     parallel: bool = False
+    chats: bool = False
 
     @classmethod
     def named(cls, text: str | None, label: str | None, student: str | None = None) -> Columns:
@@ -54,7 +58,9 @@ class Columns:
 
     def options(self) -> dict[str, str | None]:
         """Return these columns as options: text_column, student_column, label_column."""
-        if self.parallel:
+        if self.chats:
+            texts = {"messages": self.text}
+        elif self.parallel:
             texts = {"text_column": self.text, "student_column": self.second}
         else:
             names = [name for name in (self.text, self.second) if name is not None]
@@ -66,7 +72,8 @@ class Columns:
 
         Raises CorpusError like `choose_column`.
         """
-        first = choose_column(columns, textual, self.text, where)
+        of_text = MESSAGES if self.chats else TEXT_COLUMN
+        first = choose_column(columns, textual, self.text, where, of_text)
         if self.second is None:
             return [first]
         option = "--student-column" if self.parallel else TEXT_COLUMN
@@ -114,12 +121,36 @@ class LabelledText:
 
     line: its line in the file, or its row in .parquet.
     tag_lines: the line of each tag.
+    messages: of a chat, whose text is all contents.
     """
 
     text: str
     line: int
     gold: Gold | None = None
     tag_lines: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
+    """Read a chat: a list of messages, each with the texts `role` and `content`.
+
+    Raises CorpusError for any other cell.
+    """
+    messages = list[Message]()
+    for message in cell if isinstance(cell, list) and cell else [None]:
+        role, content = (_text_in(message, key) for key in ("role", "content"))
+        if role is None or content is None:
+            raise CorpusError(
+                f'{where}: expected a list of messages like {{"role": "user", "content": "..."}}'
+                f" in column {column!r}, got {cell!r:.60}; is it the right --messages?"
+            )
+        messages.append((role, content))
+    return LabelledText("\n".join(text for _, text in messages), line, messages=tuple(messages))
+
+
+def _text_in(message: Any, key: str) -> str | None:
+    text = message.get(key) if isinstance(message, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
 def choose_column(

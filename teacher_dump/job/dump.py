@@ -212,11 +212,14 @@ def _write(
 
     done = Counter(takeover.counts) if takeover else Counter[str]()
     limit = takeover.tokens if takeover else plan.options.limit
-    # If texts are truncated or windows overlap, the characters read are no share of the corpus.
-    by_documents = plan.features.task or plan.features.embedding or plan.options.stride
+    # If texts are truncated or rendered, or windows overlap, the characters read are no share of
+    # the corpus.
+    by_documents = any(
+        (plan.features.task, plan.features.embedding, plan.options.stride, plan.options.messages)
+    )
     with (
         BackgroundCalls(BATCHES_BEHIND, say) as behind,
-        Progress(None if takeover else plan.corpus, limit, bool(by_documents), say) as progress,
+        Progress(None if takeover else plan.corpus, limit, by_documents, say) as progress,
     ):
 
         def advance(tokens: int) -> None:

@@ -128,6 +128,19 @@ class DumpOptions:
         " A,B: two columns with pairs of texts, for a teacher that classifies pairs.",
         check=pair_of,
     )
+    messages: str | None = option(
+        None,
+        "Column with chats (lists of role and content) instead of texts, for a causal teacher: its"
+        " chat template is applied, and the rendered text is stored.",
+        default_text="no chats",
+    )
+    learn: str | None = option(
+        None,
+        "With --messages: contents that students are trained on, each with the token that ends the"
+        " message.",
+        choices=("assistant", "all"),
+        default_text="assistant",
+    )
     student_column: str | None = option(
         None,
         "With --head embedding: column with the student's text, such as a translation. The teacher"
@@ -343,6 +356,7 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
             " (--views 2), or leave it out"
         )
     yield from _head_contradictions(options)
+    yield from _chat_contradictions(options)
     if options.student_column is not None:
         yield from _parallel_contradictions(options, options.student_column)
 
@@ -378,6 +392,20 @@ def _head_contradictions(options: DumpOptions) -> Iterator[str]:
             yield (
                 f"{flag_of(name)} {getattr(options, name)}: applies to vectors of texts; add --head"
                 " embedding, or leave it out"
+            )
+
+
+def _chat_contradictions(options: DumpOptions) -> Iterator[str]:
+    """Yield a message for each option that contradicts --messages."""
+    if options.messages is None:
+        if options.learn is not None:
+            yield f"--learn {options.learn}: applies to chats; add --messages, or leave it out"
+        return
+    for name in ("text_column", "label_column", "student_column"):
+        if (column := getattr(options, name)) is not None:
+            yield (
+                f"--messages {options.messages} and {flag_of(name)} {column} contradict each other:"
+                " the text of a chat is its messages; leave one out"
             )
 
 
@@ -434,6 +462,11 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
         yield (
             f"--stride {options.stride}: for {article} {head} head a document is one sequence, cut"
             " at --max-length; leave --stride out"
+        )
+    if head != "causal" and options.messages is not None:
+        yield (
+            f"--messages {options.messages}: applies to a causal head, and the teacher's head is:"
+            f" {head}; give a decoder, or leave it out"
         )
     if head != "causal" and options.bos not in (AUTO, "none"):
         yield (

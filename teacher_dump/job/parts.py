@@ -18,6 +18,7 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.tag_schemes import ENTITIES
 from teachonce.teacher_dump.job.growing import Takeover
 from teachonce.teacher_dump.job.plan import DumpPlan
+from teachonce.teacher_dump.windows.chats import ChatRenderer
 from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
 from teachonce.teacher_dump.windows.sequences import windows_of
 from teachonce.teacher_dump.windows.window import Window
@@ -70,6 +71,9 @@ def cut_parts(
     """Cut documents into windows with numbers of gold labels, and group the windows into parts with
     at most `limit` tokens in all. `say` receives a line if labels are converted."""
     options, corpus, task = plan.options, plan.corpus, plan.features.task
+    if options.messages is not None:
+        chats = ChatRenderer(plan.teacher.tokenizer, plan.teacher.name, plan.learn)
+        documents = chats.rendered(documents)
     windows = windows_of(
         documents,
         plan.teacher.tokenizer,

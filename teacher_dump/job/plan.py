@@ -38,6 +38,7 @@ from teachonce.teacher_dump.job.options import (
 )
 from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
+from teachonce.teacher_dump.windows.chats import ChatRenderer
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
@@ -111,11 +112,23 @@ class DumpPlan:
                 **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
                 **({"remote_code": True} if options.trust_remote_code else {}),
                 **({} if (first := self.teacher.first_token) is None else {"bos": first}),
+                **self._chat_arguments(),
                 **{k: v for k in ("pooling", "prompt") if (v := getattr(options, k)) is not None},
             },
             **({"mixed_vocab": self.stage_one.identity()} if self.stage_one else {}),
         }
         return identity_as_stored(identity, files, options.out)
+
+    def _chat_arguments(self) -> dict[str, Any]:
+        if self.options.messages is None:
+            return {}
+        template = ChatRenderer.template_hash(self.teacher.tokenizer)
+        return {"learn": self.learn, "chat_template_hash": template}
+
+    @property
+    def learn(self) -> str:
+        """The contents of chats that students are trained on."""
+        return self.options.learn or "assistant"
 
     def check_growth(self) -> None:
         """Raise UserError if the store of --grow-from has another teacher or other options."""
@@ -256,7 +269,7 @@ def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
 def open_corpus(options: DumpOptions) -> Corpus:
     """Find the sources of the corpus. Raises CorpusError like `Corpus.open`."""
     columns = options.text_column, options.label_column, options.student_column
-    return Corpus.open(options.sources(), *columns)
+    return Corpus.open(options.sources(), *columns, options.messages)
 
 
 def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
@@ -355,6 +368,8 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
             f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
         )
     check_head(options, teacher.head or "none")
+    if options.messages is not None:
+        ChatRenderer.check(teacher.tokenizer, teacher.name)
     logits, task = None, teacher.task
     if teacher.decoder and not task:
         width = teacher.decoder.weight.shape[1]
@@ -395,4 +410,5 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
         task=task,
         embedding=vector,
         context=teacher.head == "causal" and options.stride > 0,
+        learn=options.messages is not None,
     )

@@ -20,6 +20,7 @@ import numpy as np
 
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.windows.chats import learnt_of
 from teachonce.teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
@@ -157,7 +158,15 @@ def _cut_batch(
             if window.special.all():
                 counters["no_tokens"] += 1
             else:
-                yield replace(window, gold=document.gold) if document.gold else window
+                yield _annotated(window, document)
+
+
+def _annotated(window: Window, document: Document) -> Window:
+    """Add the document's gold labels and the marks of its learnt tokens to a window."""
+    if document.learn is not None:
+        learn = learnt_of(document.learn, window.document_begin, window.offsets)
+        window = replace(window, learn=learn)
+    return replace(window, gold=document.gold) if document.gold else window
 
 
 def _tokens_before(window: Window, place: int) -> int:

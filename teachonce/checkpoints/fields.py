@@ -323,7 +323,8 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         harmless(
             "clean_up_tokenization_spaces spaces_between_special_tokens", "used in decoding only"
         ),
-        harmless("chat_template response_schema", "texts are read as they are"),
+        honoured("chat_template", "us, with `--messages`; other texts are read as they are"),
+        harmless("response_schema", "texts are read as they are"),
         harmless("max_length stride truncation truncation_strategy", "`--max-length` decides"),
         harmless(
             "backend is_local local_files_only name_or_path tokenizer_file special_tokens_map_file"

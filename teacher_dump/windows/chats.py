@@ -1,0 +1,130 @@
+"""Renders chats by the teacher's chat template, and finds the text that students are trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
+from teachonce.teacher_dump.corpus.documents import Document
+from teachonce.teacher_dump.corpus.labelled_text import Message
+
+LEARN = ("assistant", "all")
+# A mark in place of a content shows what the template writes around it. Private-use characters:
+# no template looks for them, and blanks at the ends would be trimmed.
+PLACE = "\ue0f0{}\ue0f1"
+
+
+class ChatRenderer:
+    """Renders messages as the text that the teacher reads.
+
+    learn: `assistant` for the contents of its messages, `all` for all contents; each with the
+        special token that ends the message. The marks of the template are never learnt.
+
+    Raises UserError for a tokenizer without a chat template.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, learn: str) -> None:
+        self.check(tokenizer, name)
+        self._tokenizer, self._name, self._learn = tokenizer, name, learn
+        specials = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+        self._ends = tuple(sorted(specials, key=len, reverse=True))
+        bos = tokenizer.bos_token
+        first = tokenizer.backend_tokenizer.encode("x")
+        own = bos and first.special_tokens_mask[:1] == [1] and first.tokens[0] == bos
+        self._own_bos = bos if own else ""
+
+    @staticmethod
+    def check(tokenizer: Any, name: str) -> None:
+        """Raise UserError for a tokenizer without a chat template."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                f"--messages: the tokenizer of {name} has no chat template; give a model that has"
+                " one, or write the chats as texts and give their column as --text-column"
+            )
+
+    @staticmethod
+    def template_hash(tokenizer: Any) -> str:
+        """Return the SHA-256 of the chat template; it is no part of tokenizer.json."""
+        return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+
+    def rendered(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield the documents with the rendered text and the spans of it that are learnt.
+
+        Raises UserError for messages that the template refuses or does not hold verbatim.
+        """
+        for document in documents:
+            text, spans = self._render(document.messages, document)
+            yield replace(document, text=text, learn=spans)
+
+    def _render(
+        self, messages: Sequence[Message], document: Document
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:
+        text = self._apply(messages, document)
+        marks = [(role, PLACE.format(n)) for n, (role, _) in enumerate(messages)]
+        around = self._apply(marks, document)
+        # Many templates trim contents; the text then holds them without blanks at their ends.
+        for contents in ([c for _, c in messages], [c.strip() for _, c in messages]):
+            found = _filled(around, contents)
+            if found is not None and found[0] == text:
+                return text, self._learnt(text, messages, found[1])
+        raise UserError(
+            f"{document.source}, chat {document.number + 1}: the chat template of {self._name} does"
+            " not write each content as it is (it drops or changes a message); give chats that it"
+            " writes in full, or write them as texts and give --text-column"
+        )
+
+    def _apply(self, messages: Sequence[Message], document: Document) -> str:
+        table = [{"role": role, "content": content} for role, content in messages]
+        try:
+            text = str(self._tokenizer.apply_chat_template(table, tokenize=False))
+        except Exception as error:  # templates raise errors of any type
+            raise UserError(
+                f"{document.source}, chat {document.number + 1}: the chat template of {self._name}"
+                f" refuses it: {first_line(error)}; correct the chat, or remove it"
+            ) from error
+        # The tokenizer puts its own bos in front of every text, also of those that begin with it.
+        return text.removeprefix(self._own_bos)
+
+    def _learnt(
+        self, text: str, messages: Sequence[Message], spans: list[tuple[int, int]]
+    ) -> tuple[tuple[int, int], ...]:
+        found = []
+        for (role, _), (begin, end) in zip(messages, spans, strict=True):
+            if self._learn == "all" or role == "assistant":
+                closing = next((each for each in self._ends if text.startswith(each, end)), "")
+                found.append((begin, end + len(closing)))
+        return tuple(found)
+
+
+def _filled(around: str, contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
+    """Put contents at their places: returns the text and the spans of the contents, or None if a
+    place is missing, twice or out of order."""
+    pieces, spans, length = [], list[tuple[int, int]](), 0
+    for number, content in enumerate(contents):
+        before, place, around = around.partition(PLACE.format(number))
+        if not place:
+            return None
+        length += len(before)
+        spans.append((length, length + len(content)))
+        pieces += [before, content]
+        length += len(content)
+    text = "".join([*pieces, around])
+    return None if PLACE[0] in around else (text, spans)
+
+
+def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array) -> Array:
+    """Mark the tokens of a window, with `offsets` [T,2], that lie inside a span of its document.
+
+    begin: the character of the document where the window begins.
+    """
+    low, high = (offsets + begin).T
+    edges = np.array(spans, np.int64).reshape(-1, 2)
+    place = np.searchsorted(edges[:, 0], low, "right") - 1
+    inside = (place >= 0) & (high > low)
+    return np.asarray(inside & (high <= edges[np.maximum(place, 0), 1] if len(edges) else inside))

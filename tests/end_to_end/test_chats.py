@@ -1,0 +1,136 @@
+"""Chats: from messages by the teacher's chat template to a student of the answers alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.batches import StudentBatches
+from teachonce.teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import ok, refused, says, write_corpus
+from tests.making.decoders import save_decoder
+from tests.texts import ENGLISH
+
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<end>\n{% endfor %}"
+Chat = list[dict[str, str]]
+
+
+def chats(count: int) -> list[Chat]:
+    """The name of a role is a content, and an answer is what was asked."""
+    turns = [("system", "user"), ("user", "a"), ("assistant", "a"), ("user", ENGLISH[0])]
+    return [
+        [{"role": role, "content": text} for role, text in turns]
+        + [{"role": "assistant", "content": " ".join(ENGLISH[n % 5 : n % 5 + 1 + n % 3])}]
+        for n in range(count)
+    ]
+
+
+def write_chats(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chats") / "model"
+    save_decoder(folder, "Llama", bos="<end>")
+    return with_template(folder, TEMPLATE)
+
+
+def with_template(folder: Path, template: str | None) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def words_for(model: Path, corpus: Path, out: Path) -> tuple[Any, ...]:
+    words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--messages", "messages")
+    return (*words, "--attention", "none", "--logits", "topk:8", "--device", "cpu", "--out", out)
+
+
+def learnt_texts(store: FeatureStore, chat: int) -> list[str]:
+    """The runs of learnt characters of a chat, over all its windows."""
+    found = ""
+    for record in (each for each in store if each.document == chat):
+        assert record.learn is not None
+        marked = np.zeros(len(record.text), bool)
+        for (begin, end), learn in zip(record.offsets, record.learn, strict=True):
+            marked[begin:end] |= learn
+        found += "".join(c if m else "\0" for c, m in zip(record.text, marked, strict=True))
+    return [run for run in found.split("\0") if run]
+
+
+@pytest.mark.parametrize("learn", ["assistant", "all"])
+def test_the_contents_are_learnt_and_the_marks_are_not(
+    tmp_path: Path, model: Path, learn: str
+) -> None:
+    rows = chats(6)
+    path = tmp_path / "a.zarr"
+    words = words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path)
+    ok(teacher_dump, *words, "--learn", learn, "--max-length", "128")
+    store = open_store(path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for number, row in enumerate(rows):
+        text = "".join(record.text for record in store if record.document == number)
+        assert text == tokenizer.apply_chat_template(row, tokenize=False)
+        answers = [m["content"] for m in row if learn == "all" or m["role"] == "assistant"]
+        assert learnt_texts(store, number) == [f"{answer}<end>" for answer in answers]
+    assert store.identity["arguments"]["learn"] == learn
+    assert "marked tokens" in ok(feature_store, "info", path)
+    ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
+    assert "nothing to do" in ok(teacher_dump, *words, "--learn", learn, "--max-length", "128")
+
+
+def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> None:
+    rows, path = chats(6), tmp_path / "a.zarr"
+    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path))
+    store = open_store(path)
+    for vocab in ("300", "teacher"):
+        batches = StudentBatches(
+            path, vocab, student="llama:32x2x4", loss={"next": 1, "kl-next": 1}
+        )
+        places = np.arange(len(store))
+        (batch,) = (batches.collator(each, 0, (0,)) for each in store.gather([places]))
+        answers = [m["content"] + "<end>" for row in rows for m in row if m["role"] == "assistant"]
+        if vocab == "teacher":
+            assert batch.predicted_bytes == sum(len(answer.encode()) for answer in answers)
+            read = batches.tokenizer.decode(batch.labels)
+            assert read == "".join(answers)
+        else:  # a piece over the end of a mark is not learnt
+            assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
+
+
+def test_what_is_refused(tmp_path: Path, model: Path) -> None:
+    corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.h5"
+    words = words_for(model, corpus, out)
+    plain = save_decoder(tmp_path / "plain", "Llama")
+    says(refused(teacher_dump, *words_for(plain, corpus, out)), "--messages", "no chat template")
+    changing = with_template(save_decoder(tmp_path / "changing", "Llama"), TEMPLATE)
+    template = TEMPLATE.replace("m['content']", "m['content'] | upper")
+    line = refused(teacher_dump, *words_for(with_template(changing, template), corpus, out))
+    says(line, "chats.jsonl, chat 1", "does not write each content as it is")
+    strict = TEMPLATE + "{{ raise_exception('no system') }}"
+    line = refused(teacher_dump, *words_for(with_template(changing, strict), corpus, out))
+    says(line, "chats.jsonl, chat 1", "refuses it: no system")
+    texts = write_corpus(tmp_path / "texts.txt", 3)
+    says(refused(teacher_dump, *words_for(model, texts, out)), "--messages messages", "no columns")
+    for cell in ([], "a", [{"role": "user"}], [{"role": "user", "content": 3}]):
+        wrong = write_chats(tmp_path / "wrong.jsonl", [*chats(1), cell])
+        says(refused(teacher_dump, *words_for(model, wrong, out)), "wrong.jsonl, line 2", "list of")
+    says(refused(teacher_dump, *words, "--text-column", "a"), "--text-column a", "leave one out")
+    says(refused(teacher_dump, *words, "--head", "none"), "--messages", "causal head")
+    bare = ("--model", model, "--corpus", texts, "--out", out, "--learn", "all")
+    says(refused(teacher_dump, *bare), "--learn all", "add --messages")
+    trimmed = with_template(changing, TEMPLATE.replace("m['content']", "m['content'] | trim"))
+    chat = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "\nb"}]
+    ok(teacher_dump, *words_for(trimmed, write_chats(tmp_path / "blanks.jsonl", [chat]), out))
+    assert learnt_texts(open_store(out), 0) == ["b"]
