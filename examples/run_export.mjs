@@ -1,7 +1,7 @@
 // Run a folder that student-export wrote, using only transformers.js in Node:
 // node run_export.mjs FOLDER TEXT...   (npm install @huggingface/transformers)
-// Prints a line of JSON for each text. In a text of a masked LM write its mask; the two texts of a
-// reranker have a TAB between them.
+// Prints a line of JSON for each text: of a tagger its tokens, without characters. In a text of a
+// masked LM write its mask; the two texts of a reranker have a TAB between them.
 import { readFile } from "node:fs/promises";
 import path from "node:path";
 import { AutoModel, AutoModelForSequenceClassification, AutoTokenizer, env, pipeline } from "@huggingface/transformers";

@@ -209,7 +209,7 @@ def how_to_load(student: PreTrainedModel, pairs: bool = False) -> str:
     """
     head = _head(student)
     imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
-    note = note or f"`{head.auto}` loads it as well."
+    note = note or f"`{head.auto}` loads it as well.{_note_on_pooler(student)}"
     pair = '{"text": "A text.", "text_pair": "Another text."}'
     text = head.text.replace('"A text."', pair) if pairs else head.text
     return f"""```python
@@ -243,7 +243,15 @@ def _how_to_embed(student: PreTrainedModel) -> str:
     imported, note = _import_of(student, "`SentenceTransformer` loads it")
     if student.config.model_type == "static":  # sentence-transformers has the class itself
         imported = note = ""
-    return HOW_TO_EMBED.format(imported=imported, note=note and f"\n\n{note}")
+    note = _note_on_pooler(student) + (f"\n\n{note}" if note else "")
+    return HOW_TO_EMBED.format(imported=imported, note=note)
+
+
+def _note_on_pooler(student: PreTrainedModel) -> str:
+    """Return a note if `AutoModel` adds a pooler to the student, whose weights are random."""
+    if getattr(student.base_model, "pooler", True) is not None:
+        return ""
+    return " The `pooler_output` of `AutoModel` is\nrandom: no pooler was trained."
 
 
 def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:

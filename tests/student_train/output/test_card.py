@@ -56,7 +56,7 @@ def test_a_teacher_of_this_machine_is_not(
     assert "| store | store.zarr |" in text
     assert str(teacher.parent) not in text and str(tmp_path) not in text
     assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text
-    assert "`AutoModelForMaskedLM` loads it as well." in text
+    assert "`AutoModelForMaskedLM` loads it as well. The `pooler_output` of `AutoModel`" in text
     for figure, told in (
         ("mlm", "is in nats a masked token"),
         ("mlm_per_character", "divides it by the number of characters of the masked tokens"),
