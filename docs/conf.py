@@ -38,7 +38,7 @@ suppress_warnings = ["myst.xref_missing", "myst.header"]  # links to files outsi
 def _losses() -> str:
     """Return the table of all losses, in the order of their registry."""
     rows = [
-        (f"`{loss.name}`", loss.teacher, loss.student, loss.unit, loss.projection,
+        (f"`{loss.shown}`", loss.teacher, loss.student, loss.unit, loss.projection,
          f"{{py:func}}`{loss.formula} <teachonce.student_train.losses.{loss.formula}>`")
         for loss in LOSSES
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from teachonce.store import Batch
 from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.losses.next_token import ChunkTargets
 from teachonce.support.arrays import Array, begins, ranges
 
 
@@ -255,6 +256,7 @@ class Distillation:
     map_pooling: MapPooling | None
     task: TaskTargets | None
     encoded: EncodedTargets | None  # the five below before they are decoded; None afterwards
+    chunks: ChunkTargets | None = None
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states

@@ -28,11 +28,13 @@ from teachonce.student_train.data.batch import (
 )
 from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.student_train.data.next_tokens import (
+    chunk_targets,
     following,
     last_tokens,
     learnt_of_student,
     learnt_runs,
     next_pieces,
+    observed_logprobs,
     places_before,
     predicted_bytes,
 )
@@ -41,7 +43,7 @@ from teachonce.student_train.data.targets import TargetReader, TaskTargets, firs
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.student_train.losses.next_token import NextTargets
+from teachonce.student_train.losses.next_token import ChunkTargets, NextTargets
 from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
@@ -145,7 +147,7 @@ class Collator:
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
         self.alignments = {name: _Aligned.by(name, plan.terms) for name in names}
         for each in self.alignments.values():
-            if "logits" in each.features:
+            if each.teacher & {"distribution", "logits", "shared"}:
                 self._read_logits(each.strategy.predicted)
         self.targets = plan.targets
 
@@ -249,9 +251,14 @@ class Collator:
         logit_runs: Runs | None = None
         logits: LogitTargets | None = None
         shared: SharedTargets | None = None
-        if "logits" in wanted.features and self.causal:
+        chunks: ChunkTargets | None = None
+        if "observed" in wanted.teacher:
+            assert batch.logits is not None
+            observed = observed_logprobs(batch.logits, batch.token_ids, self.head)
+            chunks = chunk_targets(alignment, sides.teacher, student, observed)
+        if "distribution" in wanted.teacher and self.causal:
             logit_runs, logits = self._next(batch, wanted, sides.teacher, student, alignment)
-        elif "logits" in wanted.features:
+        elif "logits" in wanted.features and not self.causal:
             logit_runs, logits, shared = self._logits(batch, wanted, alignment, read.labels)
         if self.causal:
             alignment = last_tokens(alignment)
@@ -261,6 +268,7 @@ class Collator:
             logit_runs=logit_runs,
             logits=logits,
             shared=shared,
+            chunks=chunks,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)
                 if "attention" in wanted.features

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, token_ends
 from teachonce.align.vocabulary import Marks, character_of_byte
+from teachonce.store import Logits
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
-from teachonce.support.arrays import Array, covering_spans_of_texts, starts
+from teachonce.student_train.losses.next_token import ChunkTargets
+from teachonce.support.arrays import Array, Floats, begins, covering_spans_of_texts, ranges, starts
 
 
 def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
@@ -78,6 +81,46 @@ def places_before(alignment: Alignment, teacher: Tokens, student: Tokens) -> tup
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     inside = ~np.isin(first[0], heads[0]) & ~np.isin(first[1], heads[1])
     return first[0][inside] - 1, first[1][inside] - 1
+
+
+def chunk_targets(
+    alignment: Alignment, teacher: Tokens, student: Tokens, observed: Floats
+) -> ChunkTargets:
+    """Return the runs that have a token before them on both sides, with their log-probabilities.
+
+    observed: [N], in row t the teacher's log-probability of token t + 1.
+    """
+    heads = [tokens.start[:-1] for tokens in (teacher, student)]
+    runs = [each.astype(np.int64) for each in (alignment.teacher, alignment.student)]
+    inside = ~np.isin(runs[0][:, 0], heads[0]) & ~np.isin(runs[1][:, 0], heads[1])
+    theirs, own = (each[inside] for each in runs)
+    lengths = np.diff(theirs)[:, 0]
+    rows = ranges(theirs[:, 0] - 1, lengths)
+    sums = np.zeros(len(theirs))
+    np.add.at(sums, np.repeat(np.arange(len(theirs)), lengths), observed[rows].astype(np.float64))
+    lengths = np.diff(own)[:, 0]
+    before = ranges(own[:, 0] - 1, lengths)
+    return ChunkTargets(
+        torch.from_numpy(before),
+        torch.from_numpy(np.asarray(student.ids, np.int64)[before + 1]),
+        torch.from_numpy(begins(lengths)),
+        torch.from_numpy(sums.astype(np.float32)),
+    )
+
+
+def observed_logprobs(logits: Logits, token_ids: Array, head: tuple[Array, Array] | None) -> Floats:
+    """Return the log-probability of token t + 1 in row t, float [N], of a store that has it or has
+    the inputs of the teacher's head; the last row of a text is meaningless.
+
+    head: weight [V,D] and bias [V] of the head.
+    """
+    if logits.observed is not None:
+        found: Floats = logits.observed
+        return found
+    assert head is not None  # `plan/checks.py` has refused
+    following = np.append(token_ids[1:], token_ids[:1])
+    own = np.einsum("nd,nd->n", logits.values, head[0][following]) + head[1][following]
+    return np.asarray(own - logits.log_partition)
 
 
 def last_tokens(alignment: Alignment) -> Alignment:

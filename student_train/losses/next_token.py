@@ -6,6 +6,7 @@ vocabulary. All losses are in nats. Each is zero, with a gradient, if there is n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from teachonce.student_train.losses.logits import LogitTargets, divergence, mlm, sides
 
+SURE = 1e-9  # distance of a log-probability from 0 at which a run counts as certain
 LEAST = -20.0  # log-probability of an outcome the teacher excludes: the divergence stays finite
 
 
@@ -22,6 +24,19 @@ class NextTargets(LogitTargets):
     """Holds the teacher's distribution over the student's next piece, and that next piece."""
 
     following: Tensor  # int64 [G]
+
+
+@dataclass(frozen=True)
+class ChunkTargets:
+    """Holds G runs of the student's tokens that cover the same bytes as runs of the teacher's.
+
+    Run g has the tokens `following[begin[g]:begin[g + 1]]`.
+    """
+
+    before: Tensor  # int64 [J] flat positions that predict the tokens of the runs
+    following: Tensor  # int64 [J] these tokens
+    begin: Tensor  # int64 [G]
+    logprobs: Tensor  # float32 [G] of the runs, by the teacher
 
 
 def next_token(logits: Tensor, labels: Tensor) -> Tensor:
@@ -56,6 +71,43 @@ def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tens
     log_q = functional.log_softmax(student.masked_fill(~present, -1e30) / temperature, dim=1)
     terms = torch.where(present, log_q.exp() * (log_q - log_p), 0.0)
     return terms.sum(dim=1).mean() * temperature**2 + _tail(logits, targets, student)
+
+
+def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 0.5) -> Tensor:
+    """Compute the generalised Jensen-Shannon divergence T^2 (B KL(P || M) + (1 - B) KL(Q || M)),
+    where M = B P + (1 - B) Q, P the teacher's and Q the student's distribution over the outcomes of
+    `kl`, with the same term for the rest; mean over G (Agarwal et al. 2024 (GKD),
+    https://arxiv.org/abs/2306.13649, section 2)."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    student, teacher = sides(logits, targets)
+    present = torch.isfinite(student)
+    log_p = functional.log_softmax(teacher / temperature, dim=1)
+    log_q = functional.log_softmax(student.masked_fill(~present, -1e30) / temperature, dim=1)
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    p, q = log_p.exp(), log_q.exp()
+    to_teacher = torch.where(p > 0, p * (log_p - log_m), 0.0)
+    to_student = torch.where(present, q * (log_q - log_m), 0.0)
+    both = beta * to_teacher.sum(dim=1) + (1 - beta) * to_student.sum(dim=1)
+    return both.mean() * temperature**2 + _tail(logits, targets, student)
+
+
+def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
+    """Compute T KL between Bernoulli variables of p^(1/T) and q^(1/T), for log-probabilities of
+    runs of the text, q of the student and p of the teacher, float [G]; mean over G (Minixhofer et
+    al. 2025 (ALM), https://arxiv.org/abs/2503.20083, equation 5, with T = 100 as there).
+
+    Multiplied by T, of which the gradient then hardly depends: for large T it is a log(a / b) - a
+    + b with a = -log p and b = -log q.
+    """
+    if len(student) == 0:
+        return student.sum() * 0.0
+    # A run that is certain would divide by 1 - q = 0.
+    log_p, log_q = ((each.double() / flatness).clamp(max=-SURE) for each in (teacher, student))
+    p, other_p = log_p.exp(), -torch.expm1(log_p)
+    happens = torch.where(p > 0, p * (log_p - log_q), 0.0)
+    other = other_p * (other_p.log() - torch.log(-torch.expm1(log_q)))
+    return (flatness * (happens + other).mean()).to(student.dtype)
 
 
 def _tail(logits: Tensor, targets: NextTargets, student: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ affects the last bits of a student: insert a new entry next to similar ones, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,7 @@ Teacher = Literal[
     "gold",  # gold labels or tags
     "classes",  # logits of the classes of a task
     "distribution",  # probabilities of pieces, from the tier topk, sample or head
+    "observed",  # probabilities of the text between shared ends of tokens
     "shared",  # logits of the pieces in both vocabularies, up to a constant
     "logits",  # logits of pieces; the tier `sample` does not have them
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
@@ -40,6 +42,7 @@ Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
     "next",  # vocabulary logits before each token, of a decoder
     "pieces",  # vocabulary logits of aligned runs
+    "chunks",  # log-probabilities of aligned runs, of a decoder
     "classes",  # logits of the classes of a task
     "scores",  # the output for the teacher's logits or log-odds: see --outputs
     "runs",  # pooled states of aligned runs
@@ -54,6 +57,7 @@ _FEATURE_OF: dict[Teacher, str] = {
     "gold": "task",
     "classes": "task",
     "distribution": "logits",
+    "observed": "logits",
     "shared": "logits",
     "logits": "logits",
     "normalised": "hidden",
@@ -63,6 +67,28 @@ _FEATURE_OF: dict[Teacher, str] = {
     "maps": "attention",
     "vector": "embedding",
 }
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Describes the number in the name NAME:X of a loss, an argument of its formula.
+
+    letter: X. low, high: its bounds, which it must not reach.
+    """
+
+    letter: str
+    argument: str
+    default: float
+    low: float
+    high: float
+
+    def parse(self, word: str) -> float | None:
+        """Return the number, or None if it is no number within the bounds."""
+        try:
+            found = float(word)
+        except ValueError:
+            return None
+        return found if self.low < found < self.high else None
 
 
 @dataclass(frozen=True)
@@ -80,6 +106,9 @@ class Loss:
         part of the student.
     output_kind: the kind of task outputs that the formula requires; None for any.
     of_next: whether it compares predictions of the next token, which only decoders make.
+    of_draws: whether random draws of the teacher estimate it.
+    parameter: a number that its name may give.
+    value: that number.
     """
 
     name: str
@@ -91,6 +120,14 @@ class Loss:
     tempered: bool = False
     output_kind: OutputKind | None = None
     of_next: bool = False
+    of_draws: bool = True
+    parameter: Parameter | None = None
+    value: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the name for people, with the letter of its parameter."""
+        return self.name if self.parameter is None else f"{self.name}[:{self.parameter.letter}]"
 
     @property
     def feature(self) -> str | None:
@@ -123,7 +160,7 @@ class Loss:
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
         """Return the head that a student needs for the loss, or None if any student will do."""
-        if self.student in ("masked", "next", "pieces"):
+        if self.student in ("masked", "next", "pieces", "chunks"):
             return "vocabulary"
         return "task" if self.student in ("classes", "scores") else None
 
@@ -134,7 +171,20 @@ class Loss:
             return self.formula
         module, _, function = self.formula.partition(".")
         found: Callable[..., Tensor] = getattr(import_module(f"{__package__}.{module}"), function)
+        if self.parameter is not None:
+            value = self.parameter.default if self.value is None else self.value
+            return partial(found, **{self.parameter.argument: value})
         return found
+
+    def variants(self, names: Iterable[str]) -> Iterator[Loss]:
+        """Yield the loss for each of the names that is its own, by itself or with a parameter."""
+        for name in names:
+            base, colon, word = name.partition(":")
+            if base != self.name or (colon and self.parameter is None):
+                continue
+            value = self.parameter.parse(word) if colon and self.parameter else None
+            if not colon or value is not None:
+                yield replace(self, name=name, value=value)
 
 
 @dataclass(frozen=True)
@@ -211,6 +261,27 @@ LOSSES = (
         "nats",
         tempered=True,
         of_next=True,
+        of_draws=False,
+    ),
+    Loss(
+        "jsd",
+        "next_token.jsd",
+        "distribution",
+        "pieces",
+        "nats",
+        tempered=True,
+        of_next=True,
+        of_draws=False,
+        parameter=Parameter("B", "beta", 0.5, 0.0, 1.0),
+    ),
+    Loss(
+        "alm",
+        "next_token.alm",
+        "observed",
+        "chunks",
+        "nats a run",
+        of_next=True,
+        parameter=Parameter("T", "flatness", 100.0, 0.0, math.inf),
     ),
     Loss("ce", "task.ce", "gold", "classes", "nats a gold label", output_kind=ONE),
     Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True, output_kind=ONE),
@@ -241,11 +312,20 @@ _OUTSIDE: dict[str, Loss] = {}
 def find(name: str) -> list[Loss]:
     """Find the losses of a name, or return [].
 
-    A name is of this package, of an entry point in `teachonce.losses`, or the `module:attribute`
-    of a `Loss`. Raises UserError for code that cannot be imported, and for an object that is no
-    `Loss`.
+    A name is of this package, with the number of its parameter if it has one (`jsd:0.3`), of an
+    entry point in `teachonce.losses`, or the `module:attribute` of a `Loss`. Raises UserError for
+    a wrong number, for code that cannot be imported, and for an object that is no `Loss`.
     """
-    if not (found := named([name])) and (loss := load_outside(name, GROUP, "--loss")) is not None:
+    base, colon, _ = name.partition(":")
+    able = [loss.parameter for loss in named([base]) if loss.parameter] if colon else []
+    if not (found := named([name])) and able:
+        least, most = able[0].low, able[0].high
+        within = f"above {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+        raise UserError(
+            f"--loss {name}: expected {base}:{able[0].letter} with a number {within}, such as"
+            f" {base}:{able[0].default:g}"
+        )
+    if not found and (loss := load_outside(name, GROUP, "--loss")) is not None:
         if not isinstance(loss, Loss):
             raise UserError(f"--loss {name}: expected a Loss, got {type(loss).__name__}")
         _OUTSIDE[name] = replace(loss, name=name)
@@ -264,9 +344,9 @@ def named(names: Iterable[str]) -> list[Loss]:
     Losses of other packages come last, if `find` has loaded them. Imports no code, whatever the
     names.
     """
-    wanted = set(names)
-    outside = (_OUTSIDE[name] for name in sorted(_OUTSIDE))
-    return [loss for loss in (*LOSSES, *outside) if loss.name in wanted]
+    wanted = sorted(set(names))
+    outside = [_OUTSIDE[name] for name in sorted(_OUTSIDE) if name in wanted]
+    return [each for loss in LOSSES for each in loss.variants(wanted)] + outside
 
 
 def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = None) -> list[Loss]:
@@ -290,7 +370,7 @@ def features_of(losses: Iterable[Loss]) -> list[str]:
 def help_text() -> str:
     """List the names for `--help`, by the head that a student needs."""
     of_any, of_vocabulary, of_task = (
-        ", ".join(dict.fromkeys(loss.name for loss in LOSSES if loss.head == head))
+        ", ".join(dict.fromkeys(loss.shown for loss in LOSSES if loss.head == head))
         for head in (None, "vocabulary", "task")
     )
     return f"{of_any}; with an MLM head {of_vocabulary}; for a task {of_task}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import PurePath
@@ -189,7 +189,7 @@ def _results(report: dict[str, Any], student: PreTrainedModel) -> str:
     """Return table rows of the held-out measures, and a line on their units."""
     result = report["result"]
     rows = "\n".join(f"| {name} | {_format(value)} |" for name, value in result.items())
-    units = "; ".join(f"`{name}` {unit}" for name, unit in _units(student) if name in result)
+    units = "; ".join(f"`{name}` {unit}" for name, unit in _units(student, result))
     return f"{rows}\n\n{units and units + '.'}{_note_on_shared(report)}"
 
 
@@ -293,14 +293,16 @@ def _list(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _units(student: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield the names of figures, and a phrase with their unit."""
-    for loss in losses_for(output_kind_of_student(student)):
+def _units(student: PreTrainedModel, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names of the figures of a result, and a phrase with their unit."""
+    names = [name.removeprefix("valid_") for name in result if name.startswith("valid_")]
+    for loss in losses_for(output_kind_of_student(student), names):
         yield f"valid_{loss.name}", f"is in {loss.unit}"
-        if loss.student == "masked":
+        if loss.student == "masked" and f"{loss.name}_per_character" in names:
             phrase = "divides it by the number of characters of the masked tokens"
             yield f"valid_{loss.name}_per_character", phrase
-    yield "valid_bits_per_byte", "is `next` per byte of the text instead of per token"
+    if "bits_per_byte" in names:
+        yield "valid_bits_per_byte", "is `next` per byte of the text instead of per token"
 
 
 def _note_on_shared(report: dict[str, Any]) -> str:

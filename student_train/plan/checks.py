@@ -212,7 +212,7 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
             f"--student {options.student}: a decoder has no head for {task.kind}, which the teacher"
             f" of {name} is for; choose HxLxA, modernbert:HxLxA or bilstm:E,H"
         )
-    able = {loss.name for loss in losses_for(output_kind_of(store))}
+    able = {loss.name for loss in losses_for(output_kind_of(store), options.loss)}
     wrong = sorted(options.loss.keys() - able)
     if wrong and task and any(loss.head == "task" for loss in named(wrong[:1])):
         _refuse_answers(wrong[0], task, name)
@@ -291,9 +291,14 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
             raise UserError(
                 f"--loss {loss.name}: the store has random draws, which have no logits; use kl"
             )
-        if spec and spec.tier == "sample" and loss.name == "reverse-kl":
+        if loss.teacher == "observed" and spec and not (spec.observed or spec.tier == "head"):
             raise UserError(
-                f"--loss reverse-kl: {where} has random draws, which give a probability of zero to"
+                f"--loss {loss.name}: {where} lacks the log-probabilities of the tokens that follow"
+                " (logits.observed), as older dumps do; dump again, or use kl-next"
+            )
+        if spec and spec.tier == "sample" and not loss.of_draws:
+            raise UserError(
+                f"--loss {loss.name}: {where} has random draws, which give a probability of zero to"
                 " most pieces that a student predicts; use kl-next, or dump with --logits topk:K"
             )
 

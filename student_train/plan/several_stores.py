@@ -61,6 +61,12 @@ def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureS
     _check_pieces(first, other)
     _check_texts(first, other)
     read = features_of(term.loss for term in terms)
+    if chunked := [term.name for term in terms if term.loss.teacher == "observed"]:
+        raise UserError(
+            f"--combine outputs: --loss {chunked[0]} needs the probability of the text, which the"
+            f" mean of several teachers gives only over their whole vocabulary; use kl-next, or"
+            f" {LOSSES}"
+        )
     for kind in {"hidden", "attention"} & set(read):
         _check_states(kind, first, other)
     for each in (first, other):

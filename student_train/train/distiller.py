@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import Features, FeatureStore
-from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch
+from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch, pool_members
 from teachonce.student_train.data.blocks import output_kind_of
+from teachonce.student_train.losses.next_token import ChunkTargets
 from teachonce.student_train.losses.registry import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
@@ -305,6 +307,9 @@ class _AlignedSides:
                 wanted = self._wanted
                 targets = wanted.shared if loss.teacher == "shared" else wanted.logits
                 return [(self._logits(term), targets)]
+            case "chunks" if self._wanted.chunks is not None:
+                chunks = self._wanted.chunks
+                return [(self._likelihoods(chunks), chunks.logprobs)]
             case "classes" | "scores" if self._wanted.task is not None:
                 task = self._wanted.task
                 target = task.gold if loss.teacher == "gold" else task.logits
@@ -360,6 +365,12 @@ class _AlignedSides:
             else:
                 self._pieces = distiller.logits(runs.pool(last, term.pool))
         return self._pieces
+
+    def _likelihoods(self, chunks: ChunkTargets) -> Tensor:
+        """Compute the log-probabilities [G] of the tokens of each run, given those before it."""
+        logits = self._distiller.logits(self._read.last[chunks.before]).float()
+        own = -functional.cross_entropy(logits, chunks.following, reduction="none")
+        return pool_members(own[:, None], chunks.begin, "sum")[:, 0]
 
     @cached_property
     def classes(self) -> Tensor:

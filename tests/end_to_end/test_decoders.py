@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from teachonce.store import open_store
 from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.report import read_report
+from teachonce.student_train.plan.checks import checked_plan
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
@@ -170,7 +175,32 @@ def test_random_draws_train_forwards_only(
     words = ("--store", drawn, "--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     said = refused(student_train, *words, "--loss", "reverse-kl", "--out", tmp_path / "reverse")
     says(said, "--loss reverse-kl", "random draws", "kl-next")
+    said = refused(student_train, *words, "--loss", "jsd:0.3", "--out", tmp_path / "reverse")
+    says(said, "--loss jsd:0.3", "random draws", "kl-next")
+    ok(student_train, *words, "--loss", "alm", "--out", tmp_path / "runs")
     ok(student_train, *words, "--loss", "kl-next", "--out", tmp_path / "forward")
+
+
+def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "student"
+    words = ("--store", store, "--student", "llama:32x1x4", "--vocab", "300", *SHORT)
+    ok(student_train, *words, "--loss", "next=1,jsd:0.3=1,alm=0.5", "--out", out)
+    report = read_report(out)
+    assert report is not None
+    result = report["result"]
+    parts = result["valid_next"] + result["valid_jsd:0.3"] + 0.5 * result["valid_alm"]
+    assert result["valid_loss"] == pytest.approx(parts, rel=1e-6)
+    said = refused(student_train, *words, "--store", store, "--combine", "outputs", "--loss", "alm",
+                   "--out", tmp_path / "no")  # fmt: skip
+    says(said, "--combine outputs", "--loss alm", "--combine losses")
+    old = open_store(store)
+    assert old.features.logits is not None
+    spec = replace(old.features.logits, observed=False)
+    old.features = replace(old.features, logits=spec)
+    options = TrainOptions(str(store), student="llama:32x1x4", loss={"alm": 1.0})
+    with pytest.raises(UserError, match=r"--loss alm: .*logits.observed.* dump again, or use kl-"):
+        checked_plan(options, old)
+    assert "`valid_jsd:0.3` is in nats" in (out / "README.md").read_text()
 
 
 def test_a_decoder_reads_unmasked_text_only(

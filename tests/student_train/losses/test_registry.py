@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from inspect import signature
+from inspect import Parameter, signature
+
+import pytest
 
 from teachonce.student_train.losses.registry import (
     FEATURES,
     LOSSES,
     features_of,
+    find,
     help_text,
     loss_names,
     losses_for,
+    named,
 )
+from teachonce.support.errors import UserError
 
 
 def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
     for loss in LOSSES:
         sides = 3 if loss.student == "maps" else 2
-        assert len(signature(loss.measure).parameters) == sides + loss.tempered, loss.name
+        taken = signature(loss.measure).parameters.values()
+        given = [each for each in taken if each.kind is not Parameter.KEYWORD_ONLY]
+        assert len(given) == sides + loss.tempered, loss.name
         assert loss.feature is None or loss.feature in FEATURES
         compared = loss.student in ("runs", "sentence") or loss.name in ("embedding", "in-batch")
         assert (loss.projection == "none") == (not compared)
@@ -52,7 +60,24 @@ def test_what_losses_read_of_a_store() -> None:
 
 def test_help_lists_every_loss() -> None:
     words = help_text().replace(",", " ").replace(";", " ").split()
-    assert set(loss_names()) <= set(words)
+    assert {word.partition("[")[0] for word in words} >= set(loss_names())
+    assert {"jsd[:B]", "alm[:T]"} <= set(words)
+
+
+def test_a_name_may_hold_a_number() -> None:
+    (own,), (plain,) = find("jsd:0.3"), find("jsd")
+    assert (own.name, own.value, plain.value) == ("jsd:0.3", 0.3, None)
+    assert [loss.name for loss in named(["jsd:0.3", "next", "jsd"])] == ["next", "jsd", "jsd:0.3"]
+    assert own.measure.keywords == {"beta": 0.3}  # type: ignore[attr-defined]
+    assert plain.measure.keywords == {"beta": 0.5}  # type: ignore[attr-defined]
+    for name, expected in (
+        ("jsd:1", "--loss jsd:1: expected jsd:B with a number between 0 and 1, such as jsd:0.5"),
+        ("jsd:x", "--loss jsd:x: expected jsd:B"),
+        ("alm:0", "--loss alm:0: expected alm:T with a number above 0, such as alm:100"),
+    ):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            find(name)
+    assert named(["next:0.3"]) == []
 
 
 def test_the_list_of_losses_does_not_wait_for_torch() -> None:

@@ -1,0 +1,99 @@
+"""The losses of next tokens, against their definitions in NumPy over the whole vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from teachonce.student_train.losses.next_token import NextTargets, alm, jsd, kl, reverse_kl
+from teachonce.support.arrays import Array
+
+V, G = 7, 5
+chance = np.random.default_rng(4)
+
+
+def log_softmax(values: Array) -> Array:
+    found: Array = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
+    return found
+
+
+def targets_of(logprobs: Array, size: int) -> NextTargets:
+    """The `size` best of each row and the rest; the most likely one follows."""
+    best = np.argsort(-logprobs, axis=1)[:, :size]
+    stored = np.take_along_axis(logprobs, best, axis=1)
+    with np.errstate(divide="ignore"):
+        rest = np.log(np.maximum(1 - np.exp(stored).sum(axis=1), 0))
+    return NextTargets(
+        ids=torch.from_numpy(best.astype(np.int64)),
+        logprobs=torch.from_numpy(stored.astype(np.float32)),
+        valid=torch.ones(len(best), size, dtype=torch.bool),
+        rest=torch.from_numpy(rest.astype(np.float32)),
+        log_partition=torch.zeros(len(best)),
+        following=torch.from_numpy(best[:, 0].astype(np.int64)),
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
+def test_jsd_over_a_whole_vocabulary_is_the_dense_one(beta: float, temperature: float) -> None:
+    teacher, student = (log_softmax(chance.normal(0, 2, (G, V))) for _ in range(2))
+    p, q = (np.exp(log_softmax(each / temperature)) for each in (teacher, student))
+    m = beta * p + (1 - beta) * q
+    rows = beta * p * np.log(p / m) + (1 - beta) * q * np.log(q / m)
+    own = torch.from_numpy(student.astype(np.float32)).requires_grad_()
+    found = jsd(own, targets_of(teacher, V), temperature, beta=beta)
+    expected = rows.sum(axis=1).mean() * temperature**2
+    assert float(found.detach()) == pytest.approx(float(expected), abs=1e-6)
+    found.backward()
+    assert own.grad is not None and bool(torch.isfinite(own.grad).all())
+
+
+def test_jsd_lies_between_the_two_divergences() -> None:
+    """Divided by B it becomes KL for small B, by 1 - B reverse KL for large B (GKD, section 2)."""
+    teacher, student = (log_softmax(chance.normal(0, 1, (G, V))) for _ in range(2))
+    own = torch.from_numpy(student.astype(np.float32))
+    targets = targets_of(teacher, 4)
+    # Without the term for the rest, which none of the pieces that follow is in.
+    low, high = (float(jsd(own, targets, 1.0, beta=beta)) for beta in (1e-3, 1 - 1e-3))
+    assert low / 1e-3 == pytest.approx(float(kl(own, targets, 1.0)), rel=0.01)
+    assert high / 1e-3 == pytest.approx(float(reverse_kl(own, targets, 1.0)), rel=0.01)
+    assert float(jsd(own, targets_of(student, 4), 1.0)) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
+    teacher = log_softmax(chance.normal(0, 1, (G, V)))
+    targets = targets_of(teacher, 3)
+    rare = torch.from_numpy(np.argsort(-teacher, axis=1)[:, -1].astype(np.int64))
+    own = torch.zeros(G, V, requires_grad=True)
+    columns = {**vars(targets), "following": rare}
+    jsd(own, NextTargets(**columns), 1.0).backward()
+    assert own.grad is not None
+    others = [v for v in range(V) if v not in {*targets.ids[0].tolist(), int(rare[0])}]
+    assert float(own.grad[0, rare[0]]) < min(float(own.grad[0, v]) for v in others)
+
+
+def test_alm_is_a_divergence_of_two_outcomes() -> None:
+    """Of the run, and of anything else, each with the power 1/T (ALM, equation 5)."""
+    teacher, student = (-chance.exponential(3, G) for _ in range(2))
+    for flatness in (1.0, 100.0):
+        p, q = (np.exp(each / flatness) for each in (teacher, student))
+        expected = flatness * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
+        own, theirs = (torch.from_numpy(each) for each in (student, teacher))
+        assert float(alm(own, theirs, flatness)) == pytest.approx(float(expected), abs=1e-9)
+    a, b = -teacher, -student
+    wanted = (a * np.log(a / b) - a + b).mean()
+    far = alm(torch.from_numpy(student), torch.from_numpy(teacher), flatness=1e6)
+    assert float(far) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_alm_of_certain_and_impossible_runs() -> None:
+    student = torch.tensor([0.0, -3.0, -3.0], requires_grad=True)
+    found = alm(student, torch.tensor([0.0, 0.0, -torch.inf]))
+    found.backward()
+    assert student.grad is not None and bool(torch.isfinite(student.grad).all())
+    assert float(student.grad[1]) < 0 < float(student.grad[2])
+    assert float(alm(torch.zeros(2), torch.zeros(2))) == 0
+    nothing = torch.zeros(0, requires_grad=True)
+    alm(nothing, torch.zeros(0)).backward()
+    assert nothing.grad is not None
