@@ -17,7 +17,7 @@ from teachonce.store import Batch
 from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.student_train.losses.next_token import ChunkTargets
+from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets
 from teachonce.support.arrays import Array, begins, ranges
 
 
@@ -257,6 +257,7 @@ class Distillation:
     task: TaskTargets | None
     encoded: EncodedTargets | None  # the five below before they are decoded; None afterwards
     chunks: ChunkTargets | None = None
+    head: HeadTargets | None = None  # in place of `logits`, for the teacher's vocabulary
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
@@ -264,6 +265,11 @@ class Distillation:
     sentences: dict[str, Tensor] = field(default_factory=dict)
     raw_sentences: dict[str, Tensor] = field(default_factory=dict)  # [B,D]: not normalised
     maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
+
+    @property
+    def predicted(self) -> LogitTargets | HeadTargets | None:
+        """Return the teacher's distributions at `logit_runs`."""
+        return self.logits if self.head is None else self.head
 
     def decoded(self) -> Distillation:
         """Decode the teacher's states and maps on their device. Decoded targets are unchanged."""

@@ -30,6 +30,7 @@ from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.student_train.data.next_tokens import (
     chunk_targets,
     following,
+    head_targets,
     last_tokens,
     learnt_of_student,
     learnt_runs,
@@ -37,13 +38,18 @@ from teachonce.student_train.data.next_tokens import (
     observed_logprobs,
     places_before,
     predicted_bytes,
+    whole_head,
 )
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens, Masker, tokenize
 from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.student_train.losses.next_token import ChunkTargets, NextTargets
+from teachonce.student_train.losses.next_token import (
+    ChunkTargets,
+    HeadTargets,
+    NextTargets,
+)
 from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
@@ -71,6 +77,7 @@ class Collator:
 
     plan: its terms decide the alignments and targets of a batch.
     head: weight [V,D] and bias [V] of the teacher's head, for losses on logits of the `head` tier.
+    exact: a decoder with the teacher's vocabulary is compared over all pieces of the `head` tier.
     store: if given, its text is tokenized once for all batches (`token_table`), else batch by
         batch.
     Raises UserError for a tokenizer that `align` cannot read.
@@ -84,6 +91,7 @@ class Collator:
         *,
         max_length: int,
         head: tuple[Array, Array] | None = None,
+        exact: bool = True,
         store: FeatureStore | None = None,
     ) -> None:
         self.student_tokenizer = student_tokenizer
@@ -96,6 +104,10 @@ class Collator:
         self.max_length = max_length
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
         self.head, self.logits = head, store.features.logits if store else None
+        size = len(student_tokenizer)
+        self.whole = None
+        if exact and head is not None:
+            self.whole = whole_head(self.vocabulary, size, head, self.logits)
         self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
         self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
@@ -147,7 +159,8 @@ class Collator:
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
         self.alignments = {name: _Aligned.by(name, plan.terms) for name in names}
         for each in self.alignments.values():
-            if each.teacher & {"distribution", "logits", "shared"}:
+            whole = self.causal and self.whole is not None
+            if each.teacher & {"distribution", "logits", "shared"} and not whole:
                 self._read_logits(each.strategy.predicted)
         self.targets = plan.targets
 
@@ -250,14 +263,16 @@ class Collator:
             inputs = Inputs.of(read.ids, student.start, self.padding, self._types(student))
         logit_runs: Runs | None = None
         logits: LogitTargets | None = None
+        head: HeadTargets | None = None
         shared: SharedTargets | None = None
         chunks: ChunkTargets | None = None
         if "observed" in wanted.teacher:
             assert batch.logits is not None
-            observed = observed_logprobs(batch.logits, batch.token_ids, self.head)
+            observed = observed_logprobs(batch.logits, batch.token_ids, self.head, self.logits)
             chunks = chunk_targets(alignment, sides.teacher, student, observed)
         if "distribution" in wanted.teacher and self.causal:
-            logit_runs, logits = self._next(batch, wanted, sides.teacher, student, alignment)
+            logit_runs, found = self._next(batch, wanted, sides.teacher, student, alignment)
+            logits, head = (None, found) if isinstance(found, HeadTargets) else (found, None)
         elif "logits" in wanted.features and not self.causal:
             logit_runs, logits, shared = self._logits(batch, wanted, alignment, read.labels)
         if self.causal:
@@ -269,6 +284,7 @@ class Collator:
             logits=logits,
             shared=shared,
             chunks=chunks,
+            head=head,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)
                 if "attention" in wanted.features
@@ -333,14 +349,17 @@ class Collator:
         teacher: Tokens,
         student: Tokens,
         alignment: Alignment,
-    ) -> tuple[Runs, NextTargets]:
+    ) -> tuple[Runs, NextTargets | HeadTargets]:
         """Take targets of the tokens before each run."""
         rows, before = places_before(alignment, teacher, student)
         assert batch.logits is not None
-        targets, some = self.readers[wanted.strategy.predicted].of(batch.logits, rows)
-        before = before[some]
+        if self.whole is None:
+            targets, some = self.readers[wanted.strategy.predicted].of(batch.logits, rows)
+            before = before[some]
         following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
         runs = Runs.of(np.stack([before, before + 1], axis=1))
+        if self.whole is not None:
+            return runs, head_targets(batch.logits, rows, following, self.whole)
         return runs, NextTargets(**vars(targets), following=following)
 
     def _logits(

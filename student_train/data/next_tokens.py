@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, token_ends
 from teachonce.align.vocabulary import Marks, character_of_byte
-from teachonce.store import Logits
+from teachonce.store import Logits, LogitsSpec
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
-from teachonce.student_train.losses.next_token import ChunkTargets
+from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, TeacherHead
 from teachonce.support.arrays import Array, Floats, begins, covering_spans_of_texts, ranges, starts
 
 
@@ -108,11 +109,16 @@ def chunk_targets(
     )
 
 
-def observed_logprobs(logits: Logits, token_ids: Array, head: tuple[Array, Array] | None) -> Floats:
+def observed_logprobs(
+    logits: Logits,
+    token_ids: Array,
+    head: tuple[Array, Array] | None,
+    spec: LogitsSpec | None = None,
+) -> Floats:
     """Return the log-probability of token t + 1 in row t, float [N], of a store that has it or has
     the inputs of the teacher's head; the last row of a text is meaningless.
 
-    head: weight [V,D] and bias [V] of the head.
+    head: weight [V,D] and bias [V] of the head. spec: caps its logits.
     """
     if logits.observed is not None:
         found: Floats = logits.observed
@@ -120,7 +126,26 @@ def observed_logprobs(logits: Logits, token_ids: Array, head: tuple[Array, Array
     assert head is not None  # `plan/checks.py` has refused
     following = np.append(token_ids[1:], token_ids[:1])
     own = np.einsum("nd,nd->n", logits.values, head[0][following]) + head[1][following]
-    return np.asarray(own - logits.log_partition)
+    return np.asarray((spec.capped(own) if spec else own) - logits.log_partition)
+
+
+def whole_head(
+    vocabulary: VocabularyMap, size: int, head: tuple[Array, Array], spec: LogitsSpec | None
+) -> TeacherHead | None:
+    """Return the teacher's head, weight [V,D] and bias [V], if its first `size` rows are the pieces
+    of the student, else None. `spec` caps its logits."""
+    if not np.array_equal(vocabulary.match[:size], np.arange(size)):
+        return None
+    # Rows behind the vocabulary are padding, without probability.
+    weight, bias = (torch.from_numpy(part[:size]) for part in head)
+    return TeacherHead(weight, bias, spec)
+
+
+def head_targets(logits: Logits, rows: Array, following: Tensor, head: TeacherHead) -> HeadTargets:
+    """Take the inputs of the teacher's head at its tokens `rows` [G]."""
+    columns = (np.array(each[rows], np.float32) for each in (logits.values, logits.log_partition))
+    values, partition = map(torch.from_numpy, columns)
+    return HeadTargets(values, partition, following, head)
 
 
 def last_tokens(alignment: Alignment) -> Alignment:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from teachonce.store import LogitsSpec
 from teachonce.student_train.losses.logits import LogitTargets, divergence, mlm, sides
 
 SURE = 1e-9  # distance of a log-probability from 0 at which a run counts as certain
@@ -24,6 +25,43 @@ class NextTargets(LogitTargets):
     """Holds the teacher's distribution over the student's next piece, and that next piece."""
 
     following: Tensor  # int64 [G]
+
+
+class TeacherHead:
+    """Holds weight [V,D] and bias [V] of a teacher's head, and copies them to a device once.
+
+    spec: caps its logits.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, spec: LogitsSpec | None = None) -> None:
+        self._weight, self._bias, self._spec = weight, bias, spec
+
+    def logits(self, values: Tensor) -> Tensor:
+        """Return the logits [G,V] of inputs [G,D], on their device."""
+        if self._weight.device != values.device:
+            self._weight, self._bias = (x.to(values.device) for x in (self._weight, self._bias))
+        outputs = torch.addmm(self._bias, values, self._weight.T)
+        found: Tensor = self._spec.capped(outputs, torch) if self._spec else outputs
+        return found
+
+
+@dataclass(frozen=True)
+class HeadTargets:
+    """Holds the inputs of the teacher's head at G places, if the student has its vocabulary: the
+    targets of all V pieces, exactly."""
+
+    values: Tensor  # float32 [G,D]
+    log_partition: Tensor  # float32 [G]
+    following: Tensor  # int64 [G]
+    head: TeacherHead
+
+    def whole(self) -> NextTargets:
+        """Return the distributions over all pieces: G V numbers, so for a slice of places."""
+        logprobs = self.head.logits(self.values) - self.log_partition[:, None]
+        ids = torch.arange(logprobs.shape[1], device=logprobs.device).expand_as(logprobs)
+        valid = torch.ones(1, 1, dtype=torch.bool, device=logprobs.device).expand_as(logprobs)
+        rest = torch.full_like(self.log_partition, -torch.inf)
+        return NextTargets(ids, logprobs, valid, rest, self.log_partition, self.following)
 
 
 @dataclass(frozen=True)

@@ -311,6 +311,7 @@ def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Colla
         plan.options.batch_plan(plan.options.terms(output_kind_of(store))),
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
+        exact=plan.options.combine != "outputs",  # the mean of several is over the best pieces
         store=store,
     )
 

@@ -34,6 +34,7 @@ from teachonce.student_train.model.any_student import (
     tag_logits,
 )
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.slices import exceeds, mean_in_slices, rows_in_slices, whole
 from teachonce.support.errors import UserError
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
@@ -96,6 +97,11 @@ class Distiller(nn.Module):
         if of_text := [term for term in self.every if term.loss.of_text]:
             assert features.embedding is not None  # `check` has refused
             self.projections[VECTORS] = self._vector_head(of_text, own, features.embedding.width)
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the student's number of pieces; 0 for your own module."""
+        return int(getattr(getattr(self.student, "config", None), "vocab_size", 0))
 
     @property
     def vector_head(self) -> VectorHead | None:
@@ -166,8 +172,8 @@ class Distiller(nn.Module):
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
             for term in sides.terms:
-                if pairs := sides.of(term):  # the mean over the teacher's features
-                    found[term.name] = reduce(add, (term.measure(*p) / len(pairs) for p in pairs))
+                if (loss := sides.measured(term)) is not None:
+                    found[term.name] = loss
             return found, sides.task_logits()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
@@ -244,11 +250,15 @@ class Sides:
         self.terms = tuple(terms)
         maps = any(term.loss.student == "maps" for term in terms)
         own = any(term.loss.of_text_alone for term in terms)
+        causal = any(term.loss.of_next for term in terms)
         seconds = [wanted.inputs for wanted in batch.aligned.values()]
         if own or not seconds or None in seconds or batch.vectors is not None:
             native = distiller.encode(batch.inputs, maps)
         # The order of these decides the last bits of gradients.
-        self._masked = distiller.logits(native.last[batch.masked]) if own else None
+        self._native = native.last if own else None
+        self._masked = None
+        if own and not (causal and exceeds(len(batch.masked), distiller.vocabulary)):
+            self._masked = distiller.logits(native.last[batch.masked])
         self._aligned = {
             name: _AlignedSides(
                 distiller,
@@ -281,6 +291,29 @@ class Sides:
         pairs = self._aligned[term.alignment].of(term)
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
+    def measured(self, term: Term) -> Tensor | None:
+        """Compute a term's loss, the mean over the teacher's features; None if the batch has no
+        targets for it.
+
+        Losses of next tokens with too many logits are computed in slices of places, whose logits
+        are computed again in the backward pass.
+        """
+        size = self._distiller.vocabulary
+        if term.loss.of_next and (rows := self._rows(term)) and exceeds(len(rows[0]), size):
+            more = () if term.temperature is None else (term.temperature,)
+            logits = self._distiller.logits
+            return mean_in_slices(lambda s, t: term.measure(logits(s), t, *more), *rows, size)
+        if not (pairs := self.of(term)):
+            return None
+        return reduce(add, (term.measure(*pair) / len(pairs) for pair in pairs))
+
+    def _rows(self, term: Term) -> tuple[Tensor, Any] | None:
+        """Return the states [G,D] of which a term compares the logits, and its targets."""
+        if term.loss.student == "next":
+            assert self._native is not None
+            return self._native[self._batch.masked], self._batch.labels
+        return self._aligned[term.alignment].rows(term)
+
     def task_logits(self) -> Tensor | None:
         """Return the student's logits [G,C] for the task, or None without a task."""
         of_task = self._batch.of_task
@@ -305,8 +338,8 @@ class _AlignedSides:
                 return self._of_maps()
             case "pieces" if self._wanted.logit_runs is not None:
                 wanted = self._wanted
-                targets = wanted.shared if loss.teacher == "shared" else wanted.logits
-                return [(self._logits(term), targets)]
+                targets = wanted.shared if loss.teacher == "shared" else wanted.predicted
+                return [(self._logits(term), whole(targets))]
             case "chunks" if self._wanted.chunks is not None:
                 chunks = self._wanted.chunks
                 return [(self._likelihoods(chunks), chunks.logprobs)]
@@ -322,6 +355,14 @@ class _AlignedSides:
         that trains only the separate output, of that output."""
         read = {term.loss.student for term in terms}
         return self.scores if "scores" in read and "classes" not in read else self.classes
+
+    def rows(self, term: Term) -> tuple[Tensor, Any] | None:
+        """Return the states [G,D] of which a term compares the logits, and its targets; None if it
+        compares other things."""
+        runs = self._wanted.logit_runs
+        if term.loss.student != "pieces" or runs is None:
+            return None
+        return runs.pool(self._read.last, term.pool), self._wanted.predicted
 
     def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
         loss, wanted, distiller, found = term.loss, self._wanted, self._distiller, []
@@ -368,8 +409,13 @@ class _AlignedSides:
 
     def _likelihoods(self, chunks: ChunkTargets) -> Tensor:
         """Compute the log-probabilities [G] of the tokens of each run, given those before it."""
-        logits = self._distiller.logits(self._read.last[chunks.before]).float()
-        own = -functional.cross_entropy(logits, chunks.following, reduction="none")
+
+        def logprobs(states: Tensor, labels: Tensor) -> Tensor:
+            logits = self._distiller.logits(states).float()
+            return -functional.cross_entropy(logits, labels, reduction="none")
+
+        states, size = self._read.last[chunks.before], self._distiller.vocabulary
+        own = rows_in_slices(logprobs, states, chunks.following, size)
         return pool_members(own[:, None], chunks.begin, "sum")[:, 0]
 
     @cached_property

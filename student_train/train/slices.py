@@ -1,0 +1,70 @@
+"""Losses of next tokens in slices of places, so that no tensor has a logit for every token and
+piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from teachonce.student_train.losses.next_token import HeadTargets
+
+MOST_LOGITS = 2**25  # at once: 128 MB in float32
+
+
+def exceeds(places: int, vocabulary: int) -> bool:
+    """Return whether the logits of this number of places are too many to be held at once."""
+    return places * vocabulary > MOST_LOGITS
+
+
+def whole(targets: Any) -> Any:
+    """Return targets that a formula takes: those of a whole head as distributions."""
+    return targets.whole() if isinstance(targets, HeadTargets) else targets
+
+
+def mean_in_slices(
+    measure: Callable[[Tensor, Any], Tensor], states: Tensor, targets: Any, vocabulary: int
+) -> Tensor:
+    """Compute a loss that is a mean over G places, from states [G,D] and targets, labels [G] or a
+    dataclass of tensors [G,...]."""
+
+    def measured(states: Tensor, targets: Any) -> Tensor:
+        return measure(states, whole(targets))
+
+    parts = [
+        _again(measured, states[some], _sliced(targets, some)) * (len(states[some]) / len(states))
+        for some in _slices(len(states), vocabulary)
+    ]
+    return torch.stack(parts).sum()
+
+
+def rows_in_slices(
+    measure: Callable[[Tensor, Tensor], Tensor], states: Tensor, labels: Tensor, vocabulary: int
+) -> Tensor:
+    """Compute a number for each of G places, from states [G,D] and labels [G]: [G]."""
+    if not exceeds(len(states), vocabulary):
+        return measure(states, labels)
+    some = _slices(len(states), vocabulary)
+    return torch.cat([_again(measure, states[each], labels[each]) for each in some])
+
+
+def _again(measure: Callable[..., Tensor], *given: Any) -> Tensor:
+    """Call a function whose logits are computed again in the backward pass."""
+    # Nothing random is in it; the reentrant way would not see the weights of the head.
+    found: Tensor = checkpoint(measure, *given, use_reentrant=False, preserve_rng_state=False)
+    return found
+
+
+def _slices(count: int, vocabulary: int) -> Iterator[slice]:
+    size = max(1, MOST_LOGITS // vocabulary)
+    return (slice(first, first + size) for first in range(0, count, size))
+
+
+def _sliced(targets: Any, some: slice) -> Any:
+    if isinstance(targets, Tensor):
+        return targets[some]
+    each = vars(targets).items()
+    return type(targets)(**{n: v[some] if isinstance(v, Tensor) else v for n, v in each})

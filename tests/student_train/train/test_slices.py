@@ -1,0 +1,106 @@
+"""Distillation over the teacher's whole vocabulary, without a logit for every token and piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.train import slices
+from teachonce.student_train.train.distiller import Distiller
+from tests.end_to_end.support import dumped, write_corpus
+
+LOSSES = {"next": 0.5, "kl-next": 0.5, "reverse-kl": 0.2, "jsd:0.3": 0.2, "alm": 0.1}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    corpus = write_corpus(folder / "corpus.txt", 30)
+    words: dict[str, Any] = {"attention": "none", "hidden": "none", "codec": "exact"}
+    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", logits="head", **words)
+
+
+def distiller_of(batches: StudentBatches) -> Distiller:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(batches.tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+    )
+    return batches.distiller(AutoModelForCausalLM.from_config(config))
+
+
+def gradients(distiller: Distiller, batch: Any) -> tuple[dict[str, float], torch.Tensor]:
+    distiller.zero_grad()
+    found = distiller(batch)
+    distiller.weighted(found).backward()
+    every = [weight.grad.flatten() for weight in distiller.parameters() if weight.grad is not None]
+    return {name: float(loss.detach()) for name, loss in found.items()}, torch.cat(every)
+
+
+class Places(TorchDispatchMode):
+    """Notes the most places of which any tensor of floats has had a number for each piece."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pieces, self.most = pieces, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else (found,):
+            number = isinstance(each, torch.Tensor) and each.is_floating_point()
+            if number and self.pieces in each.shape:
+                self.most = max(self.most, each.numel() // self.pieces)
+        return found
+
+
+def test_the_teachers_vocabulary_is_ordinary_distillation_from_its_head(
+    store: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """All pieces, not the best ones: KL, its reverse and its gradient are those of dense logits."""
+    words: dict[str, Any] = {"student": "llama:32x1x4", "batch_tokens": 512}
+    batches = StudentBatches(store, "teacher", loss={"kl-next": 1.0, "reverse-kl": 1.0}, **words)
+    distiller, batch = distiller_of(batches), next(iter(batches))
+    found, gradient = gradients(distiller, batch)
+    teacher: Any = AutoModelForCausalLM.from_pretrained(tiny_teacher("gpt2"))
+    ids, present = batch.inputs.ids, batch.inputs.present
+    asked = present[:, 1:]
+    with torch.no_grad():
+        p = teacher(ids, attention_mask=present.long()).logits[:, :-1][asked].log_softmax(dim=1)
+    distiller.zero_grad()
+    own = distiller.student(ids, attention_mask=present.long()).logits[:, :-1][asked]
+    q = own.log_softmax(dim=1)
+    forward = (p.exp() * (p - q)).sum(dim=1).mean()
+    backward = (q.exp() * (q - p.clamp(min=-20))).sum(dim=1).mean()
+    (forward + backward).backward()
+    assert found["kl-next"] == pytest.approx(float(forward.detach()), abs=1e-4)
+    assert found["reverse-kl"] == pytest.approx(float(backward.detach()), abs=1e-4)
+    dense = torch.cat([w.grad.flatten() for w in distiller.parameters() if w.grad is not None])
+    assert float((gradient - dense).norm() / dense.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("vocab", ["teacher", "400"])
+def test_slices_change_nothing_and_no_tensor_has_a_logit_of_every_token(
+    store: Path, vocab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: dict[str, Any] = {"student": "llama:32x1x4", "batch_tokens": 1024, "loss": LOSSES}
+    batches = StudentBatches(store, vocab, **words)
+    distiller, batch = distiller_of(batches), max(batches, key=lambda each: each.tokens)
+    size, most = len(batches.tokenizer), len(batch.labels)
+    with Places(size) as at_once:
+        losses, gradient = gradients(distiller, batch)
+    monkeypatch.setattr(slices, "MOST_LOGITS", 128 * size)
+    with Places(size) as sliced:
+        again, other = gradients(distiller, batch)
+    assert at_once.most == most > 500 and sliced.most == 128
+    assert again == pytest.approx(losses, rel=1e-5) and set(losses) == set(LOSSES)
+    assert float((gradient - other).norm() / gradient.norm()) < 1e-5
