@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,8 @@ Calibration = dict[str, tuple[Floats, Floats]]
 TIERS = ("topk", "sample", "head")
 FLAGS = ("next_token", "observed")
 """Keys of `logits` that are true or absent."""
+SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
+"""In float32, others may become 0 or infinity, and logits of them NaN."""
 MARKS = ("context", "learn")
 """Keys of `features` that are true or absent: which tokens students are trained on."""
 CONTEXT, LEARN = "sequence/context", "token/learn"
@@ -90,11 +91,13 @@ class LogitsSpec:
                 f" {self.to_json()!r:.80}"
             )
         if self.cap is not None and not (
-            self.tier == "head" and type(self.cap) in (int, float) and 0 < self.cap < math.inf
+            self.tier == "head"
+            and type(self.cap) in (int, float)
+            and SMALLEST_CAP <= self.cap <= LARGEST_CAP
         ):
             raise StoreError(
-                f"features: cap of logits must be a number over 0, in tier head, got {self.cap!r}"
-                f" of {self.tier}"
+                f"features: cap of logits must be a number {SMALLEST_CAP:g}..{LARGEST_CAP:g}, in"
+                f" tier head, got {self.cap!r:.80} of {self.tier}"
             )
 
     def capped(self, outputs: Any, xp: Any = np) -> Any:
