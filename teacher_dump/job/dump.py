@@ -123,7 +123,7 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
         say(plan.features_line())
         grown_from = plan.growth.store if plan.growth else None
         check_numbers(plan.options.out, grown_from, plan.teacher, say)
-        writer = open_writer(plan, first, words)
+        writer = open_writer(plan, first, words, say)
         with closing(writer):
             if takeover:
                 takeover.copy(writer, stop.check)
@@ -139,11 +139,16 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
 
 
 def open_writer(
-    plan: DumpPlan, first: list[Window], words: WordCounts | None, lease: Lease | None = None
+    plan: DumpPlan,
+    first: list[Window],
+    words: WordCounts | None,
+    say: Callable[[str], object],
+    lease: Lease | None = None,
 ) -> StoreWriter:
     """Create the store, or open the unfinished one.
 
-    The calibration is the one of --grow-from, else it is measured on the `first` part. Pass the
+    The calibration is the one of --grow-from, else it is measured on the `first` part; `say`
+    receives its progress. Pass the
     store's `lease` if other processes write parts, too.
     """
     from teachonce.teacher_dump.job.part_writing import calibration
@@ -153,7 +158,7 @@ def open_writer(
         plan.options.out,
         identity=plan.identity,
         features=plan.features,
-        calibration=growth.calibration if growth else calibration(plan, first),
+        calibration=growth.calibration if growth else calibration(plan, first, say),
         files=teacher.files(),
         weights=teacher.weights() if plan.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,

@@ -32,6 +32,7 @@ from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, word_counts
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_of, tokens_of
 from teachonce.teacher_dump.job.plan import DumpPlan, planned
+from teachonce.teacher_dump.windows.label_numbers import ignore
 from teachonce.teacher_dump.windows.window import Window, length_batches, storable
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
         sampled.options.out,
         identity={},  # hashing the teacher's weights takes seconds, and nobody opens this store
         features=sampled.features,
-        calibration=calibration(sampled, windows),
+        calibration=calibration(sampled, windows, ignore),
         files=teacher.files(),
         weights=_sampled_weights(teacher) if sampled.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,

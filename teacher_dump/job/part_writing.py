@@ -13,8 +13,10 @@ from teachonce.store import Features, PartWriter, StoreWriter
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.background import Calls
+from teachonce.support.console import counted
 from teachonce.teacher_dump.job.parts import NumberedPart, sequences_of, tokens_of
 from teachonce.teacher_dump.job.plan import DumpPlan
+from teachonce.teacher_dump.job.progress import Progress
 from teachonce.teacher_dump.teacher.forward import BatchOutput, Logits, forward
 from teachonce.teacher_dump.teacher.heads import (
     Decoder,
@@ -137,12 +139,14 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
         puts[spec.tier](view, rows, *logits)
 
 
-def calibration(plan: DumpPlan, windows: list[Window]) -> dict[str, tuple[Array, Array]]:
+def calibration(
+    plan: DumpPlan, windows: list[Window], say: Callable[[str], object]
+) -> dict[str, tuple[Array, Array]]:
     """Return mean and deviation [D] of the channels of each hidden state; codecs encode relative to
     them.
 
     An unfinished store has them already. Else they are measured on windows spread evenly over the
-    first part.
+    first part, which the teacher then reads once more. `say` receives how many, and the progress.
     """
     teacher, out = plan.teacher, plan.options.out
     if not teacher.hidden.groups:
@@ -156,9 +160,16 @@ def calibration(plan: DumpPlan, windows: list[Window]) -> dict[str, tuple[Array,
     found = length_batches([len(inputs[i]) for i in chosen], plan.options.batch_tokens)
     batches = [chosen[batch] for batch in found]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
-    for output in forward(teacher, windows, inputs, batches, 0, Counter()):
-        for name, values in output.hidden.items():
-            states[name].append(values)
+    tokens = tokens_of([windows[i] for i in chosen])
+    say(
+        f"calibrate {counted(tokens, 'token')} of the first part are read twice: before it is"
+        " written, for mean and deviation of the states"
+    )
+    with Progress(None, tokens, False, say, "calibrate") as progress:
+        for output in forward(teacher, windows, inputs, batches, 0, Counter()):
+            for name, values in output.hidden.items():
+                states[name].append(values)
+            progress.advance(int(output.lengths.sum()))
     return {name: mean_and_deviation(parts) for name, parts in states.items()}
 
 

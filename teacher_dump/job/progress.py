@@ -20,7 +20,8 @@ class Progress:
     """Counts tokens and estimates their total from the share of the corpus that was read.
 
     The share is counted in characters, or in documents with `by_documents`. Without a `corpus`, and
-    for datasets of the hub, whose size is unknown, only `limit` gives a total.
+    for datasets of the hub, whose size is unknown, only `limit` gives a total. `what` begins each
+    line.
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class Progress:
         limit: int | None,
         by_documents: bool,
         say: Callable[[str], object],
+        what: str = "dump",
     ) -> None:
+        self._what = what
         self._whole: int | None = None
         if corpus:
             self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
@@ -37,7 +40,7 @@ class Progress:
         self._seen = self._tokens = self._here = self._done = 0
         self._started = self._reported = time.perf_counter()
         self.bar: Any = tqdm(
-            unit="tok", unit_scale=True, desc="dump", disable=None, total=self._limit
+            unit="tok", unit_scale=True, desc=what, disable=None, total=self._limit
         )
 
     def __enter__(self) -> Self:
@@ -78,7 +81,7 @@ class Progress:
             self._reported = now
             speed = self._here / (now - self._started)
             self._say(
-                f"dump      {self._done:,} tokens so far, {speed:,.0f} tokens/s{self._left()}"
+                f"{self._what:<9} {self._done:,} tokens so far, {speed:,.0f} tokens/s{self._left()}"
             )
 
     def end(self, number: int, part: Sequence[Window], seconds: float) -> None:

@@ -298,7 +298,7 @@ class _QueueFiller:
             # Read before the published parts: a part that moves from the queue into the store in
             # between is then found in one of them (`_offer`).
             self._queued = self._queue.numbers()
-            self._writer = open_writer(plan, first, words, lease)
+            self._writer = open_writer(plan, first, words, say, lease)
             if self._takeover:
                 self._takeover.copy(self._writer, stop.check)
             self._queue.begin()
