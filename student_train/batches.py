@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.arguments import default_losses, fill_in_batch, fill_in_decoder
 from teachonce.student_train.data.batch import StudentBatch
+from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.data.stream import READY, Epochs
 from teachonce.student_train.model.student_tokenizer import (
     check_student_tokenizer,
@@ -86,6 +87,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
         self.tokenizer = _tokenizer(vocab, self.store, plan.shape.pattern)
         fit_tokenizer(self.tokenizer, plan)
         self.collator = make_collator(plan, self.store, self.tokenizer)
+        if plan.shape.causal:
+            check_spelling(self.collator, self.store, self.options.vocab)
         self._epochs = self._epochs_of(self.store)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see it change
 

@@ -21,6 +21,7 @@ from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.any_student import has_attention
 from teachonce.student_train.model.decoder_sizes import copied_settings
@@ -243,12 +244,13 @@ def _prepared(plan: TrainPlan) -> Prepared:
         student.set_attn_implementation("eager")
     collator = make_collator(plan, store, tokenizer)
     fewer = fewer_pieces(options.vocab, len(tokenizer))
+    changed = check_spelling(collator, store, options.vocab) if plan.shape.causal else ""
     start = initialise(student, options.init, store, collator.vocabulary)
     if options.word_vectors:
         at_random = start == [RANDOM]
         path = Path(options.word_vectors)
         start.append(set_word_vectors(student, tokenizer, path, others=at_random))
-    return student, collator, [fewer, *start] if fewer else start
+    return student, collator, [line for line in (fewer, changed, *start) if line]
 
 
 def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:

@@ -1,0 +1,74 @@
+"""How much of a text a student's tokenizer spells, of the runs that it shares with the teacher's:
+whether it changes or drops text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from teachonce.align import Tokenizations, Tokens
+from teachonce.align.byte_edges import TextBytes, token_ends
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.support.arrays import starts
+from teachonce.support.errors import UserError
+
+SEQUENCES = 64  # spread over the store
+REPORTED, REFUSED = 0.05, 0.5  # shares of the bytes that are not spelled
+
+
+def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
+    """Describe how much of the text a decoder's tokenizer changes or drops; "" for little.
+
+    vocab: the value of `--vocab`, for messages. Raises UserError for more than half of the text.
+    """
+    share = 1 - spelled_share(sampled(collator, store))
+    if share > REFUSED:
+        raise UserError(
+            f"--vocab {vocab}: its tokenizer changes or drops {share:.0%} of the text of"
+            f" {store.path}, so that next tokens are not those of the text; give a size such as 8k,"
+            " or a tokenizer without a normaliser"
+        )
+    if share <= REPORTED:
+        return ""
+    return (
+        f"{share:.0%} of the text is changed or dropped by the tokenizer of --vocab {vocab}: bits"
+        " per byte are of the changed text, and the teacher's are left out where tokens differ"
+    )
+
+
+def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
+    """Tokenize evenly spaced sequences of a store."""
+    places = np.unique(np.linspace(0, len(store) - 1, SEQUENCES).astype(int))
+    records = [store[int(place)] for place in places]
+    teacher = Tokens(
+        np.concatenate([each.token_ids for each in records]),
+        np.concatenate([each.offsets for each in records]),
+        np.concatenate([each.special for each in records]),
+        starts([len(each.token_ids) for each in records]),
+    )
+    texts = [each.text for each in records]
+    student = tokenize(collator.tokenizer, texts)
+    return Tokenizations(texts, teacher, student, collator.vocabulary, collator.max_length)
+
+
+def spelled_share(sides: Tokenizations) -> float:
+    """Return the share of bytes, up to the last token of each text, that lie in runs of the
+    alignment `bytes` of which the student's pieces are the text, but for blanks around them."""
+    student, runs = sides.align("bytes")
+    octets, pieces = TextBytes.of(sides.text), sides.vocabulary.student_bytes
+    lengths = np.diff(student.start)
+    starts_of_texts = np.repeat(octets.start[:-1], lengths)
+    ends = np.maximum(token_ends(sides.text, octets, student, pieces), starts_of_texts)
+    # Texts ascend, so that one running maximum serves all of them.
+    reach = np.maximum.accumulate(ends)
+    begin = np.maximum(np.append(0, reach[:-1]), starts_of_texts)
+    some = lengths > 0
+    read = int((reach[student.start[1:][some] - 1] - octets.start[:-1][some]).sum())
+    written, whole, spelled = pieces.written(), octets.flat.tobytes(), 0
+    for first, last in runs.student.tolist():
+        low, high = int(begin[first]), int(reach[last - 1])
+        own = b"".join(written[number] for number in student.ids[first:last].tolist())
+        if own.strip() == whole[low:high].strip():
+            spelled += high - low
+    return spelled / read if read else 1.0
