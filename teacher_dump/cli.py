@@ -116,7 +116,7 @@ def _share_on_ray(options: DumpOptions) -> None:
 def _report(options: DumpOptions, done: DumpSummary) -> None:
     """Print what a finished store holds, and the next command."""
     if done.finished_before:
-        click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
+        click.echo(f"next: student-train --store {options.out} {done.student}")
         return
     resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
     click.echo(
@@ -142,7 +142,7 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         click.echo(f"{counted(done.halved, 'time')} a batch did not fit into memory: halved")
     if done.widened:
         click.echo(f"{counted(done.widened, 'time')} NaN or infinity: run again in float32")
-    click.echo(f"next: student-train --store {options.out} --vocab {done.vocab}")
+    click.echo(f"next: student-train --store {options.out} {done.student}")
 
 
 main.add_command(mixed_vocab)

@@ -56,7 +56,7 @@ class DumpSummary:
     sequences: int
     tokens: int
     parts: int
-    vocab: str  # the suggested --vocab
+    student: str  # suggested options of student-train
     empty_lines: int = 0
     without_tokens: int = 0
     surrogates: int = 0
@@ -98,7 +98,7 @@ def dump(
                 return _dump(plan, say, stop)
             counts = check_finished(options.out, finished, plan.identity, plan.features)
             say(f"{options.out}: was finished before, by the same command; nothing to do")
-            return DumpSummary(*counts, vocab=_vocab(options.out), finished_before=True)
+            return DumpSummary(*counts, student=_student(options.out), finished_before=True)
 
 
 def written_line(out: Path | str) -> str:
@@ -179,7 +179,7 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
         tokens=counters["tokens"],
         parts=counters["parts"],
         resumed_parts=resumed,
-        vocab=_vocab(plan.options.out),
+        student=_student(plan.options.out),
         halved=counters["halved"],
         widened=counters["widened"],
         task=plan.features.task.kind if plan.features.task else None,
@@ -303,7 +303,10 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
         )
 
 
-def _vocab(path: Path | str) -> str:
+def _student(path: Path | str) -> str:
+    """Suggest options of student-train for a store: for a causal teacher those of a decoder."""
     with closing(open_store(path)) as store:
+        if store.features.logits and store.features.logits.next_token:
+            return "--student llama:256x4x4 --vocab 8k"
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
-    return f"{size // 1000}k"
+    return f"--vocab {size // 1000}k"

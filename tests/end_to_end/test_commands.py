@@ -163,8 +163,8 @@ def test_a_dump_names_a_vocabulary_that_can_be_trained(
 ) -> None:
     corpus, out = write_corpus(tmp_path / "corpus.txt", documents), tmp_path / "store.zarr"
     done = dump(dump_options(tiny_teacher("bert"), corpus, out))
-    assert done.vocab == "5k"
-    assert 10 < len(student_tokenizer(done.vocab, open_store(out))) < 5000  # as the text has
+    assert done.student == "--vocab 5k"
+    assert 10 < len(student_tokenizer("5k", open_store(out))) < 5000  # as the text has
 
 
 def test_a_training_in_a_pipe_tells_how_far_it_is_at_each_validation(

@@ -22,7 +22,8 @@ from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from teachonce.teacher_dump.job.dump import dump
+from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
 
@@ -33,6 +34,12 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
     corpus = write_corpus(folder / "corpus.txt", 60)
     words = {"attention": "none", "logits": "topk:599"}  # --head auto finds the causal head
     return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", codec="exact", **words)
+
+
+def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    words = {"codec": "exact", "attention": "none", "logits": "topk:599"}
+    done = dump(dump_options(tiny_teacher("gpt2"), store.with_name("corpus.txt"), store, **words))
+    assert done.finished_before and done.student == "--student llama:256x4x4 --vocab 8k"
 
 
 @pytest.mark.parametrize(
