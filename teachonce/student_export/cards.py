@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teachonce.student_export.costs import Costs
+from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork
 from teachonce.student_export.run_code import run_code
+from teachonce.student_export.student_inputs import DECODER
 from teachonce.support import files
 from teachonce.support.console import readable
 
@@ -41,17 +43,28 @@ class Exported:
     The names of the fields are the keys of `files` in export.json.
 
     what: the measure of the agreement.
-    keeps: the share of the student's score, or the agreement of outputs; 1 is full agreement.
+    keeps: the share of the student's score, or the agreement of outputs; 1 is full agreement. None
+        if nothing that runs the file is installed.
     score: the score of the task, None if no task was scored.
     kept_float: names of the layers that were not quantised.
+    unit: of the score; "" for a share.
     """
 
     file: str
     what: str
-    keeps: float
+    keeps: float | None
     score: float | None
     figures: Costs
     kept_float: tuple[str, ...] = ()
+    unit: str = ""
+
+    def shown_score(self) -> str:
+        if self.score is None:
+            return ""
+        return f"{self.score:.3f} {self.unit}" if self.unit else f"{100 * self.score:.2f}"
+
+    def shown_agreement(self) -> str:
+        return "not compared" if self.keeps is None else f"{100 * self.keeps:.2f} % ({self.what})"
 
     @property
     def format(self) -> str:
@@ -66,6 +79,9 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     body = LOADING.sub("", body)
     place = body.find("\n## ") + 1 or len(body)
     sections = [_how_to_run(student, each) for each in made]
+    if student.kind == DECODER:
+        middle = "\n\n".join(["## Run it", *sections])
+        return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
     if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):
         sections.append(_with_sentence_transformers(made))
     sections.append(
@@ -82,6 +98,9 @@ def _exported_front(front: str) -> str:
 
 
 def _how_to_run(student: LoadedStudent, made: Exported) -> str:
+    usage = FORMATS[made.format].usage
+    if student.kind == DECODER and usage is not None:
+        return usage(made.file, bool(student.tokenizer.chat_template))
     library = LIBRARIES[made.format]
     return f"""In this folder, with `pip install {library} tokenizers numpy`:
 
@@ -112,9 +131,8 @@ def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
     rows["float32, torch"] = ["", "1", *_cost_cells(own)]
     for each in made:
         left = f", but for {', '.join(each.kept_float)}" if each.kept_float else ""
-        agreement = f"{100 * each.keeps:.2f} % ({each.what})"
-        score = "" if each.score is None else f"{100 * each.score:.2f}"
-        rows[f"`{each.file}`{left}"] = [score, agreement, *_cost_cells(each.figures)]
+        cells = _cost_cells(each.figures)
+        rows[f"`{each.file}`{left}"] = [each.shown_score(), each.shown_agreement(), *cells]
     table = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for name, (score, agreement, size, *others) in rows.items():
         table.append(f"| {' | '.join([name, size, agreement, score, *others])} |")
@@ -124,14 +142,14 @@ def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
 
 
 def _cost_cells(costs: Costs) -> list[str]:
-    memory = "not known" if costs.memory is None else readable(costs.memory)
-    return [
-        readable(costs.bytes),
-        f"{costs.sentence_ms:.2f} ms",
-        f"{costs.per_second:,.0f} texts/s",
-        f"{costs.load_s:.2f} s",
-        memory,
-    ]
+    figures = (
+        (costs.sentence_ms, lambda ms: f"{ms:.2f} ms"),
+        (costs.per_second, lambda rate: f"{rate:,.0f} texts/s"),
+        (costs.load_s, lambda seconds: f"{seconds:.2f} s"),
+        (costs.memory, readable),
+    )
+    shown = ["not known" if value is None else text(value) for value, text in figures]
+    return [readable(costs.bytes), *shown]
 
 
 def _table_rows(section: str) -> dict[str, list[str]]:

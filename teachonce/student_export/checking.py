@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,11 @@ from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.downstream.text_lines import read_lines
+from teachonce.student_export.decoder_checking import decoder_check, own_texts
+from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.loaded_student import LoadedStudent
+from teachonce.student_export.student_inputs import DECODER
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.packed import suffix_of
@@ -35,21 +37,6 @@ AGREEMENT = {
 }
 
 
-@dataclass(frozen=True)
-class ExportCheck:
-    """A measure of how closely an export reproduces its student.
-
-    measure: what is measured, in words for messages and the model card.
-    share: takes an export's `Runner`, returns its score as a share of the student's, or the
-    agreement of their outputs; 1 is full agreement.
-    score: takes a `Runner`, returns its task score; None if no task is scored.
-    """
-
-    measure: str
-    share: Callable[[Runner], float]
-    score: Callable[[Runner], float] | None = None
-
-
 def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
     """Make the check for a `--check` file.
 
@@ -57,6 +44,8 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
 
     Raises UserError if the file does not fit the student, or the student itself scores 0 on it.
     """
+    if student.kind == DECODER:
+        return decoder_check(student, path)
     if path is None:
         texts = random_texts(student)
         return _agreement_check(student, texts, f"{len(texts)} texts of random pieces")
@@ -69,8 +58,11 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
 
 
 def random_texts(student: LoadedStudent) -> list[str]:
-    """Draw texts of random pieces. The same vocabulary always gives the same texts."""
+    """Draw texts of random pieces, or from a decoder itself. The same student always gives the same
+    texts."""
     draws, tokenizer = np.random.default_rng(0), student.tokenizer
+    if student.kind == DECODER:
+        return own_texts(student)
     pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
     longest = min(LONGEST_RANDOM_TEXT, student.max_length - 2)
     sizes = draws.integers(1, max(2, longest), RANDOM_TEXTS)

@@ -16,15 +16,19 @@ from teachonce.support.extras import check_library
 from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options, read_words
 
-HELP = """Export the student in FOLDER to ONNX, OpenVINO or TorchScript, and compare each file with
-the student. FOLDER is a model of transformers or sentence-transformers.
+HELP = """Export the student in FOLDER to ONNX, OpenVINO, TorchScript or GGUF, and compare each file
+with the student. FOLDER is a model of transformers or sentence-transformers.
 
 \b
 onnx         onnx/model.onnx, model_quantized.onnx (int8) or model_q4.onnx (int4):
-             onnxruntime, transformers.js; `pip install 'teachonce[export]'`
+             onnxruntime, transformers.js; decoders with their cache;
+             `pip install 'teachonce[export]'`
 openvino     openvino/openvino_model.xml, also in int8;
              `pip install 'teachonce[openvino]'`
 torchscript  torchscript/model.pt: libtorch
+gguf         decoders: gguf/model.gguf, model-q8_0.gguf and others: llama.cpp;
+             `pip install 'teachonce[gguf]'`; it is compared if
+             llama-cpp-python is installed, too
 
 Each file includes the pooling and the modules after it. The folder also holds the tokenizer and
 export.json, which lists inputs, output, labels and prompts. An export whose agreement with the

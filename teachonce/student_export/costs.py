@@ -30,13 +30,14 @@ class Costs:
     per_second: texts per second in batches.
     memory: growth of the process in bytes after its libraries were imported; None if the system
     does not report it.
+    All but `bytes` are None if nothing that runs the file is installed.
     """
 
     bytes: int
-    load_s: float
-    sentence_ms: float
-    per_second: float
-    memory: int | None
+    load_s: float | None = None
+    sentence_ms: float | None = None
+    per_second: float | None = None
+    memory: int | None = None
 
 
 def costs_of(
@@ -91,7 +92,11 @@ def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]
         return lambda: load_student(path).run
     from teachonce.student_export.formats.registry import FORMATS
 
-    libraries: dict[str, Any] = {"onnx": "onnxruntime", "openvino": "openvino"}
+    libraries: dict[str, Any] = {
+        "onnx": "onnxruntime",
+        "openvino": "openvino",
+        "gguf": "llama_cpp",
+    }
     import_module(libraries.get(format, "torch"))
     return lambda: FORMATS[format].open(path, output, 1)
 

@@ -10,15 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.loading import load_tokenizer
+from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_export.cards import Exported, export_card, write_card
-from teachonce.student_export.checking import BATCH, ExportCheck, export_check, random_texts
-from teachonce.student_export.costs import Costs, costs_of
+from teachonce.student_export.checking import BATCH, export_check, random_texts
+from teachonce.student_export.costs import Costs, costs_of, size_of
+from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
 from teachonce.student_export.options import ABOUT, ExportOptions
+from teachonce.student_export.student_inputs import DECODER
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
@@ -30,8 +34,15 @@ def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     """Save the tokenizer with the student's truncation and padding in tokenizer.json.
 
     transformers leaves both out: it sets them for each call. An export is read by programs that
-    have tokenizer.json alone.
+    have tokenizer.json alone. A decoder's tokenizer is saved as it is: what a person writes to it
+    must not be truncated.
     """
+    if student.kind == DECODER:
+        tokenizer = load_tokenizer(resolve_model(str(student.folder)))
+        if tokenizer.backend_tokenizer.encode("a").special_tokens_mask[0]:
+            tokenizer.init_kwargs["add_bos_token"] = True  # transformers.js looks for it here
+        save_tokenizer(tokenizer, folder)
+        return
     save_tokenizer(student.tokenizer, folder)
     path = folder / "tokenizer.json"
     settings = json.loads(path.read_text("utf-8"))
@@ -56,6 +67,9 @@ def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
 
 def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -> None:
     """Write config.json, and export.json with inputs, output, labels, prompts and costs."""
+    if student.kind == DECODER:
+        network: Any = student.network
+        network.network.generation_config.save_pretrained(folder)
     if student.config is not None:
         student.config.save_pretrained(folder)
     else:
@@ -68,7 +82,7 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
         "max_length": student.max_length,
         "prompt": student.prompt,
         **student.about,
-        "files": [asdict(each) for each in made],
+        "files": [_about_file(each) for each in made],
     }
     if student.task is not None:
         about["labels"] = list(student.task.labels)
@@ -94,6 +108,11 @@ def write_modules(student: LoadedStudent, folder: Path) -> None:
         )
 
 
+def _about_file(made: Exported) -> dict[str, Any]:
+    found = asdict(made)
+    return found if made.unit else {key: value for key, value in found.items() if key != "unit"}
+
+
 def _json_bytes(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -114,6 +133,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     `options.least`. No folder is made then.
     """
     student = load_student(options.folder)
+    _check_formats(student, options)
     check = export_check(student, options.check)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # next to --out, because a rename works within one file system only
@@ -134,6 +154,17 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         return made
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_formats(student: LoadedStudent, options: ExportOptions) -> None:
+    """Raise UserError for a format that has no students of this kind."""
+    able = [name for name, each in FORMATS.items() if student.kind in each.kinds]
+    for name in options.to:
+        if name not in able:
+            what = "a decoder" if student.kind == DECODER else "no decoder"
+            raise UserError(
+                f"--to {name}: {options.folder} is {what}, which is exported to {' or '.join(able)}"
+            )
 
 
 def _costs(student: LoadedStudent, format_name: str | None, path: Path) -> Costs:
@@ -159,25 +190,56 @@ def _exported(
             source = Path(plain) / Path(format.names[""]).name
             format.write(student, source)
             # A wrong float32 export is no fault of the quantisation, and is refused as such.
-            _check_float(
-                check.share(format.open(source, student.output, 1)), name, check, options.least
-            )
+            share = _share(student, check, format, source)
+            _check_float(share, name, check, options.least)
             in_float = _quantise(student, check, format, source, path, options)
     else:
         format.write(student, path)
-    run = format.open(path, student.output, 1)
-    share = check.share(run)
+    file, share = format.names[kind], _share(student, check, format, path)
+    if share is None:
+        say(f"{file}: written, but not compared with the student: {_how_to_run(format)}")
+        return Exported(file, check.measure, None, None, Costs(size_of(path)), in_float)
     if not kind:
         _check_float(share, name, check, options.least)
-    score = check.score(run) if check.score else None
-    say(f"{format.names[kind]}: agreement {100 * share:.2f} % ({check.measure})")
+    score = check.score(format.open(path, student.output, 1)) if check.score else None
     costs = _costs(student, name, path)
-    return Exported(format.names[kind], check.measure, share, score, costs, in_float)
+    made = Exported(file, check.measure, share, score, costs, in_float, check.unit)
+    scored = f", {made.shown_score()}" if check.unit else ""
+    say(f"{file}: agreement {made.shown_agreement()}{scored}")
+    return made
 
 
-def _check_float(share: float, name: str, check: ExportCheck, least: float) -> None:
+def _share(
+    student: LoadedStudent, check: ExportCheck, format: ExportFormat, path: Path
+) -> float | None:
+    """Return the agreement of a file; None if nothing that runs it is installed.
+
+    Raises UserError if the format's own tokenizer gives other tokens.
+    """
+    if not format.runs():
+        return None
+    if format.tokens is not None:
+        own = student.tokenizer(list(check.texts))["input_ids"]
+        found = format.tokens(path, check.texts)
+        wrong = [n for n, each in enumerate(own) if list(each) != list(found[n])]
+        if wrong:
+            raise UserError(
+                f"{path.name}: splits {len(wrong)} of {len(own)} texts into other tokens than the"
+                f" student's tokenizer, first {check.texts[wrong[0]][:40]!r}; train a student with"
+                " --vocab 8k, or export another format"
+            )
+    return check.share(format.open(path, student.output, 1))
+
+
+def _how_to_run(format: ExportFormat) -> str:
+    assert format.runner is not None
+    module, install = format.runner
+    return f"{module} is missing; `{install}`, then export again"
+
+
+def _check_float(share: float | None, name: str, check: ExportCheck, least: float) -> None:
     """Raise UserError if the agreement of a float32 file is below `least`."""
-    if share < least:
+    if share is not None and share < least:
         raise _too_low(f"--to {name}", share, check, least, "export another format")
 
 
@@ -201,8 +263,8 @@ def _quantise(
     if not chosen:
         raise UserError(f"--quantize {options.quantize}: no layer is left to quantise")
     format.quantise(source, path, options.quantize, [p for parts in chosen.values() for p in parts])
-    share = check.share(format.open(path, student.output, 1))
-    if share >= options.least:
+    share = _share(student, check, format, path)
+    if share is None or share >= options.least:
         return in_float
     losses = _layer_losses(student, format, source, chosen, options.quantize)
     worst = sorted(losses, key=lambda name: -losses[name])[:WORST]

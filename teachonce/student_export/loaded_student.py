@@ -14,22 +14,29 @@ from teachonce.checkpoints.declared import declared_head
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import (
+    check_pieces,
     input_limit,
     load_config,
+    load_tokenizer,
+    load_with_head,
     load_with_tokenizer,
     task_of,
 )
-from teachonce.checkpoints.names import resolve_model, resolve_vectors
+from teachonce.checkpoints.names import ResolvedModel, resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
-from teachonce.student_export.student_inputs import INPUTS, StudentInputs
+from teachonce.student_export.student_inputs import DECODER, INPUTS, StudentInputs
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+
+LONGEST_CHECKED = 512
+"""Tokens of a text with which a decoder is compared; an export has all of its positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +122,8 @@ def load_student(folder: Path) -> LoadedStudent:
     model = resolve_model(str(folder))
     config = load_config(model)
     kind = _head(config)
-    if kind == "causal":
-        raise UserError(
-            f"{folder}: is a decoder, and exports are of masked LMs, of students of a task and of"
-            " sentence vectors; transformers loads the folder (AutoModelForCausalLM)"
-        )
+    if kind == DECODER:
+        return _decoder(model, config, folder)
     if listed and not kind:
         check_modules(model)
         return _embedding(folder)
@@ -148,6 +152,26 @@ def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
     if task is None or not task.is_score or task.problem_type:
         return ""
     return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
+
+
+def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:
+    tokenizer = load_tokenizer(model)
+    network, _ = load_with_head(model, config, DECODER, {"dtype": torch.float32})
+    embeddings: Any = network.get_input_embeddings()
+    check_pieces(tokenizer, embeddings.num_embeddings, str(folder))
+    if tokenizer.pad_token is None:
+        # Padding is on the right, where no token of the text reads it: any token will do.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    tokenizer.padding_side = "right"
+    return LoadedStudent(
+        folder=folder,
+        kind=DECODER,
+        network=LogitsNetwork(network.eval()).eval(),
+        tokenizer=tokenizer,
+        inputs=INPUTS[:2],
+        max_length=min(input_limit(config, tokenizer), LONGEST_CHECKED),
+        config=config,
+    )
 
 
 def _head(config: Any) -> str | None:

@@ -10,26 +10,27 @@ from teachonce.support.options import Range, check_values, option
 
 ABOUT = "export.json"
 """The file of a folder of exports that describes them."""
-FORMATS = ("onnx", "openvino", "torchscript")
-QUANTISED = {"onnx": ("int8", "int4"), "openvino": ("int8",), "torchscript": ()}
+FORMATS = ("onnx", "openvino", "torchscript", "gguf")
+GGUF = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+QUANTISED = {
+    "onnx": ("int8", "int4"),
+    "openvino": ("int8",),
+    "torchscript": (),
+    "gguf": GGUF,
+}
 """The values of --quantize that each format supports."""
 LIBRARIES = {
     "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
     "openvino": ("openvino", ("onnx", "onnxscript", "openvino")),
+    "gguf": ("gguf", ("gguf",)),
 }
 """The pip extra of a format, and the modules that it needs."""
-UNSUPPORTED = {
-    "gguf": "llama.cpp's converter is on no package index, and it reads its own list of"
-    " architectures"
-}
-"""Formats that people look for, and why they are not supported."""
 
 
 def _check_formats(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in FORMATS:
-            why = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
-            raise UserError(f"--to {name}: expected one of {', '.join(FORMATS)}{why}")
+            raise UserError(f"--to {name}: expected one of {', '.join(FORMATS)}")
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ class ExportOptions:
     )
     quantize: str = option(
         "",
-        "Quantise the weights to int8 (a quarter of the bytes) or int4 (onnx only).",
-        choices=("", "int8", "int4"),
+        "Quantise the weights: onnx to int8 (a quarter of the bytes) or int4, openvino to int8,"
+        f" gguf to {', '.join(GGUF)}.",
+        choices=("", "int8", "int4", *GGUF),
     )
     keep_float: tuple[str, ...] = option(
         (), "Leave this layer and its submodules in float32. Repeatable.", repeated=True

@@ -12,6 +12,9 @@ from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+DECODER = "causal"
+ENCODERS = frozenset({"mlm", "classification", "tagging", "embedding"})
+"""The kinds of students: one predicts next tokens, the others answer about a whole text."""
 OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
 """Names of the outputs by kind, the answer first; `logits` for the other kinds."""
 
@@ -20,7 +23,7 @@ OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
 class StudentInputs:
     """Describes the inputs and the output of a student, and tokenizes texts for it.
 
-    kind: `mlm`, `classification`, `tagging` or `embedding`.
+    kind: one of ENCODERS, or DECODER.
     inputs: names of the inputs, int64 [B,S] each.
     max_length: the longest input in tokens, special tokens included.
     special: whether the tokenizer adds special tokens to a text.

@@ -36,7 +36,7 @@ MADE_BEFORE: dict[str, tuple[str, ...]] = {  # by commands of other pages
     "docs/guide/look.md": ("store.zarr",),
     "docs/guide/score.md": ("student",),
     "docs/guide/predict.md": ("sst-student",),
-    "docs/guide/export.md": ("student", "sst-student"),
+    "docs/guide/export.md": ("student", "sst-student", "decoder"),
     "docs/losses.md": ("store.zarr",),
 }
 
@@ -84,6 +84,7 @@ def house(
     folder = tmp_path_factory.mktemp("docs")
     tables(folder)
     shutil.copytree(tiny_teacher("bert"), folder / "my-teacher")
+    shutil.copytree(tiny_teacher("gpt2"), folder / "my-decoder")
     made = (pooling("mean"), normalize())
     modules(*made, base=tiny_teacher("bert"), folder=folder / "my-embedder")
     labelled = {"my-classifier": ("bad", "good"), "my-pair-classifier": ("no", "yes")}
@@ -100,6 +101,18 @@ def make(name: str) -> list[list[str]]:
     """Return the commands that make what another page leaves."""
     if name.endswith(".zarr"):
         return [["teacher-dump", "--model", "my-teacher", "--corpus", "novels.txt", "--out", name]]
+    if name == "decoder":
+        dump = [
+            "teacher-dump",
+            "--model",
+            "my-decoder",
+            "--corpus",
+            "novels.txt",
+            "--out",
+            "c.zarr",
+        ]
+        train = ["student-train", "--store", "c.zarr", "--student", "llama:64x1x2"]
+        return [[*dump, "--attention", "none"], [*train, "--vocab", "400", "--out", name]]
     train = ["student-train", "--vocab", "5k", "--student", "64x2x2", "--out", name, "--store"]
     if name == "student":
         return [*make("store.zarr"), [*train, "store.zarr"]]

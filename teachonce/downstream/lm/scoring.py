@@ -40,6 +40,8 @@ from teachonce.support.errors import UserError
 from teachonce.training.device import resolved_device
 
 Say = Callable[[str], None]
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""Takes token ids and attention mask, int64 [B,S] on the CPU, returns logits [B,S,V]."""
 BITS = "bits/byte"
 ABOUT: dict[str, Any] = {
     "task": "lm",
@@ -82,11 +84,18 @@ def score_lm(
     if settings.store is not None:
         taught = store_agreement(network, copy.deepcopy(tokenizer), settings.store)
         about = {**ABOUT, "measures": {**ABOUT["measures"], **MEASURES}}
+
+    def predict(ids: Tensor, mask: Tensor) -> Tensor:
+        given = {"input_ids": ids.to(network.device), "attention_mask": mask.to(network.device)}
+        logits: Tensor = network(**given, use_cache=False).logits
+        return logits
+
     for name, path in tests.items():
         documents = read_documents(tokenizer, texts[name])
         say(f"{path}: {counted(len(documents.ids), 'document')}, the whole file")
         counts[name] = len(documents.ids)
-        scores[name] = _score(network, documents, size, shared, str(path)) | taught
+        nats = _total_nats(predict, documents, size, shared, network.config.vocab_size, str(path))
+        scores[name] = _figures(nats, documents) | taught
     given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
     given["store"] = None if settings.store is None else str(settings.store)
     files = {name: str(path) for name, path in tests.items()}
@@ -129,29 +138,41 @@ def _start(tokenizer: Any) -> str:
     return f"{tokenizer.convert_ids_to_tokens(start)} in front of each document"
 
 
-def _score(
-    network: Any, documents: Documents, size: int, shared: int, name: str
-) -> dict[str, float]:
+def bits_per_byte(
+    predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
+) -> float:
+    """Return the bits of `predict` for a byte of documents, read in windows of `size` tokens that
+    share `shared`.
+
+    pieces: the size of the vocabulary. name: of the text, for messages.
+    Raises UserError if there is nothing to predict, or a prediction is not finite.
+    """
+    nats = _total_nats(predict, documents, size, shared, pieces, name)
+    return _figures(nats, documents)["bits_per_byte"]
+
+
+def _figures(nats: float, documents: Documents) -> dict[str, float]:
+    loss, bits = nats / documents.predicted, nats / documents.bytes / math.log(2)
+    perplexity = math.exp(min(loss, 700))
+    return {"primary": bits, "bits_per_byte": bits, "loss": loss, "perplexity": perplexity}
+
+
+def _total_nats(
+    predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
+) -> float:
     if not documents.bytes:
         raise UserError(f"text {name}: no token has one before it; give longer documents")
     windows = list(sliding_windows([len(each) for each in documents.ids], size, shared))
     nats = 0.0
     with tqdm(total=len(windows), desc=name, unit="window", disable=None) as bar:
-        for some in batches(windows, network.config.vocab_size):
-            nats += float(_nats(network, documents, some))
+        for some in batches(windows, pieces):
+            nats += float(_nats(predict, documents, some))
             bar.update(len(some))
-    loss = nats / documents.predicted
-    if not math.isfinite(loss):
+    if not math.isfinite(nats):
         raise UserError(
-            f"text {name}: the model's loss is {loss:g}; its weights are damaged, train it again"
+            f"text {name}: the model's loss is {nats:g}; its weights are damaged, train it again"
         )
-    bits = nats / documents.bytes / math.log(2)
-    return {
-        "primary": bits,
-        "bits_per_byte": bits,
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700)),
-    }
+    return nats
 
 
 def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
@@ -165,7 +186,7 @@ def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
 
 
 @torch.inference_mode()
-def _nats(network: Any, documents: Documents, windows: Sequence[Window]) -> Tensor:
+def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> Tensor:
     """Return the sum of the nats of all tokens that the windows predict, float64."""
     longest = max(each.end - each.begin for each in windows)
     ids = np.zeros((len(windows), longest), np.int64)
@@ -175,8 +196,8 @@ def _nats(network: Any, documents: Documents, windows: Sequence[Window]) -> Tens
         ids[row, :length] = documents.ids[each.number][each.begin : each.end]
         present[row, :length] = 1
         asked[row, each.scored - each.begin : length] = True
-    given, mask, wanted = (torch.as_tensor(a).to(network.device) for a in (ids, present, asked))
-    logits = network(input_ids=given, attention_mask=mask, use_cache=False).logits
-    predicted = logits[:, :-1][wanted[:, 1:]].float()
-    found = functional.cross_entropy(predicted, given[:, 1:][wanted[:, 1:]], reduction="none")
-    return found.double().sum()
+    logits = predict(torch.from_numpy(ids), torch.from_numpy(present))
+    wanted = torch.from_numpy(asked[:, 1:])
+    labels = torch.from_numpy(ids[:, 1:])[wanted].to(logits.device)
+    predicted = logits[:, :-1][wanted.to(logits.device)].float()
+    return functional.cross_entropy(predicted, labels, reduction="none").double().sum()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.student_export.student_inputs import ENCODERS
 from teachonce.support.arrays import Array
 
 Runner = Callable[[dict[str, Array]], Array]
@@ -23,6 +25,13 @@ class ExportFormat:
     open: `open(path, output, threads)` returns the `Runner` of a file.
     layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
     quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised.
+    kinds: the kinds of students that it exports.
+    runner: the module that runs a file, if students are written without it, and how to install it;
+        None if it is needed in any case.
+    tokens: `tokens(path, texts)` returns the token ids of texts, for a format that holds a
+        tokenizer of its own.
+    usage: `usage(file, chats)` returns Markdown that shows how to run a decoder, for the
+        model card; `chats`: whether it has a chat template.
     """
 
     names: Mapping[str, str]
@@ -30,3 +39,11 @@ class ExportFormat:
     open: Callable[[Path, str, int], Runner]
     layers: Callable[[Path], dict[str, list[str]]] | None = None
     quantise: Callable[[Path, Path, str, Sequence[str]], None] | None = None
+    kinds: frozenset[str] = ENCODERS
+    runner: tuple[str, str] | None = None
+    tokens: Callable[[Path, Sequence[str]], list[list[int]]] | None = None
+    usage: Callable[[str, bool], str] | None = None
+
+    def runs(self) -> bool:
+        """Return whether what runs a file is installed, as far as it may be missing."""
+        return self.runner is None or importlib.util.find_spec(self.runner[0]) is not None

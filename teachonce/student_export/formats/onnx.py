@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teachonce.student_export.formats import Runner
+import numpy as np
+
+from teachonce.student_export.formats import Runner, onnx_decoder
+from teachonce.student_export.formats.onnx_decoder import PAST
+from teachonce.student_export.student_inputs import DECODER
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, out_of_memory
 from teachonce.support.extras import library
@@ -32,38 +36,48 @@ def write_float(student: LoadedStudent, path: Path) -> None:
 
     for name in ("onnx", "onnxscript"):
         library(name, "export", "--to onnx")
+    if student.kind == DECODER:
+        with _torch_errors(student.folder), _silence():
+            _exported(*onnx_decoder.traced(student.network.network), path)
+        return
     example = student.encode(["the old lamp of the tower", "light"])
     inputs = tuple(torch.as_tensor(example[name]) for name in student.inputs)
     recurrent = any(isinstance(each, torch.nn.LSTM) for each in student.network.modules())
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
+    names = {
+        "input_names": list(student.inputs),
+        "output_names": list(student.outputs),
+        "dynamic_shapes": tuple(dims for _ in inputs),
+    }
+    with _torch_errors(student.folder), _silence():
+        # torch.export unrolls an LSTM, the TorchScript exporter writes an LSTM operator. But
+        # for attention masks, the TorchScript exporter hard-codes the example's length.
+        if recurrent:
+            _traced(student, inputs, path)
+        else:
+            _exported(student.network, inputs, names, path)
+
+
+@contextmanager
+def _torch_errors(folder: Path) -> Iterator[None]:
+    """Raise UserError for an error of torch's exporters."""
     try:
-        with _silence():
-            # torch.export unrolls an LSTM, the TorchScript exporter writes an LSTM operator. But
-            # for attention masks, the TorchScript exporter hard-codes the example's length.
-            (_traced if recurrent else _exported)(student, inputs, path)
+        yield
     except UserError:
         raise
     except Exception as error:  # torch raises errors of any kind, each with a page of text
         if out_of_memory(error):
             raise
         raise UserError(
-            f"{student.folder}: torch cannot export it to ONNX: {_cause(error)}; export a student"
+            f"{folder}: torch cannot export it to ONNX: {_cause(error)}; export a student"
             " of another kind (student-train --student), or another format"
         ) from error
 
 
-def _exported(student: LoadedStudent, inputs: tuple[Any, ...], path: Path) -> None:
+def _exported(network: Any, inputs: tuple[Any, ...], names: dict[str, Any], path: Path) -> None:
     import torch
 
-    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
-    program: Any = torch.onnx.export(
-        student.network,
-        inputs,
-        dynamo=True,
-        input_names=list(student.inputs),
-        output_names=list(student.outputs),
-        dynamic_shapes=tuple(dims for _ in inputs),
-        verbose=False,
-    )
+    program: Any = torch.onnx.export(network, inputs, dynamo=True, verbose=False, **names)
     _save_without_traces(program.model_proto, path)
 
 
@@ -104,8 +118,12 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
     except Exception as error:
         raise UserError(f"{path.name}: onnxruntime cannot run it: {_cause(error)}") from error
 
+    past = {each.name: each.shape for each in session.get_inputs() if PAST in each.name}
+
     def run(inputs: dict[str, Array]) -> Array:
-        found: Array = session.run([output], inputs)[0]
+        texts = len(inputs["input_ids"])
+        empty = {name: np.zeros((texts, s[1], 0, s[3]), np.float32) for name, s in past.items()}
+        found: Array = session.run([output], inputs | empty)[0]
         return found
 
     return run

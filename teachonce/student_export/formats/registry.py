@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from teachonce.student_export.formats import ExportFormat, onnx, openvino, torchscript
+from teachonce.student_export.formats import (
+    ExportFormat,
+    gguf,
+    onnx,
+    onnx_decoder,
+    openvino,
+    torchscript,
+)
+from teachonce.student_export.student_inputs import DECODER, ENCODERS
 
 FORMATS = {
     "onnx": ExportFormat(
-        onnx.NAMES, onnx.write_float, onnx.open_runner, onnx.layers, onnx.quantise
+        onnx.NAMES,
+        onnx.write_float,
+        onnx.open_runner,
+        onnx.layers,
+        onnx.quantise,
+        kinds=ENCODERS | {DECODER},
+        usage=onnx_decoder.usage,
+    ),
+    "gguf": ExportFormat(
+        gguf.NAMES,
+        gguf.write_float,
+        gguf.open_runner,
+        gguf.layers,
+        gguf.quantise,
+        kinds=frozenset({DECODER}),
+        runner=(gguf.RUNNER, "pip install llama-cpp-python"),
+        tokens=gguf.token_ids,
+        usage=gguf.usage,
     ),
     "openvino": ExportFormat(
         openvino.NAMES,

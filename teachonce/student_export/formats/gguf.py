@@ -1,0 +1,172 @@
+"""GGUF: the files of llama.cpp, written by the package gguf and run by llama-cpp-python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from teachonce.student_export.formats import Runner
+from teachonce.student_export.formats.gguf_contents import (
+    architecture_of,
+    sizes,
+    vocabulary,
+    weights,
+)
+from teachonce.student_export.options import GGUF
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
+from teachonce.support.extras import library
+
+if TYPE_CHECKING:
+    from teachonce.student_export.loaded_student import LoadedStudent
+
+# What the package gguf can quantise to. llama.cpp's own K-quants are made by llama-quantize.
+NAMES = {"": "gguf/model.gguf", **{kind: f"gguf/model-{kind}.gguf" for kind in GGUF}}
+EXTRA, RUNNER = "gguf", "llama_cpp"
+SET_ANEW = ("general.architecture", "general.file_type")
+USAGE = """Continue a text with llama.cpp (`pip install llama-cpp-python`, or `llama-cli -m FILE`):
+
+```python
+from llama_cpp import Llama
+print(Llama("FILE", verbose=False)("Once upon a time", max_tokens=40)["choices"][0]["text"])
+```"""
+CHAT = """Chat with it:
+
+```python
+from llama_cpp import Llama
+print(Llama("FILE", verbose=False).create_chat_completion([{"role": "user", "content": "Hello"}]))
+```"""
+LARGEST_CONTEXT = 512
+"""Tokens of a text that is run here. The file itself has the student's positions."""
+
+
+def write_float(student: LoadedStudent, path: Path) -> None:
+    """Write the student in float32.
+
+    Raises UserError if the package gguf is missing, or llama.cpp cannot read such a student.
+    """
+    gguf = library("gguf", EXTRA, "--to gguf")
+    network: Any = student.network.network
+    where = str(student.folder)
+    architecture = architecture_of(network.config, where)
+    rows = network.get_input_embeddings().num_embeddings
+    writer = gguf.GGUFWriter(path, architecture.name)
+    writer.add_name(student.folder.name)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_uint32(f"{architecture.name}.vocab_size", rows)
+    for key, value in sizes(network.config, architecture).items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture.name}.{key}", value)
+    for key, value in vocabulary(student.tokenizer, rows, where).items():
+        _add(writer, key, value)
+    for name, values in weights(network, architecture, where):
+        writer.add_tensor(name, values)
+    _finish(writer)
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
+    kinds.get(type(value), writer.add_array)(key, value)
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def usage(file: str, chats: bool) -> str:
+    return "\n\n".join((USAGE, CHAT) if chats else (USAGE,)).replace("FILE", file)
+
+
+def layers(path: Path) -> dict[str, list[str]]:
+    """Return the names of the weights that can be quantised, by their name in every block: all
+    matrices, except the table of positions."""
+    gguf = library("gguf", EXTRA, "--quantize")
+    found: dict[str, list[str]] = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        if len(tensor.shape) == 2 and not tensor.name.startswith("position"):
+            name = re.sub(r"^blk\.\d+\.|\.weight$", "", tensor.name)
+            found.setdefault(name, []).append(tensor.name)
+    return found
+
+
+def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
+    """Write `source` with the weights `nodes` in another type.
+
+    Rows whose length is no multiple of a block's become float16.
+    """
+    gguf = library("gguf", EXTRA, "--quantize")
+    read = gguf.GGUFReader(path=source)
+    writer = gguf.GGUFWriter(path, read.get_field("general.architecture").contents())
+    for name, field in read.fields.items():
+        if not name.startswith("GGUF.") and name not in SET_ANEW:
+            sub_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type)
+    file_type = "MOSTLY_" + kind.upper()
+    writer.add_file_type(gguf.LlamaFileType[file_type])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for tensor in read.tensors:
+        values = np.asarray(tensor.data)
+        if tensor.name in nodes:
+            _add_quantised(gguf, writer, tensor.name, values, kind)
+        else:
+            writer.add_tensor(tensor.name, values)
+    _finish(writer)
+
+
+def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) -> None:
+    wanted = gguf.GGMLQuantizationType[kind.upper()]
+    block = gguf.GGML_QUANT_SIZES[wanted][0]
+    if kind == "f16" or values.shape[-1] % block:
+        writer.add_tensor(name, values.astype(np.float16))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+
+
+def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
+    """Load a file in llama.cpp.
+
+    Raises UserError if llama-cpp-python is missing, or cannot load the file.
+    """
+    model = _loaded(path, threads, logits_all=True)
+
+    def run(inputs: dict[str, Array]) -> Array:
+        rows = []
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
+            own = ids[mask.astype(bool)].tolist()
+            model.reset()
+            model.eval(own)
+            found = np.zeros((len(ids), model.n_vocab()), np.float32)
+            found[: len(own)] = model.scores[: len(own)]
+            rows.append(found)
+        return np.stack(rows)
+
+    return run
+
+
+def token_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Tokenize texts by llama.cpp, with the token that it puts in front."""
+    model = _loaded(path, 1, vocab_only=True)
+    return [model.tokenize(text.encode(), add_bos=True, special=False) for text in texts]
+
+
+def _loaded(path: Path, threads: int, **settings: Any) -> Any:
+    llama_cpp = library(RUNNER, EXTRA, "--to gguf")
+    try:
+        return llama_cpp.Llama(
+            str(path),
+            n_ctx=LARGEST_CONTEXT,
+            n_batch=LARGEST_CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
+            **settings,
+        )
+    except Exception as error:  # llama.cpp reports its own errors on stderr, in pages
+        raise UserError(f"{path.name}: llama.cpp cannot load it: {first_line(error)}") from error

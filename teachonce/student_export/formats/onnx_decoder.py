@@ -1,0 +1,99 @@
+"""A decoder with its cache as inputs and outputs, by the names of Optimum and transformers.js."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PAST = "past_key_values"
+USAGE = """Continue a text in this folder with transformers.js (`npm install @huggingface/transformers`):
+
+```js
+import { pipeline } from "@huggingface/transformers";
+const write = await pipeline("text-generation", process.cwd(), { dtype: "DTYPE" });
+console.log(await write("Once upon a time", { max_new_tokens: 40 }));
+```"""
+DTYPES = {"model.onnx": "fp32", "model_quantized.onnx": "q8", "model_q4.onnx": "q4"}
+"""The `dtype` with which transformers.js looks for a file."""
+BATCH, TOKENS, BEFORE = 2, 4, 3  # of the example: any number but 0 and 1
+
+
+def usage(file: str, chats: bool) -> str:
+    return USAGE.replace("DTYPE", DTYPES[file.rpartition("/")[2]])
+
+
+class CachedNetwork(nn.Module):
+    """Predicts next tokens from new tokens and the cache of those before.
+
+    Takes tokens [B,S], the mask [B,P+S] of all tokens so far and, for each layer, keys and values
+    [B,H,P,D]; returns logits [B,S,V] and the keys and values [B,H,P+S,D].
+
+    Positions are counted in the mask, so that padding on the left changes nothing.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, ids: Tensor, mask: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
+        from transformers import DynamicCache
+
+        before = past[0].shape[2]
+        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+        every = torch.arange(mask.shape[1], device=mask.device)
+        seen = every <= every[before:, None]
+        allowed = seen[None, None] & mask.bool()[:, None, None]
+        found = self.network(
+            input_ids=ids,
+            # A mask of four dimensions is taken as it is; of two, each family makes its own.
+            attention_mask=torch.where(allowed, 0.0, torch.finfo(torch.float32).min),
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, before:],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        layers: list[Any] = cache.layers
+        kept = [each for layer in layers for each in (layer.keys, layer.values)]
+        return (found.logits, *kept)
+
+
+def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return what torch.onnx.export takes for a decoder: the module, inputs and further options."""
+    config = network.config
+    return (
+        CachedNetwork(network).eval(),
+        _example(network),
+        {
+            "input_names": ["input_ids", "attention_mask", *cache_names(config, PAST)],
+            "output_names": ["logits", *cache_names(config, "present")],
+            "dynamic_shapes": _shapes(network),
+        },
+    )
+
+
+def cache_names(config: Any, of: str) -> list[str]:
+    """Return the names of keys and values, layer by layer; `of` is PAST or `present`."""
+    layers = range(config.num_hidden_layers)
+    return [f"{of}.{n}.{what}" for n in layers for what in ("key", "value")]
+
+
+def _example(network: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return inputs with which to trace a `CachedNetwork`."""
+    config = network.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
+    mask = torch.ones(BATCH, BEFORE + TOKENS, dtype=torch.int64)
+    names = cache_names(config, PAST)
+    return ids, mask, [torch.zeros(BATCH, heads, BEFORE, width) for _ in names]
+
+
+def _shapes(network: Any) -> tuple[Any, ...]:
+    """Return the names of the axes that may have any size, for each input."""
+    past = {0: "batch", 2: "past_sequence_length"}
+    return (
+        {0: "batch", 1: "sequence_length"},
+        {0: "batch", 1: "total_sequence_length"},
+        [past for _ in cache_names(network.config, PAST)],
+    )

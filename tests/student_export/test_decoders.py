@@ -1,0 +1,246 @@
+"""A decoder is exported to files that other programs run, with the student's own predictions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MambaConfig,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+
+from teachonce.downstream.lm.scoring import score_lm
+from teachonce.downstream.score_tables import TEST
+from teachonce.downstream.settings import LmSettings
+from teachonce.student_export.formats import gguf
+from teachonce.student_export.formats.gguf_contents import architecture_of, pattern_of
+from teachonce.student_export.loaded_student import load_student
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.settings.shapes import SHAPES
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
+from teachonce.training.byte_level import SPECIALS, train_byte_level
+from tests.student_export.test_browser import TRANSFORMERS_JS
+from tests.student_export.test_export import UNMEASURED, refused, run
+from tests.texts import ENGLISH, RUSSIAN
+
+Teacher = Callable[..., Path]
+KINDS = ("llama:64x2x4x96x2", "qwen3:64x2x4x96x2", "gpt2:64x2x4x96")
+TEXTS = [*ENGLISH[:2], "Don't 1234,5 \n\n  été 😀", RUSSIAN[0]]
+
+
+def decoder(kind: str, folder: Path) -> Path:
+    """A random student of a kind, with a vocabulary of the pattern of that kind."""
+    shape = SHAPES[kind.partition(":")[0]]
+    backend = train_byte_level(ENGLISH + RUSSIAN, 500, shape.pattern)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    model = make_student(kind, tokenizer, 256)
+    with torch.no_grad():
+        for weight in model.parameters():  # far from uniform, and norms far from 1
+            weight.add_(0.1 * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return decoder(KINDS[0], tmp_path_factory.mktemp("llama") / "student")
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer: what torch exports takes as long as there are layers."""
+    return decoder("llama:64x1x4x96x2", tmp_path_factory.mktemp("shallow") / "student")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def each_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind = str(request.param)
+    return decoder(kind, tmp_path_factory.mktemp(kind.partition(":")[0]) / "student")
+
+
+def logits(model: Any, tokenizer: Any, text: str) -> Array:
+    with torch.no_grad():
+        found = model(**tokenizer(text, return_tensors="pt")).logits[0]
+    return np.asarray(found)
+
+
+def test_transformers_reads_the_file_back(each_kind: Path, tmp_path: Path) -> None:
+    """Weights, sizes and tokens, for each kind of decoder, in float32 and in q8_0."""
+    gguf.write_float(load_student(each_kind), tmp_path / "model.gguf")
+    layers = gguf.layers(tmp_path / "model.gguf")
+    nodes = [name for names in layers.values() for name in names]
+    gguf.quantise(tmp_path / "model.gguf", tmp_path / "small.gguf", "q8_0", nodes)
+    own: Any = AutoModelForCausalLM.from_pretrained(each_kind)
+    tokenizer = AutoTokenizer.from_pretrained(each_kind)
+    for name, near in (("model.gguf", 1e-4), ("small.gguf", 0.3)):
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file=name, config=own.config, dtype=torch.float32
+        )
+        for text in TEXTS:
+            expected = logits(own, tokenizer, text)
+            assert np.abs(logits(read, tokenizer, text) - expected).max() < near
+    assert (tmp_path / "small.gguf").stat().st_size < (tmp_path / "model.gguf").stat().st_size / 2
+
+
+def test_without_llama_cpp_the_file_is_written_and_not_compared(
+    student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "llama_cpp" else find(name)
+    )
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    out = tmp_path / "out"
+    result = run(student, "--to", "gguf", "--quantize", "q4_0", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "gguf/model-q4_0.gguf: written, but not compared" in result.stdout
+    assert "pip install llama-cpp-python" in result.stdout
+    (made,) = json.loads((out / "export.json").read_text())["files"]
+    assert made["keeps"] is None and made["figures"]["bytes"] > 10_000
+    assert "| not compared |" in (out / "README.md").read_text()
+    read = AutoTokenizer.from_pretrained(out)
+    assert (
+        read(TEXTS[0] * 40)["input_ids"]
+        == AutoTokenizer.from_pretrained(student)(TEXTS[0] * 40)["input_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["gpt2:64x1x4", *(pytest.param(kind, marks=pytest.mark.apart) for kind in KINDS)]
+)
+def test_onnx_goes_on_from_its_cache(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, and with padding on the left, as generation does."""
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    folder = decoder(kind, tmp_path / "student")
+    result = run(folder, "--to", "onnx", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "onnx/model.onnx: agreement 100.00 % (entropy" in result.stdout
+    session = InferenceSession(tmp_path / "out/onnx/model.onnx")
+    sizes = {each.name: each.shape for each in session.get_inputs() if "past" in each.name}
+    assert list(sizes)[:2] == ["past_key_values.0.key", "past_key_values.0.value"]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer(TEXTS[2], return_tensors="np")["input_ids"]
+    assert ids.tolist() == AutoTokenizer.from_pretrained(folder)([TEXTS[2]])["input_ids"]
+    expected = logits(model, tokenizer, TEXTS[2])
+    names = [each.name.replace("present", "past_key_values") for each in session.get_outputs()]
+    for padding in (0, 3):
+        past = {name: np.zeros((1, s[1], 0, s[3]), np.float32) for name, s in sizes.items()}
+        given = np.concatenate([np.zeros((1, padding), np.int64), ids[:, :5]], axis=1)
+        mask = np.array([[0] * padding + [1] * 5])
+        for number in range(5, ids.shape[1] + 1):
+            found = session.run(None, {"input_ids": given, "attention_mask": mask, **past})
+            assert np.abs(found[0][0, -1] - expected[number - 1]).max() < 1e-4
+            past = dict(zip(names[1:], found[1:], strict=True))
+            given, mask = ids[:, number : number + 1], np.append(mask, [[1]], axis=1)
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_card_continues_a_text_in_node(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`apart`, as it fetches transformers.js from npm."""
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    npm = shutil.which("npm") or pytest.skip("needs npm")
+    words = ("install", "--ignore-scripts", "--no-audit", "--no-fund", TRANSFORMERS_JS)
+    subprocess.run([npm, *words], cwd=tmp_path, check=True, capture_output=True)
+    folder, out = decoder(kind, tmp_path / "student"), tmp_path / "out"
+    assert run(folder, "--to", "onnx", "--out", out).exit_code == 0
+    _, _, block = (out / "README.md").read_text().partition("```js\n")
+    code = block.partition("```")[0].replace("max_new_tokens: 40", "max_new_tokens: 9")
+    (out / "card.mjs").write_text(code.replace("9", "9, do_sample: false"))
+    node = ["node", "card.mjs"]
+    printed = subprocess.run(node, cwd=out, check=True, capture_output=True, text=True).stdout
+    expected = pipeline("text-generation", str(folder))(
+        "Once upon a time", max_new_tokens=9, do_sample=False
+    )
+    assert json.dumps(expected[0]["generated_text"], ensure_ascii=False)[1:-1] in printed
+
+
+def test_onnx_in_int8_is_checked_by_bits_a_byte(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(ENGLISH[:8]) + "\n")
+    words = ("--to", "onnx", "--quantize", "int8", "--check", lines, "--least", 0.9)
+    result = run(shallow, *words, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    (made,) = json.loads((tmp_path / "out/export.json").read_text())["files"]
+    own = score_lm(str(shallow), {TEST: lines}, LmSettings(), lambda line: None)
+    assert made["score"] == pytest.approx(own["mean"][TEST]["bits_per_byte"], rel=0.02)
+    assert f"{made['score']:.3f} bits/byte" in result.stdout
+    assert 0.9 < made["keeps"] < 1
+
+
+def test_what_gguf_cannot_hold_is_refused(
+    student: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--to", "gguf", "--out", tmp_path / "out")
+    said = refused(tiny_teacher("bert"), *words)
+    assert "is no decoder, which is exported to onnx or openvino or torchscript" in said
+    said = refused(student, "--to", "torchscript", "--out", tmp_path / "out")
+    assert "is a decoder, which is exported to" in said and "gguf" in said
+    said = refused(student, *words, "--quantize", "int8")
+    assert "--quantize int8: gguf does not support it; give --to onnx or openvino" in said
+    said = refused(tiny_teacher("gpt2"), *words)
+    assert "has no end-of-text token" in said
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert "pip install 'teachonce[gguf]'" in refused(student, *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({}, "llama-bpe"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}, "gpt-2"),
+        ({"normalizer": {"type": "Lowercase"}}, None),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, None),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, None),
+        ({"pre_tokenizer": None}, None),
+    ],
+)
+def test_only_patterns_that_llama_cpp_knows(change: dict[str, Any], name: str | None) -> None:
+    settings = json.loads(train_byte_level(ENGLISH, 300, "llama-bpe").to_str()) | change
+    if name is not None:
+        assert pattern_of(settings, "student") == name
+        return
+    with pytest.raises(UserError, match="gpt-2, llama-bpe, qwen2, smollm"):
+        pattern_of(settings, "student")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"hidden_act": "gelu"}, "activation function gelu"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type linear"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(
+    config: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=f"student: {told} .* use convert_hf_to_gguf.py"):
+        architecture_of(LlamaConfig(**config), "student")
+    with pytest.raises(UserError, match="is a mamba, and --to gguf writes llama, qwen2"):
+        architecture_of(MambaConfig(), "student")
