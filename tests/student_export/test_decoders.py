@@ -178,6 +178,38 @@ def test_the_card_continues_a_text_in_node(
     assert json.dumps(expected[0]["generated_text"], ensure_ascii=False)[1:-1] in printed
 
 
+def test_llama_cpp_predicts_what_the_student_does(
+    each_kind: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits and tokens; an export that is too coarse is refused, and the card's lines run."""
+    pytest.importorskip("llama_cpp")
+    student = load_student(each_kind)
+    gguf.write_float(student, tmp_path / "model.gguf")
+    batch = student.encode(TEXTS)
+    present = batch["attention_mask"].astype(bool)
+    found = gguf.open_runner(tmp_path / "model.gguf", "logits")(batch)
+    assert np.abs(found - student.run(batch))[present].max() < 0.01  # its cache is of float16
+    texts = [*ENGLISH, *RUSSIAN, *TEXTS]
+    assert gguf.token_ids(tmp_path / "model.gguf", texts) == [
+        list(each) for each in student.tokenizer(texts)["input_ids"]
+    ]
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    out = tmp_path / "out"
+    result = run(each_kind, "--to", "gguf", "--quantize", "q8_0", "--out", out)
+    assert result.exit_code == 0, result.output
+    (made,) = json.loads((out / "export.json").read_text())["files"]
+    assert made["file"] == "gguf/model-q8_0.gguf" and 0.999 < made["keeps"] < 1
+    coarse = ("--to", "gguf", "--quantize", "q4_0", "--least", 0.9999)
+    said = refused(each_kind, *coarse, "--out", tmp_path / "no")
+    assert "--quantize q4_0: agreement" in said and "--keep-float" in said
+    _, _, block = (out / "README.md").read_text().partition("```python\nfrom llama_cpp")
+    code = f"from llama_cpp{block.partition('```')[0]}".replace("print(", "written = (")
+    monkeypatch.chdir(out)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert isinstance(names["written"], str)
+
+
 def test_onnx_in_int8_is_checked_by_bits_a_byte(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,17 +152,21 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
 def token_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
     """Tokenize texts by llama.cpp, with the token that it puts in front."""
-    model = _loaded(path, 1, vocab_only=True)
+    model = _loaded(path, 1)
     return [model.tokenize(text.encode(), add_bos=True, special=False) for text in texts]
 
 
 def _loaded(path: Path, threads: int, **settings: Any) -> Any:
-    llama_cpp = library(RUNNER, EXTRA, "--to gguf")
+    llama_cpp, gguf = library(RUNNER, EXTRA, "--to gguf"), library("gguf", EXTRA, "--to gguf")
+    read = gguf.GGUFReader(path)
+    architecture = read.get_field("general.architecture").contents()
+    longest = read.get_field(f"{architecture}.context_length").contents()
+    context = min(longest, LARGEST_CONTEXT)
     try:
         return llama_cpp.Llama(
             str(path),
-            n_ctx=LARGEST_CONTEXT,
-            n_batch=LARGEST_CONTEXT,
+            n_ctx=context,
+            n_batch=context,
             n_threads=threads,
             n_threads_batch=threads,
             verbose=False,

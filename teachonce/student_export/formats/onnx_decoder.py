@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 PAST = "past_key_values"
-USAGE = """Continue a text in this folder with transformers.js (`npm install @huggingface/transformers`):
+USAGE = """Continue a text, with transformers.js (`npm install @huggingface/transformers`):
 
 ```js
 import { pipeline } from "@huggingface/transformers";
