@@ -282,7 +282,7 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--to gguf", "--to gguf: expected one of onnx, openvino, torchscript (llama.cpp"),
+        ("--to coreml", "--to coreml: expected one of onnx, openvino, torchscript, gguf"),
         ("--to tflite", "--to tflite: expected one of onnx, openvino, torchscript"),
         ("", "--to is needed"),
         (
