@@ -180,7 +180,7 @@ def main(
 @main.command(
     epilog=examples(
         "student-train push student me/my-student",
-        "student-train push student me/my-student --private",
+        "student-train push student me/my-student --license mit --language en",
     )
 )
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -190,8 +190,8 @@ def main(
 def push(folder: Path, repository: str, **how: Any) -> None:
     """Upload a finished student to the Hugging Face hub.
 
-    README.md in FOLDER is the model card: add language, licence and intended use there first. The
-    command uploads a folder of student-export in the same way.
+    README.md in FOLDER is the model card: add the intended use there first. --license and
+    --language are written into it. The command uploads a folder of student-export in the same way.
     """
     from teachonce.student_train.output.pushing import push as send_folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import stored_files
 from teachonce.store.tools.store_card import store_card
 from teachonce.store.tools.verify import verify_store
+from teachonce.support.card_metadata import check_metadata, with_metadata
 from teachonce.support.errors import UserError
 from teachonce.support.hub import CARD, Repository, open_repository
 
@@ -33,19 +35,23 @@ def push(
     private: bool = False,
     revision: str | None = None,
     message: str | None = None,
+    license: str | None = None,
+    language: Sequence[str] = (),
     say: Any = lambda line: None,
 ) -> str:
     """Copy a sealed store, .zarr or .h5, into a repository of datasets, under its own name, with a
     card; return the address of the commit that made it whole.
 
     A folder's `zarr.json`, which marks the store as sealed, and the card are sent last: readers
-    refuse a copy that was stopped, and another call sends what is missing. An existing card is not
-    replaced. The store is verified first; unknown files in it are not copied. `say` receives what a
-    user should know, a line at a time. Raises UserError if the repository has another store of that
-    name, and as `open_repository` does; StoreError if the source is damaged.
+    refuse a copy that was stopped, and another call sends what is missing. Licence and languages
+    are entries of the card. An existing card is not replaced. The store is verified first; unknown
+    files in it are not copied. `say` receives what a user should know, a line at a time. Raises
+    UserError if the repository has another store of that name, and as `open_repository` does;
+    StoreError if the source is damaged.
     """
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
+    check_metadata(license, language)
     name = Path(path).name
     with closing(open_store(path)) as store:
         target = open_repository(repository, "dataset", private, revision)
@@ -68,7 +74,8 @@ def push(
         if CARD in there:
             say(f"{CARD} of {target.id} stays as it is")
         else:
-            sent[CARD] = store_card(store, target.id, name).encode()
+            card = store_card(store, target.id, name)
+            sent[CARD] = with_metadata(card, license, language).encode()
         store.watch.check()
         return target.commit(sent, message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def model_card(
     teacher = _teacher(report["store"]["identity"])
     name = base_model or _model_name(teacher)
     more = [_model_name(_teacher(other["identity"])) for other in report.get("others", ())]
-    base = f"base_model: {base_model}\n" if base_model else ""
+    # the hub has no word for distillation: a model that depends on another by training is finetune
+    base = f"base_model: {base_model}\nbase_model_relation: finetune\n" if base_model else ""
     if corpora := sorted(_corpora(report)):
         base += f"datasets: {json.dumps(corpora)}\n"
     pairs = "separator" in report["store"]["features"].get("task", {})
@@ -141,6 +143,7 @@ def model_card(
         loading = _how_to_embed(student)
     else:
         loading = HOW_TO_SCORE if scores else how_to_load(student, pairs)
+    title = f"{head.what[:1].upper()}{head.what[1:]}, student of {' and '.join([name, *more])}"
     origin = "with its initial weights: it was not trained"
     if result["steps"]:
         origin = "trained by teachonce on a store of\nits teacher's outputs, without the teacher"
@@ -148,9 +151,9 @@ def model_card(
 library_name: {library}
 pipeline_tag: {head.pipeline}
 {base}tags: [distillation, teachonce]
----
+{_model_index(report, head, title)}---
 
-# Student of {" and ".join([name, *more])}
+# {title}
 
 A {head.what} of {result["parameters"]:,} parameters, {origin}.
 
@@ -177,6 +180,27 @@ A {head.what} of {result["parameters"]:,} parameters, {origin}.
 The same store content, settings and environment give the same student, bit for bit on a CPU.
 `training.json` has all of these values in full.
 """
+
+
+def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
+    """Return the entry of the hub's metadata with the held-out figures, "" if there are none."""
+    figures = {
+        name.removeprefix("valid_"): value
+        for name, value in report["result"].items()
+        if name.startswith("valid_") and isinstance(value, int | float) and math.isfinite(value)
+    }
+    if not figures:
+        return ""
+    corpora = sorted(_corpora(report))
+    found = {
+        "task": {"type": head.pipeline},
+        "dataset": {
+            "name": f"held-out part of {', '.join(corpora) or 'the corpus'}",
+            "type": corpora[0] if len(corpora) == 1 else "text",
+        },
+        "metrics": [{"type": name, "value": value} for name, value in figures.items()],
+    }
+    return f"model-index: {json.dumps([{'name': title, 'results': [found]}])}\n"
 
 
 def _corpora(report: dict[str, Any]) -> set[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from teachonce.checkpoints.tokenizer_folder import FILES
 from teachonce.student_train.output.card import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
+from teachonce.support.card_metadata import check_metadata, with_metadata
 from teachonce.support.errors import UserError
+from teachonce.support.files import write
 from teachonce.support.hub import CARD, Repository, open_repository
 from teachonce.support.redaction import publishable, without_credentials
 
@@ -37,15 +39,22 @@ def push(
     private: bool = False,
     revision: str | None = None,
     message: str | None = None,
+    license: str | None = None,
+    language: Sequence[str] = (),
 ) -> str:
     """Upload a finished student's folder to a model repository. Returns the commit's URL.
 
     Only model files, the card (README.md) and training.json are uploaded. training.json is uploaded
-    without local paths and credentials of URLs; the code of the card loads the repository. Raises
-    UserError if the folder has no finished student, if a file to upload is a link, and as
-    `open_repository` does.
+    without local paths and credentials of URLs; the code of the card loads the repository. Licence
+    and languages go into the card, in the folder as well. Raises UserError if the folder has no
+    finished student, if a file to upload is a link, and as `open_repository` does.
     """
     check_finished(Path(folder))
+    check_metadata(license, language)
+    card = Path(folder) / CARD
+    before = card.read_text("utf-8")
+    if (after := with_metadata(before, license, language)) != before:
+        write(card, after.encode())
     return send(Path(folder), open_repository(repository, "model", private, revision), message)
 
 

@@ -38,6 +38,12 @@ def push_options(command: Command) -> Command:
         click.option(
             "--revision", metavar="BRANCH", help="Branch, made if there is none.  [default: main]"
         ),
+        click.option(
+            "--language",
+            multiple=True,
+            help="Language in the card's metadata, such as en. Repeatable.  [default: as it is]",
+        ),
+        click.option("--license", help="Licence in it, such as mit.  [default: as it is]"),
         click.option("--private", is_flag=True, help="Make a new repository private."),
     ):
         command = option(command)

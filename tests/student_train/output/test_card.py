@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 
 from teachonce.store import open_store
 from teachonce.store.format.features import TaskSpec
@@ -43,7 +45,14 @@ def card(teacher: str, folder: Path) -> str:
 
 def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> None:
     text = card(hub, tmp_path)
-    assert "base_model: acme/mini\n" in text and "# Student of acme/mini\n" in text
+    assert "\n# Masked language model, student of acme/mini\n" in text
+    data = ModelCard(text).data
+    assert (data["base_model"], data["base_model_relation"]) == ("acme/mini", "finetune")
+    report = json.loads((tmp_path / "student/training.json").read_text())["result"]
+    results = vars(data)["eval_results"]
+    scores = {each.metric_type: each.metric_value for each in results}
+    assert scores["mlm"] == report["valid_mlm"] and scores["loss"] == report["valid_loss"]
+    assert {each.task_type for each in results} == {"fill-mask"}
     assert open_store(tmp_path / "store.zarr").identity["teacher"]["revision"] == COMMIT
 
 
@@ -52,7 +61,7 @@ def test_a_teacher_of_this_machine_is_not(
 ) -> None:
     teacher = tiny_teacher("bert")
     text = card(str(teacher), tmp_path)
-    assert "base_model" not in text and "# Student of bert\n" in text
+    assert "base_model" not in text and "model, student of bert\n" in text
     assert "| store | store.zarr |" in text
     assert str(teacher.parent) not in text and str(tmp_path) not in text
     assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text

@@ -96,7 +96,10 @@ def test_what_does_not_belong_to_a_student_is_not_sent(hub: Hub, copied: Path) -
     (copied / "my.key").write_text("PRIVATEKEY")
     (copied / "1_Pooling").mkdir()
     (copied / "1_Pooling" / "config.json").write_text("{}")
-    ok(student_train, "push", copied, "user/chosen")
+    words = ("--license", "apache-2.0", "--language", "ru", "--language", "en")
+    ok(student_train, "push", copied, "user/chosen", *words)
+    data = ModelCard(hub.read("models/user/chosen", "README.md").decode()).data
+    assert (data["license"], data["language"]) == ("apache-2.0", ["ru", "en"])
     files = hub.repositories["models/user/chosen"].files()
     assert files.keys() == {
         "README.md", "1_Pooling/config.json", "config.json",

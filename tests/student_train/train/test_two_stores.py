@@ -224,7 +224,7 @@ def test_two_vocabularies_teach_one_student(
     assert result["valid_loss"] == pytest.approx(sum(result[name] for name in names) / 2)
     AutoModelForMaskedLM.from_pretrained(out)
     card = (out / "README.md").read_text()
-    assert "# Student of bert and roberta\n" in card and foreign.path not in card
+    assert "student of bert and roberta\n" in card and foreign.path not in card
 
 
 def test_stores_that_do_not_fit_together(

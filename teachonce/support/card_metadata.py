@@ -1,0 +1,46 @@
+"""Adds licence and languages to the metadata of a card, the YAML above its text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from teachonce.support.errors import UserError
+
+LICENSE = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code")
+FRONT = "---\n"
+
+
+def check_metadata(license: str | None, languages: Sequence[str]) -> None:
+    """Raise UserError for a licence or language that the hub does not accept."""
+    if license is not None and not LICENSE.fullmatch(license):
+        raise UserError(
+            f"--license {license}: expected the hub's name of a licence in lower case, such as mit,"
+            " apache-2.0 or cc-by-4.0"
+        )
+    for each in languages:
+        if not LANGUAGE.fullmatch(each):
+            raise UserError(
+                f"--language {each}: expected a code of ISO 639, such as en or ru, or multilingual"
+            )
+
+
+def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> str:
+    """Return a card with these entries, in place of those that it has.
+
+    Raises UserError as `check_metadata` does.
+    """
+    check_metadata(license, languages)
+    new = {"license": license, "language": list(languages)}
+    lines = [f"{name}: {json.dumps(value)}\n" for name, value in new.items() if value]
+    if not lines:
+        return card
+    front, text = "", card
+    if card.startswith(FRONT) and (end := card.find(f"\n{FRONT}", 3)) > 0:
+        front, text = card[4 : end + 1], card[end + 1 + len(FRONT) :]
+    for name, value in new.items():
+        if value:  # an entry may be a list over several lines
+            front = re.sub(rf"^{name}:.*\n(?:[ -].*\n)*", "", front, flags=re.MULTILINE)
+    return f"{FRONT}{front}{''.join(lines)}{FRONT}{text}"
