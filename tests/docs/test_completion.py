@@ -45,7 +45,15 @@ def test_options_words_and_commands_are_completed() -> None:
     assert "mixed-vocab" in completed("teacher-dump", "mix")
 
 
-FREE = {"repository", "push_to_hub", "revision", "message", "ray"}  # names elsewhere
+FREE = {
+    "repository",
+    "push_to_hub",
+    "revision",
+    "message",
+    "ray",
+    "license",
+    "language",
+}  # names elsewhere
 FREE |= {
     "text_column",
     "columns",

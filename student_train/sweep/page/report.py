@@ -35,6 +35,10 @@ TEXT_ALONE = {"mlm": "MLM only", "next": "next alone"}
 MOST_CARD = 1 << 20
 WHAT = "--page"
 SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
+SMALLER = 0.75
+"""The size of the student that is named second, as a share of the best one's."""
+CONSTANT = ("Matthews", "entity F1")
+"""Scores that are 0 for a student that gives every text, or word, the same label."""
 KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
 """The teacher's own value of figures that compare a student with it."""
 
@@ -59,6 +63,18 @@ class StudentFiles:
         found = [v for name, v in self.figures.items() if name.endswith("cpu sentence_ms")]
         return found[0] if found else None
 
+    @property
+    def trained(self) -> bool:
+        """Whether no score of a task says that all answers are the same."""
+        return not any(v == 0 and name.endswith(CONSTANT) for name, v in self.figures.items())
+
+    def shown(self, measure: Measure) -> str:
+        """Return the figure of a measure, with its deviation over seeds if there is one."""
+        deviation = self.figures.get(f"{measure.name} deviation")
+        more = "" if deviation is None else f" ± {format_number(deviation)}"
+        found = self.figures.get(measure.name)
+        return "" if found is None else f"{format_number(found)}{more}"
+
 
 def write_report(folder: Path) -> Path:
     """Write the page of a sweep, whatever the state of its runs. Returns its path.
@@ -77,6 +93,7 @@ def write_report(folder: Path) -> Path:
     references = runs.get("references", {}).items()
     others = {name: figures_of({SCORES: each}) for name, each in references}
     views = [_view(students, measure, runs["varied"], others) for measure in measures]
+    lines = _all_lines(students, measures[0], others) if measures else {}
     page = folder / PAGE
     write_page(
         page,
@@ -88,6 +105,7 @@ def write_report(folder: Path) -> Path:
         students=students,
         ranked=_ranked(students, measures),
         columns=runs["varied"],
+        shares={s.number: of_teacher(s, measures[0], lines) for s in students if measures},
         measures=measures,
         cell=_cell,
         readable=readable,
@@ -131,15 +149,17 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 def _measures(students: Sequence[StudentFiles], varied: Sequence[str]) -> list[Measure]:
-    """List the quality measures of the students, the most comparable first."""
+    """List the quality measures of the students: scores of tasks, then validation figures, the most
+    comparable first."""
     met = list(dict.fromkeys(name for s in students for name in s.figures))
-    found = [m for m in (*MEASURES, *([LOSS] if compares_losses(varied) else [])) if m.name in met]
+    found = list[Measure]()
     for name in met:
         heading = name.rpartition(" ")[2]
         other = any(word in heading for word in (*SMALLEST_BEST, "deviation"))
         if " " in name and not other:
             found.append(Measure(name, "a score of a task, in percent", largest=True))
-    return found
+    general = (*MEASURES, *([LOSS] if compares_losses(varied) else []))
+    return [*found, *(m for m in general if m.name in met)]
 
 
 def _view(
@@ -149,8 +169,7 @@ def _view(
     others: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Make the charts of a measure, each with its table."""
-    lines = _lines(students, measure)
-    lines |= {name: each[measure.name] for name, each in others.items() if measure.name in each}
+    lines = _all_lines(students, measure, others)
     done = [s for s in students if measure.of(s.figures) < math.inf]
     sizes = [(s, s.bytes / 1e6) for s in done if s.bytes]
     times = [(s, s.latency) for s in done if s.latency]
@@ -160,7 +179,16 @@ def _view(
         importance_bars(importances(done, measure, varied), measure),
         curves(students, measure, lines),
     ]
-    return {"measure": measure, "charts": [chart for chart in charts if chart]}
+    choice = _choice(students, measure, lines)
+    return {"measure": measure, "choice": choice, "charts": [chart for chart in charts if chart]}
+
+
+def _all_lines(
+    students: Sequence[StudentFiles], measure: Measure, others: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    """Return the reference values of a measure, with those of other scored models."""
+    own = {name: each[measure.name] for name, each in others.items() if measure.name in each}
+    return _lines(students, measure) | own
 
 
 def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
@@ -178,26 +206,49 @@ def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, floa
 
 
 def _lead(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list[str]:
-    """Return a summary: the counts, the best student, and the best smaller one."""
+    """Return a line with the number of students by state, and one if none can be compared."""
     states = [s.state for s in students]
     counts = [f"{states.count(each)} {each}" for each in dict.fromkeys(states)]
     lines = [f"{counted(len(students), 'student')}: {', '.join(counts)}."]
-    if not measures:
-        return [*lines, "No student has a comparable figure yet."]
-    first = measures[0]
-    done = [s for s in _ranked(students, measures) if s.figures]
+    return lines if measures else [*lines, "No student has a comparable figure yet."]
+
+
+def _choice(
+    students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float]
+) -> dict[str, str]:
+    """Return a sentence with the student to ship by a measure, and the command that exports it; {}
+    if no trained student has a figure.
+
+    lines: reference values, of which `teacher` is compared with the student.
+    """
+    done = [s for s in _ranked(students, [measure]) if s.trained and s.bytes]
+    done = [s for s in done if measure.of(s.figures) < math.inf]
+    if not done:
+        return {}
     best = done[0]
-    lines.append(
-        f"The best is number {best.number}: {first.name} {format_number(best.figures[first.name])}"
-        f" ({first.why}), {readable(best.bytes or 0)}."
+    text = (
+        f"Ship number {best.number}, because its {measure.name} of {best.shown(measure)} is the"
+        f" best of {counted(len(done), 'student')} ({measure.why})"
     )
-    small = [s for s in done if s.bytes and best.bytes and s.bytes < 0.75 * best.bytes]
-    if small and first.of(small[0].figures) < math.inf:
-        lines.append(
-            f"The best that is at least a quarter smaller is number {small[0].number}:"
-            f" {format_number(small[0].figures[first.name])}, {readable(small[0].bytes or 0)}."
+    if share := of_teacher(best, measure, lines):
+        text += f", {share} of the teacher's"
+    text += f", in {readable(best.bytes or 0)}"
+    small = [s for s in done if (s.bytes or 0) < SMALLER * (best.bytes or 0)]
+    if small:
+        text += (
+            f"; the best that is at least a quarter smaller is number {small[0].number}, with"
+            f" {small[0].shown(measure)} in {readable(small[0].bytes or 0)}"
         )
-    return lines
+    return {"text": f"{text}.", "command": f"student-export {best.folder} --to onnx --out ready"}
+
+
+def of_teacher(student: StudentFiles, measure: Measure, lines: Mapping[str, float]) -> str:
+    """Return a student's share of the teacher's figure in percent; "" if it is not known, or if the
+    smallest figure is the best."""
+    own, teacher = student.figures.get(measure.name), lines.get("teacher")
+    if not measure.largest or own is None or not teacher or teacher <= 0:
+        return ""
+    return f"{100 * own / teacher:.1f} %"
 
 
 def _ranked(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list[StudentFiles]:
