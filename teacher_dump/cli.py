@@ -38,7 +38,7 @@ GROUPS = {
     "A corpus that has grown": ("grow_from", "gone"),
     "Stored data": ("pooling", "codec", "weights"),
     "Views": ("views", "mask_prob", "mask_words", "seed"),
-    "Running the teacher": ("batch_tokens", "device", "precision", "trust_remote_code"),
+    "Running the teacher": ("gguf", "batch_tokens", "device", "precision", "trust_remote_code"),
     "Several processes": ("shard", "ray", "ray_gpus"),
 }
 """Headings of --help, and the options under each."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from teachonce.checkpoints.names import resolve_teacher
 from teachonce.checkpoints.text_vectors import POOLINGS
 from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
@@ -40,12 +42,18 @@ from teachonce.training.device import resolved_device
 # relative to 1 + |value|, in deviations of the channel for hidden states, in nats for logits.
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value != ""
+
+
 ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "precision": ("fp32", "one of fp32, fp16, bf16", lambda value: value in list(TOLERANCE)),
     "seed": (0, "a whole number from 0", lambda value: type(value) is int and value >= 0),
     "mask_prob": (0.15, "a share", lambda value: type(value) in (int, float) and 0 <= value <= 1),
     "pooling": (None, "one of mean, cls, max, last", lambda value: value in (None, *POOLINGS)),
     "prompt": (None, "a name", lambda value: value is None or isinstance(value, str)),
+    "gguf": (None, "the name of a file", lambda value: value is None or _is_name(value)),
     "bos": (None, "an id", lambda value: value is None or (type(value) is int and value >= 0)),
     "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
 }
@@ -105,7 +113,7 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     chosen = device if device == "cpu" else resolved_device(device)
     check_device(chosen, torch.cuda.device_count())
     teacher = load_teacher(
-        model,
+        resolve_teacher(model, arguments["gguf"]),
         head=_head(store.features),
         hidden=_spec(store.features.hidden),
         attention=_spec(store.features.attention),

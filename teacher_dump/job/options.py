@@ -236,6 +236,13 @@ class DumpOptions:
         "Tokens in a batch of the teacher, padding included; bounds memory.",
         within=at_least(1),
     )
+    gguf: str | None = option(
+        None,
+        "GGUF file with the weights of --model, in its folder or a path. The folder has config.json"
+        " and tokenizer.json. Needs `pip install 'teachonce[gguf]'`.",
+        paths=True,
+        default_text="the weights in the folder",
+    )
     device: str = option("auto", "auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device)
     precision: str = option(
         "auto", "auto: bf16 on a GPU, else fp32.", choices=("auto", "bf16", "fp16", "fp32")

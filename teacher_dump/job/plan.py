@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teachonce.checkpoints.declared import (
@@ -112,6 +113,7 @@ class DumpPlan:
                 **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
                 **({"remote_code": True} if options.trust_remote_code else {}),
                 **({} if (first := self.teacher.first_token) is None else {"bos": first}),
+                **({"gguf": Path(options.gguf).name} if options.gguf else {}),
                 **self._chat_arguments(),
                 **{k: v for k in ("pooling", "prompt") if (v := getattr(options, k)) is not None},
             },
@@ -230,7 +232,8 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     Raises UserError if the config.json lacks a requested layer or head, or has a smaller vocabulary
     or shorter inputs; CorpusError like `Corpus.open`. Loads neither torch nor the weights.
     """
-    model = replace(resolve_teacher(options.model), trusted=options.trust_remote_code)
+    found = resolve_teacher(options.model, options.gguf)
+    model = replace(found, trusted=options.trust_remote_code)
     config = config_of(model)
     layers = layers_of(config)
     if layers is not None:

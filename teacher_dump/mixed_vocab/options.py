@@ -25,6 +25,7 @@ ONLY_DUMP = (
     *("student_column", "label_column", "head", "pooling", "prompt", "views", "mask_prob"),
     *(
         "bos",
+        "gguf",
         "messages",
         "learn",
         "mask_words",

@@ -61,6 +61,10 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
     logging.set_verbosity_error()  # this package checks what it would warn about
     logging.disable_progress_bar()
     try:
+        if model.gguf and factory not in (AutoConfig, AutoTokenizer):
+            # Without `config` transformers would guess one from the file.
+            config = AutoConfig.from_pretrained(model.path_or_id)
+            options = {"gguf_file": model.gguf, "config": config, **options}
         return factory.from_pretrained(
             model.path_or_id,
             revision=model.revision or "main",
@@ -163,6 +167,8 @@ def load_network(
     Raises UserError if the checkpoint lacks parameters of the encoder, or if their sizes differ.
     """
     network, report = load(factory, model, flag, output_loading_info=True, **options)
+    if model.gguf and hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config  # the weights were dequantised when they were read
     other_sizes = {key for key, *_ in report["mismatched_keys"]}
     missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."

