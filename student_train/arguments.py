@@ -11,9 +11,15 @@ from teachonce.checkpoints.declared import layers_of
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
+from teachonce.student_train.model.decoder_sizes import shape_of_folder
+from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import Stores
-from teachonce.student_train.settings.option_values import AS_TEACHER
+from teachonce.student_train.settings.option_values import (
+    AS_TEACHER,
+    FOLDER,
+    is_model_folder,
+)
 from teachonce.student_train.settings.options import TrainOptions, ruled_out
 from teachonce.student_train.settings.recipe import find_recipe
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
@@ -61,6 +67,9 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
         given["student"] = _student_like_teacher(given["student"], stores.opened[0])
+    if is_model_folder(student := given.get("student", "")):
+        shape = shape_of_folder(checked_folder(student, f"--student {student}"), student)
+        given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
     fill_in_decoder(given)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from teachonce.checkpoints.declared import layers_of
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.errors import UserError
 
@@ -104,6 +105,31 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
             " (scale_attn_by_inverse_layer_idx), which a cut changes; use --init vocab"
         )
     copied_settings(config)
+
+
+def shape_of_folder(config: Mapping[str, Any], folder: str) -> str:
+    """Return the shape of the decoder in a folder as a value of `--student`.
+
+    Raises UserError for another model, and for one that no shape describes.
+    """
+    kind, what = config.get("model_type"), f"--student {folder}"
+    if kind not in EPSILONS or config.get("is_encoder_decoder"):
+        raise UserError(
+            f"{what}: the model in it is a {kind!s:.40}; a folder to continue holds a decoder of"
+            f" the kinds {', '.join(EPSILONS)}: give another, or a shape such as llama:256x4x4"
+        )
+    sizes = Sizes.of_config(config, folder)
+    layers = layers_of(config)
+    fits = sizes.each * sizes.heads == sizes.width and sizes.heads % sizes.groups == 0
+    if not layers or not fits or config.get("tie_word_embeddings", kind == "gpt2") is not True:
+        raise UserError(
+            f"{what}: its config.json has {layers} layers, {sizes.heads} heads of size {sizes.each}"
+            f" for the hidden size {sizes.width}, and tie_word_embeddings"
+            f" {config.get('tie_word_embeddings')}; expected heads that fill the hidden size, and"
+            " tied embeddings: give a shape and --init layers:I,J,...@DIR"
+        )
+    size = f"{sizes.width}x{layers}x{sizes.heads}x{sizes.units}"
+    return f"{kind}:{size}" + ("" if kind == "gpt2" else f"x{sizes.groups}")
 
 
 def slots(theirs: Sizes, own: Sizes) -> int:

@@ -24,7 +24,7 @@ from teachonce.student_train.model.teacher_layers import (
     layer_groups,
     take_transform,
 )
-from teachonce.student_train.settings.option_values import check_start
+from teachonce.student_train.settings.option_values import FOLDER, check_start
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -54,6 +54,7 @@ def initialise(
     - `layers:1,3,5`: as `teacher`, but with one teacher layer for each student layer.
     - `layers:1,3,5@DIR`: as `layers`, from the model in a folder. It must have the student's hidden
       size and the pieces of the store's teacher.
+    - `folder:DIR`: all weights of the decoder in DIR, which has the student's shape and vocabulary.
     - `teacher` and `layers` of a decoder: single layers, evenly spaced for `teacher`, with the
       channels, heads and feed-forward units of the largest activations (`decoder_cut.py`), and the
       rows of `vocab` in these channels. The teacher is of the student's kind.
@@ -79,6 +80,8 @@ def initialise(
         how = _best_start(student, store)
     if how == "random":
         return [RANDOM]
+    if how.startswith(FOLDER):
+        return [_take_all(student, ModelFolder(how.removeprefix(FOLDER), f"--init {how}", True))]
     if how == "vocab":
         return [_take_split(student, _teacher_rows(how, store), vocabulary)]
     check_start(how)
@@ -105,6 +108,26 @@ def initialise(
     if folder:
         taken += [f"all of {Path(folder.path).name}, weights {folder.content()[:12]}"]
     return taken
+
+
+def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
+    """Copy all weights of a decoder of the same sizes. Returns a line for the card.
+
+    Raises UserError for weights of another shape, such as fewer rows than the student's pieces.
+    """
+    weights, words = folder.teacher_weights(), student.get_input_embeddings().weight
+    with torch.no_grad():
+        for name, own in student.base_model.named_parameters():
+            values = weights[name]  # the loader has refused a folder without it
+            if own is words:
+                values = values[: len(own)]  # rows behind the vocabulary are padding
+            if values.shape != own.shape:
+                raise UserError(
+                    f"{folder.path}: {name} has shape {list(values.shape)}, expected"
+                    f" {list(own.shape)}; save the model there again, with its tokenizer"
+                )
+            own.copy_(torch.from_numpy(values))
+    return f"all weights of {Path(folder.path).name}, {folder.content()[:12]}"
 
 
 def _take_words(

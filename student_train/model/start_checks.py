@@ -13,8 +13,9 @@ from teachonce.align import Vocabulary
 from teachonce.checkpoints.declared import layers_of
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.errors import StoreError
-from teachonce.student_train.model.decoder_sizes import check_cut
-from teachonce.student_train.settings.shapes import Shape
+from teachonce.student_train.model.decoder_sizes import check_cut, shape_of_folder
+from teachonce.student_train.settings.option_values import FOLDER
+from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support import files
 from teachonce.support.errors import UserError
 
@@ -28,6 +29,12 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
             return
+    if how.startswith(FOLDER):
+        config, folder = start_config(how, store)
+        theirs = shape_of_folder(config, folder)
+        if parse_student(theirs) != shape:
+            raise UserError(f"--init {how}: the model in it is {theirs}; give --student {folder}")
+        return
     if not copies_layers(how) or not (shape.causal or how.startswith(LAYERS)):
         return
     config, where = start_config(how, store)
@@ -41,7 +48,7 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
 
 def copies_layers(how: str) -> bool:
     """Return whether `--init` copies layers of a model."""
-    return how == "teacher" or how.startswith(LAYERS)
+    return how == "teacher" or how.startswith((LAYERS, FOLDER))
 
 
 def start_config(how: str, store: FeatureStore) -> tuple[Mapping[str, Any], str]:
@@ -50,6 +57,8 @@ def start_config(how: str, store: FeatureStore) -> tuple[Mapping[str, Any], str]
     Raises UserError if its folder is missing.
     """
     _, at, folder = how.partition("@")
+    if how.startswith(FOLDER):
+        at, folder = FOLDER, how.removeprefix(FOLDER)
     if at:
         return checked_folder(folder, f"--init {how}"), folder
     return store.teacher_settings("config.json"), str(store.path)

@@ -46,6 +46,7 @@ from teachonce.student_train.output.report import (
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
+from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
@@ -231,7 +232,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     student = make_student(
         options.student,
         tokenizer,
-        tokenizer.model_max_length,
+        _positions(plan) or tokenizer.model_max_length,
         task=store.task,
         **_network(plan),
         **_copied_settings(plan),
@@ -277,12 +278,30 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
         names = ["input_ids", *types, "attention_mask"]
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
     longest = max(each.features.max_length for each in plan.stores)
-    tokenizer.model_max_length = plan.options.max_length or default_max_length(longest)
+    length, most = plan.options.max_length or default_max_length(longest), _positions(plan)
+    if most is not None and plan.options.max_length and length > most:
+        raise UserError(
+            f"--max-length {length}: the student has {most} positions; give --max-length {most}"
+        )
+    tokenizer.model_max_length = length if most is None else min(length, most)
     name = "tokenizer_config.json"
     held = name in plan.store.teacher_files()
     read = plan.store.teacher_settings(name) if held else {}
     if read.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
+
+
+def _positions(plan: TrainPlan) -> int | None:
+    """Return the positions of the model that a student continues, or None for another start."""
+    if not plan.options.init.startswith(FOLDER):
+        return None
+    config, folder = start_config(plan.options.init, plan.store)
+    found = config.get("max_position_embeddings", config.get("n_positions"))
+    if not isinstance(found, int) or found < 1:
+        raise UserError(
+            f"{folder}: its config.json gives {found!r:.40} positions; save the model there again"
+        )
+    return found
 
 
 def _network(plan: TrainPlan) -> dict[str, Any]:

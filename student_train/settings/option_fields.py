@@ -101,7 +101,8 @@ class OptionFields:
         " feed-forward size (4 H if left out); tiny is 264x3x12x792. modernbert:HxLxA[xF]: a"
         " ModernBERT (F is 2 H if left out). teacher:L: the teacher's hidden size and heads with L"
         " layers, of the teacher's kind if a student can be. llama:, qwen3: or gpt2:HxLxA[xF[xKV]]:"
-        " a decoder (KV: heads of keys and values; gpt2 has none). bilstm:E,H: embedding size, and"
+        " a decoder (KV: heads of keys and values; gpt2 has none). DIR: continues the decoder in a"
+        " folder, with its vocabulary. bilstm:E,H: embedding size, and"
         " LSTM size in each direction. static:D: embeddings of D numbers without layers, for text"
         " vectors only.",
         scope={START},
@@ -180,6 +181,7 @@ class OptionFields:
         " consecutive groups and cut to the student's size. layers:I,J,...[@DIR]: single layers"
         " (from 1) instead of averages, of the model in DIR if given. For decoders, teacher takes"
         " evenly spaced layers, and both copy the channels, heads and units that contribute most."
+        " folder:DIR: all weights of a decoder in DIR, which --student DIR chooses."
         " mixed-vocab: the embeddings of mixed-vocab training in the store. random. auto: vocab for"
         " a decoder; else layers, evenly spaced (teacher for a task or text vectors) if the shapes"
         " fit, else svd.",

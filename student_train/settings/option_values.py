@@ -20,12 +20,13 @@ CACHES = ("none", "ram", "device")
 VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words:", "mixed-vocab")
 """Words and prefixes of `--vocab`, for shell completion; a number or a folder is valid as well."""
 STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAULT_KIND))
-STARTS = ("auto", "vocab", "svd", "svd:", "teacher", "layers:", "mixed-vocab", "random")
+FOLDER = "folder:"  # before the path of a model of which a student starts with all weights
+STARTS = ("auto", "vocab", "svd", "svd:", "teacher", "layers:", FOLDER, "mixed-vocab", "random")
 OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 PARTS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
 EXPECTED_PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
-START = r"auto|random|teacher|vocab|mixed-vocab|svd(:.+)?|layers:.+"
+START = r"auto|random|teacher|vocab|mixed-vocab|svd(:.+)?|layers:.+|folder:.+"
 
 
 def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
@@ -60,7 +61,7 @@ def check_start(how: str) -> None:
     if not re.fullmatch(START, how, re.DOTALL):
         raise UserError(
             f"--init {how}: expected auto, vocab, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
-            " mixed-vocab, or random"
+            " folder:DIR, mixed-vocab, or random"
         )
 
 
@@ -81,6 +82,17 @@ def check_student(student: str) -> None:
     """Raise UserError unless `student` is a shape. `teacher:L` passes: the store decides it."""
     if not student.startswith(AS_TEACHER):
         parse_student(student)
+
+
+def is_model_folder(student: str) -> bool:
+    """Return whether a value of `--student` is the folder of a model, and no shape."""
+    if student.startswith(AS_TEACHER) or not (Path(student) / "config.json").is_file():
+        return False
+    try:
+        parse_student(student)
+    except UserError:
+        return True
+    return False
 
 
 def is_part(word: str) -> bool:

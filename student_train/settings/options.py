@@ -23,7 +23,12 @@ from teachonce.student_train.settings.option_fields import (
     STAGE,
     OptionFields,
 )
-from teachonce.student_train.settings.option_values import EXPECTED_PARTS, is_part, stays_in_memory
+from teachonce.student_train.settings.option_values import (
+    EXPECTED_PARTS,
+    FOLDER,
+    is_part,
+    stays_in_memory,
+)
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.settings.terms import (
     BatchPlan,
@@ -45,6 +50,7 @@ from teachonce.training.schedule import ENDLESS, Schedule
 from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"
+CONTINUED = 0.1  # of the default learning rate, for a model that is trained already
 NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
 
 
@@ -93,6 +99,12 @@ class TrainOptions(OptionFields):
                 f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
             )
         self._check_data()
+        own = self.init.removeprefix(FOLDER)
+        if own != self.init and self.vocab != own:
+            raise UserError(
+                f"--vocab {self.vocab}: the weights of {own} are for its own vocabulary; give"
+                f" --vocab {own}, or --init vocab"
+            )
         of_bilstm = [name for name in scoped(TrainOptions, BILSTM) if getattr(self, name)]
         words = [f"{flag_of(name)} {getattr(self, name)}" for name in sorted(of_bilstm)]
         words += ["--projection student"] if self.projection == "student" else []
@@ -301,7 +313,8 @@ class TrainOptions(OptionFields):
             return self.lr
         if self.optimizer == "adadelta":
             return ADADELTA_LR
-        return parse_student(self.student).learning_rate
+        rate = parse_student(self.student).learning_rate
+        return rate * CONTINUED if self.init.startswith(FOLDER) else rate
 
     def judged_by(self) -> list[str]:
         """List the options that depend on validation, as on the command line. If the list is empty,

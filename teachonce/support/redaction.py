@@ -14,7 +14,8 @@ QUERY = re.compile(r"(?<=://)([^\s?#\"'<>)]*)\?[^\s\"'<>)]*")  # of a URL: signa
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # of the hub
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 FILE_URL = re.compile(r"\b(file|local)://(/[^\s\"'<>)]*)")
-PATH = re.compile(r"(?<![\w.:/~<])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2,}/?")
+# Behind a colon as well, as in svd:/home/ann/store.zarr, but not in a URL.
+PATH = re.compile(r"(?<![\w./~<])(?!(?<=:)//)(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2,}/?")
 
 
 def redacted(value: Any) -> Any:

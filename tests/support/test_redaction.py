@@ -56,6 +56,8 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         ("../me/a.zarr", "a.zarr"),
         ("cut out of /home/me/teacher, then trained", "cut out of teacher, then trained"),
         ("file:///home/me/a.zarr", "a.zarr"),
+        ("svd:/home/me/a.zarr", "svd:a.zarr"),
+        ("https://host:8080/a/b", "https://host:8080/a/b"),
         ("a|/home/me/a.zarr|b", "a|a.zarr|b"),
         ("(~me/b/a.zarr): no", "(a.zarr): no"),
         ("`/srv/x/y`", "`y`"),

@@ -1,0 +1,109 @@
+"""A decoder with weights and a vocabulary of its own goes on from a store of another teacher."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from teachonce.store import open_store
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
+from teachonce.student_train.output.report import read_report
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+
+SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precision", "fp32")
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("causal")
+    corpus = write_corpus(folder / "corpus.txt", 20)
+    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
+
+
+@pytest.fixture(scope="module")
+def model(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with 300 pieces, four rows of padding behind them, and another rotary base."""
+    folder = tmp_path_factory.mktemp("models") / "own"
+    with open_store(causal) as store:
+        student_tokenizer("300", store, pattern="llama-bpe").save_pretrained(folder)
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=304,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        tie_word_embeddings=True,
+    )
+    made = LlamaForCausalLM(config)
+    for weight in made.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_it_starts_with_all_of_its_weights(causal: Path, model: Path) -> None:
+    options = TrainOptions(
+        str(causal), student="llama:32x2x4x48x2", vocab=str(model), init=f"folder:{model}",
+        loss={"next": 1.0}, device="cpu",
+    )  # fmt: skip
+    with open_store(causal) as store:
+        student, collator, lines = prepare(options, store)
+    assert lines[-1].startswith("all weights of own, ") and collator.max_length == 64
+    ids = torch.arange(5, 45)[None]
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        own = student.eval()(input_ids=ids).logits
+        torch.testing.assert_close(own, theirs(input_ids=ids).logits[..., :300], atol=1e-5, rtol=0)
+
+
+def test_it_is_trained_as_a_folder_of_the_same_kind(
+    causal: Path, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "student"
+    said = ok(student_train, "--store", causal, "--student", model, "--out", out, *SHORT)
+    assert "llama:32x2x4x48x2" in said and "lr 0.0004" in said
+    report = read_report(out)
+    assert report is not None and report["result"]["valid_bits_per_byte"] > 3
+    config = json.loads((out / "config.json").read_text())
+    assert (config["max_position_embeddings"], config["rope_theta"]) == (64, 5000.0)
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == (
+        AutoTokenizer.from_pretrained(model).get_vocab()
+    )
+    assert str(model.parent) not in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        ({}, ("--vocab", "400"), ("--vocab 400", "for its own vocabulary", "--init vocab")),
+        ({}, ("--max-length", "65"), ("--max-length 65", "64 positions", "give --max-length 64")),
+        ({"model_type": "bert"}, (), ("is a bert", "llama, qwen3")),
+        ({"model_type": "t5", "is_encoder_decoder": True}, (), ("is a t5", "holds a decoder")),
+        ({"tie_word_embeddings": False}, (), ("tie_word_embeddings False", "layers:I,J,...@DIR")),
+        ({"head_dim": 16}, (), ("heads of size 16", "fill the hidden size")),
+        ({"num_hidden_layers": 3}, (), ("lacks weights", "layers.2.")),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    causal: Path, model: Path, tmp_path: Path, config: dict[str, Any], words: Any, told: Any
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    read = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**read, **config}))
+    given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
+    says(refused(student_train, *given, *words), *told)
