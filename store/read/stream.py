@@ -31,6 +31,7 @@ from teachonce.store.read.record import (
 )
 from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
+from teachonce.support.console import counted
 
 AHEAD = 2**28  # uncompressed bytes that are requested ahead over a network
 PoolBatches = tuple[Pool, list[Array]]  # a pool and its batches
@@ -143,6 +144,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __repr__(self) -> str:
+        """Return the sizes: the arrays would fill screens."""
+        tokens = counted(len(self.token_ids), "token")
+        return f"<Batch: {counted(len(self), 'sequence')}, {tokens}>"
 
 
 class Streamer:

@@ -19,6 +19,7 @@ from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets
 from teachonce.support.arrays import Array, begins, ranges
+from teachonce.support.console import counted
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,12 @@ class StudentBatch:
     aligned: dict[str, Distillation]
     vectors: Tensor | None = None
     predicted_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Return the sizes: the tensors would fill screens."""
+        texts, aligned = len(self.inputs.ids), ", ".join(self.aligned) or "none"
+        tokens, masked = counted(self.tokens, "token"), f"{len(self.masked):,} predicted"
+        return f"<StudentBatch: {counted(texts, 'text')}, {tokens}, {masked}; aligned: {aligned}>"
 
     @property
     def distillation(self) -> Distillation | None:

@@ -52,6 +52,8 @@ def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[...
         told = repr(fs)
         assert told.startswith(f"<FeatureStore {path}: {len(fs):,} sequences, ")
         assert "mean" in told and told.endswith(" views>")
+        batch = next(iter(fs.stream(0, 0, 512)))
+        assert repr(batch) == f"<Batch: {len(batch)} sequences, {batch.start[-1]} tokens>"
 
 
 @pytest.mark.parametrize("ext", EXT)

@@ -133,6 +133,7 @@ def test_any_number_of_workers_makes_the_same_batches(
             torch.testing.assert_close(vars(got.inputs), vars(want.inputs), rtol=0, atol=0)
             torch.testing.assert_close(got.labels, want.labels, rtol=0, atol=0)
             assert want.distillation and got.distillation
+            assert repr(got) == repr(want) and f", {want.tokens} tokens, " in repr(want)
             for name, states in want.distillation.normalised.items():
                 torch.testing.assert_close(
                     got.distillation.normalised[name], states, rtol=0, atol=0
