@@ -1,1 +1,1 @@
-"""Exports a student to ONNX, OpenVINO or TorchScript and compares each file with the student."""
+"""Exports a student to ONNX, OpenVINO, TorchScript or GGUF, and compares each file with it."""

@@ -49,6 +49,7 @@ def decoder(kind: str, folder: Path) -> Path:
     shape = SHAPES[kind.partition(":")[0]]
     backend = train_byte_level(ENGLISH + RUSSIAN, 500, shape.pattern)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
+    tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     model = make_student(kind, tokenizer, 256)
@@ -202,12 +203,12 @@ def test_llama_cpp_predicts_what_the_student_does(
     coarse = ("--to", "gguf", "--quantize", "q4_0", "--least", 0.9999)
     said = refused(each_kind, *coarse, "--out", tmp_path / "no")
     assert "--quantize q4_0: agreement" in said and "--keep-float" in said
-    _, _, block = (out / "README.md").read_text().partition("```python\nfrom llama_cpp")
-    code = f"from llama_cpp{block.partition('```')[0]}".replace("print(", "written = (")
     monkeypatch.chdir(out)
     names: dict[str, Any] = {}
-    exec(code, names)
-    assert isinstance(names["written"], str)
+    for block in (out / "README.md").read_text().split("```python\nfrom llama_cpp")[1:]:
+        code = f"from llama_cpp{block.partition('```')[0]}"
+        exec(code.replace("print(", "written = ("), names)  # continue a text, then chat
+    assert names["written"]["role"] == "assistant"
 
 
 def test_onnx_in_int8_is_checked_by_bits_a_byte(

@@ -32,13 +32,15 @@ USAGE = """Continue a text with llama.cpp (`pip install llama-cpp-python`, or `l
 
 ```python
 from llama_cpp import Llama
-print(Llama("FILE", verbose=False)("Once upon a time", max_tokens=40)["choices"][0]["text"])
+write = Llama("FILE", n_ctx=0, verbose=False)
+print(write("Once upon a time", max_tokens=40)["choices"][0]["text"])
 ```"""
 CHAT = """Chat with it:
 
 ```python
 from llama_cpp import Llama
-print(Llama("FILE", verbose=False).create_chat_completion([{"role": "user", "content": "Hello"}]))
+chat = Llama("FILE", n_ctx=0, verbose=False).create_chat_completion
+print(chat([{"role": "user", "content": "Hello"}], max_tokens=40)["choices"][0]["message"])
 ```"""
 LARGEST_CONTEXT = 512
 """Tokens of a text that is run here. The file itself has the student's positions."""
