@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import frozen_projection, projection_starts, starts
+from benchmarks.quality import decoders, frozen_projection, projection_starts, starts
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.teacher_dump.job.dump import dump
@@ -121,3 +121,25 @@ def test_starts_name_the_layers_of_each_group(
     rows = rows_of(results)[1:]
     assert [row[3] for row in rows] == ["teacher", "layers:1,3", "layers:2,4"]
     assert all(0 < float(row[4]) < 10 for row in rows)
+
+
+@pytest.mark.apart
+def test_decoders_of_each_start_and_loss(
+    tiny_teacher: Callable[..., Path],
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoders, "HELD_OUT", slice(0, 2000))
+    monkeypatch.setattr(decoders, "RATES", (1e-3, 2e-3))
+    monkeypatch.setattr(decoders, "BATCH", 256)
+    results = tmp_path / "RESULTS.md"
+    given = ("--work", tmp_path / "w", "--model", tiny_teacher("gpt2"), "--corpus", corpus)
+    small = ("--stored", 3000, "--vocab", "300", "--student", "llama:16x1x2", "--tokens", 600)
+    arms = ("--arms", "vocab, next;vocab, all (default)")
+    ok(decoders.main, *given, *small, *arms, "--seeds", 2, "--results", results)
+    head, plain, default = rows_of(results)
+    assert head[0] == "start, losses" and plain[0] == "vocab, next"
+    assert plain[3] == "+0.000 ± 0.000" and 2 < float(plain[2].split()[0]) < 9
+    gain = float(default[2].split()[0]) - float(plain[2].split()[0])
+    assert float(default[3].split()[0]) == pytest.approx(gain, abs=0.002)
