@@ -143,11 +143,11 @@ class Corpus:
                 yield Document(row.text, source.name, self.documents, row.gold, row.messages)
                 self.documents += 1
         if self.documents == 0:
-            raise self._no_text(f" ({counted(self.empty_lines, 'empty line')})")
-
-    def _no_text(self, lines: str = "") -> CorpusError:
-        names = ", ".join(source.name for source in self.sources)
-        return CorpusError(f"{names}: no text in the whole corpus{lines}; give another corpus")
+            names = ", ".join(source.name for source in self.sources)
+            raise CorpusError(
+                f"{names}: no text in the whole corpus ({counted(self.empty_lines, 'empty line')});"
+                " give another corpus"
+            )
 
     def check(self) -> None:
         """Read local sources to their end, so that a bad line is reported before hours of work.
@@ -157,7 +157,7 @@ class Corpus:
         for source in self.sources:
             source.check()
         if self.documents_in_all == 0:
-            raise self._no_text()
+            next(iter(self))  # raises: there is no text
 
     @property
     def characters_in_all(self) -> int | None:
