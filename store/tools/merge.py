@@ -170,11 +170,6 @@ def merge(
             "merge needs at least two stores; name them before the new one, or copy a single one"
             " with `feature-store convert`"
         )
-    if twice := [path for number, path in enumerate(sources) if path in sources[:number]]:
-        raise UserError(
-            f"{twice[0]}: named twice, so that each of its texts would be stored twice, and be on"
-            " both sides of a held-out split; name each store once"
-        )
     stores = [open_store(path) for path in sources]
     _check_alike(stores)
     if not recode:

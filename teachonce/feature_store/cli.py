@@ -246,6 +246,11 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     """
     from teachonce.store.tools.merge import merge as join
 
+    if twice := [path for number, path in enumerate(sources) if path in sources[:number]]:
+        raise UserError(
+            f"{twice[0]}: named twice, so that each of its texts would be stored twice, and be on"
+            " both sides of a held-out split; name each store once"
+        )
     join(sources, target, recode, progress=progress("part"))
     yield written(target)
 

@@ -32,7 +32,8 @@ def test_copies_tell_what_was_written(store: Path, tmp_path: Path) -> None:
     copied = facts("convert", store, tmp_path / "b.h5", "--codec", "small")
     assert (copied["sequences"], copied["tokens"], copied["codec"]) == (24, tokens, "small")
     assert copied["bytes_on_disk"]["total"] == (tmp_path / "b.h5").stat().st_size
-    merged = facts("merge", store, store, tmp_path / "c.zarr")
+    again = shutil.copytree(store, tmp_path / "again.zarr")
+    merged = facts("merge", store, again, tmp_path / "c.zarr")
     assert (merged["sequences"], merged["parts"]) == (48, 4)
     assert merged["content"] == open_store(tmp_path / "c.zarr").manifest.content()
     assert facts("seal", store)["finished_before"] is True

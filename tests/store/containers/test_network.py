@@ -158,7 +158,11 @@ def test_every_command_says_it_in_one_line(s3: S3, tmp_path: Path) -> None:
         for words in (["verify", URL], ["convert", URL, str(tmp_path / "b.zarr")]):
             refusal(words, "asked", "HTTP 503")
     s3.weather = Weather({"503": 1.0})
-    for words in (["info", URL], ["show", URL, "0"], ["merge", URL, URL, str(tmp_path / "c.h5")]):
+    for words in (
+        ["info", URL],
+        ["show", URL, "0"],
+        ["merge", URL, f"{URL}/", str(tmp_path / "c.h5")],
+    ):
         refusal(words, "HTTP 503 SlowDown (Please reduce your request rate)")
     s3.weather = Weather()
     convert(URL, tmp_path / "b.zarr")  # goes on
