@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from teachonce.support.errors import UserError
 
 TEMPLATE = "TemplateProcessing"
@@ -55,6 +53,8 @@ def put_first(tokenizer: Any, word: str, name: str) -> int | None:
         )
     settings = json.loads(backend.to_str())
     settings["post_processor"] = _with_first(settings["post_processor"], piece, number)
+    from tokenizers import Tokenizer  # not at the top: `teacher-dump --help` must not wait for it
+
     backend.post_processor = Tokenizer.from_str(json.dumps(settings)).post_processor
     return number
 
