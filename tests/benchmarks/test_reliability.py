@@ -22,13 +22,10 @@ def made() -> Iterator[dict[str, Job]]:
         yield {job.name: job for job in jobs(Path(folder), texts=15)}
 
 
-LONG = [
-    pytest.param(name, kills, marks=pytest.mark.apart)
-    for name, kills in (("dump to .zarr", 12), ("dump to .h5", 12), ("training", 8))
-]
-
-
-@pytest.mark.parametrize(("name", "kills"), [("dump to .zarr", 1), *LONG])
+@pytest.mark.apart
+@pytest.mark.parametrize(
+    ("name", "kills"), [("dump to .zarr", 12), ("dump to .h5", 12), ("training", 8)]
+)
 def test_killed_and_finished(made: dict[str, Job], tmp_path: Path, name: str, kills: int) -> None:
     job = made[name]
     if job.wanted is None:

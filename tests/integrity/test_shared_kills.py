@@ -9,6 +9,7 @@ import pytest
 from tests.integrity import shared_kills
 
 
+@pytest.mark.apart
 def test_the_other_readers_of_a_disk_cache_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

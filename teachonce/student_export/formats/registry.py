@@ -22,6 +22,16 @@ FORMATS = {
         kinds=ENCODERS | {DECODER},
         usage=onnx_decoder.usage,
     ),
+    "openvino": ExportFormat(
+        openvino.NAMES,
+        openvino.write_float,
+        openvino.open_runner,
+        openvino.layers,
+        openvino.quantise,
+    ),
+    "torchscript": ExportFormat(
+        torchscript.NAMES, torchscript.write_float, torchscript.open_runner
+    ),
     "gguf": ExportFormat(
         gguf.NAMES,
         gguf.write_float,
@@ -32,15 +42,5 @@ FORMATS = {
         runner=(gguf.RUNNER, "pip install llama-cpp-python"),
         tokens=gguf.token_ids,
         usage=gguf.usage,
-    ),
-    "openvino": ExportFormat(
-        openvino.NAMES,
-        openvino.write_float,
-        openvino.open_runner,
-        openvino.layers,
-        openvino.quantise,
-    ),
-    "torchscript": ExportFormat(
-        torchscript.NAMES, torchscript.write_float, torchscript.open_runner
     ),
 }
