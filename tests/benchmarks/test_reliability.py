@@ -13,6 +13,8 @@ import pytest
 from benchmarks.common.results import publish, table
 from benchmarks.reliability import HEAD, Job, jobs
 
+pytestmark = pytest.mark.apart  # a dump and a training are made first, undisturbed
+
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[dict[str, Job]]:
@@ -22,7 +24,6 @@ def made() -> Iterator[dict[str, Job]]:
         yield {job.name: job for job in jobs(Path(folder), texts=15)}
 
 
-@pytest.mark.apart
 @pytest.mark.parametrize(
     ("name", "kills"), [("dump to .zarr", 12), ("dump to .h5", 12), ("training", 8)]
 )
