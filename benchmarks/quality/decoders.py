@@ -39,12 +39,15 @@ ARMS = {
     "vocab, next + reverse-kl": {"init": "vocab", "loss": "next=0.5,reverse-kl=0.5"},
     "vocab, next + hidden": {"init": "vocab", "loss": f"{NEXT},hidden=0.3"},
     "vocab, all (default)": {},
+    "cut, next": {"init": "teacher", "loss": NEXT},
+    "cut, next + kl-next": {"init": "teacher", "loss": BOTH},
+    "cut, all": {"init": "teacher"},
     "teacher's vocabulary, next": {"vocab": "teacher", "loss": NEXT},
     "teacher's vocabulary, all": {"vocab": "teacher"},
 }
-"""What an arm changes of the default. Its first word is its start: gains are over `next` of it."""
+"""What an arm changes of the default. Its first word is its start: gains are over `next` of it. A cut
+needs a student with the teacher's size of heads."""
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 BATCH = 2048  # teacher tokens
 HELD_OUT = slice(10_900_000, 11_000_000)  # characters of a later book with a paragraph a line
 
@@ -68,8 +71,10 @@ def score_text(model: Path, test: Path, precision: str = "fp32") -> dict[str, fl
 class Bench:
     """Trains and scores the students of one store, shape, vocabulary and number of tokens."""
 
-    def __init__(self, work: Path, store: Path, test: Path, common: dict[str, Any]) -> None:
-        self.work, self.store, self.test, self.common = work, store, test, common
+    def __init__(
+        self, work: Path, store: Path, test: Path, common: dict[str, Any], rates: Sequence[float]
+    ) -> None:
+        self.work, self.store, self.test, self.common, self.rates = work, store, test, common, rates
 
     def scored(self, arm: str, rate: float, seed: int) -> dict[str, float]:
         """Train a student unless it is finished, and return its validation and test scores."""
@@ -95,8 +100,8 @@ class Bench:
         """Train the arms; one row each. Each start's `next` comes before its other arms."""
         rows, best, plain = list[list[object]](), 0.0, dict[str, list[float]]()
         for arm in arms:
-            near = [rate for rate in RATES if best / 2 <= rate <= best * 2] if best else RATES
-            rate = self.best_rate(arm, near)
+            near = [rate for rate in self.rates if best / 2 <= rate <= best * 2]
+            rate = self.best_rate(arm, near or self.rates)
             scores = [self.scored(arm, rate, seed) for seed in range(seeds)]
             bits, start = [each["test"] for each in scores], arm.partition(",")[0]
             if arm.endswith(", next"):
@@ -118,6 +123,7 @@ class Bench:
 @click.option("--vocab", default="4k")
 @click.option("--tokens", default=500_000, help="Teacher tokens of a training.")
 @click.option("--arms", default=";".join(ARMS), help="Names, divided by semicolons.")
+@click.option("--rates", default="1e-3,2e-3,4e-3,8e-3", help="Of which each arm takes its best.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
@@ -131,6 +137,7 @@ def main(
     vocab: str,
     tokens: int,
     arms: str,
+    rates: str,
     seeds: int,
     results: Path,
 ) -> None:
@@ -147,7 +154,8 @@ def main(
         "batch_tokens": BATCH,
         "eval_every": steps,
     }
-    bench = Bench(work, path, held_out(corpus, work), common)
+    every = [float(rate) for rate in rates.split(",")]
+    bench = Bench(work, path, held_out(corpus, work), common, every)
     rows = bench.rows([each.strip() for each in arms.split(";")], seeds)
     own = score_text(Path(model), bench.test, "bf16")["bits_per_byte"]
     of_store = f"{open_store(path).meta['tokens']:,}"
@@ -155,7 +163,7 @@ def main(
         f"`python -m benchmarks.quality.decoders --student {student} --vocab {vocab} --tokens"
         f" {tokens} --seeds {seeds}`; teacher {Path(model).name} ({own:.3f} bits a byte),"
         f" {of_store} stored tokens of English novels, top 64 and mean states; {steps} steps of"
-        f" {BATCH:,} teacher tokens; the rate is the best of {', '.join(f'{r:g}' for r in RATES)}"
+        f" {BATCH:,} teacher tokens; the rate is the best of {', '.join(f'{r:g}' for r in every)}"
         " at seed 0 by the store's held-out part (for arms after `next` of a start: the best and"
         f" its neighbours); bits a byte of {HELD_OUT.stop - HELD_OUT.start:,} characters of"
         " another book; gains are by seed, over `next` with the same start."
