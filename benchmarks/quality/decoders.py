@@ -45,8 +45,8 @@ ARMS = {
     "teacher's vocabulary, next": {"vocab": "teacher", "loss": NEXT},
     "teacher's vocabulary, all": {"vocab": "teacher"},
 }
-"""What an arm changes of the default. Its first word is its start: gains are over `next` of it. A cut
-needs a student with the teacher's size of heads."""
+"""What an arm changes of the default. Its first word is its start: gains are over `next` of it.
+A cut needs a student with the teacher's size of heads."""
 
 BATCH = 2048  # teacher tokens
 HELD_OUT = slice(10_900_000, 11_000_000)  # characters of a later book with a paragraph a line
