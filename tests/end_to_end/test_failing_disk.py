@@ -81,7 +81,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callabl
 
 
 @pytest.mark.parametrize(
-    ("ext", "begun"), [("zarr", False), pytest.param("h5", False, marks=APART), ("h5", True)]
+    ("ext", "begun"),
+    [*(pytest.param(ext, False, marks=APART) for ext in ("zarr", "h5")), ("h5", True)],
 )
 def test_files_that_cannot_grow(
     tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, begun: bool

@@ -89,7 +89,9 @@ def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[.
     return folder
 
 
-@pytest.mark.parametrize(("out", "align"), [("a.zarr", "span"), ("a.h5", "match")])
+@pytest.mark.parametrize(
+    ("out", "align"), [("a.zarr", "span"), pytest.param("a.h5", "match", marks=pytest.mark.apart)]
+)
 def test_a_student_learns_pairs_from_the_store_alone(
     tmp_path: Path, teacher: Path, out: str, align: str
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.integrity import capture_trials, damage, plain_tokenizers, trials
 
 
+@pytest.mark.apart
 def test_the_table(tmp_path: Path) -> None:
     counts = {"flips": 0, "stores": 2, "forgeries": 0, "characters": 640, "texts": 20}
     counts |= {"launderings": 30, "edits": 0, "tokenizers": 0, "networks": 2}

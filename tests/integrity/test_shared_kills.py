@@ -22,6 +22,7 @@ def test_the_same_command_trains_a_killed_student(tmp_path: Path) -> None:
     assert list(shared_kills.killed_members(tmp_path, 1, seed=3)) == [""]
 
 
+@pytest.mark.apart
 def test_other_numbers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_kills, "READERS", 1)
     monkeypatch.setattr(shared_kills, "digest_of", lambda path: "another")

@@ -55,6 +55,7 @@ def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> N
     assert again["seeds"] == result["seeds"]
 
 
+@pytest.mark.apart
 def test_bfloat16_learns_as_well(
     tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -75,7 +76,8 @@ def test_bfloat16_learns_as_well(
 
 
 @pytest.mark.parametrize(
-    "kind", ["distilbert", "bilstm", pytest.param("modernbert", marks=pytest.mark.apart)]
+    "kind",
+    ["bilstm", *(pytest.param(k, marks=pytest.mark.apart) for k in ("distilbert", "modernbert"))],
 )
 def test_pairs_are_classified_by_both_texts(
     kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path

@@ -103,6 +103,7 @@ def test_a_local_dataset(tmp_path: Path) -> None:
         corpus.check_unchanged()
 
 
+@pytest.mark.apart
 def test_dumps_of_edited_corpora(tmp_path: Path) -> None:
     found = dict(edited(tmp_path, 6, 12))
     assert set(found.values()) == {"refused", "sound"}, found
