@@ -9,6 +9,7 @@ from contextlib import suppress
 import click
 import pytest
 
+from teachonce.student_train.losses.registry import loss_names
 from teachonce.support.console import CONTEXT
 from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
 
@@ -80,3 +81,9 @@ def test_every_page_is_in_a_table_of_contents() -> None:
         )
     )
     assert pages - {"index"} == set(re.findall(r"^([\w/-]+)$", "\n".join(tables), re.MULTILINE))
+
+
+def test_every_loss_has_an_equation() -> None:
+    text = (ROOT / "docs/losses.md").read_text("utf-8").partition("## Equations")[2]
+    named = set(re.findall(r"`([a-z-]+)`", text.partition("## What")[0]))
+    assert set(loss_names()) <= named
