@@ -116,7 +116,7 @@ class LogitsSpec:
             raise StoreError("features: cap of logits must be a number or absent, got None")
         for key in FLAGS:
             if found.get(key, True) is not True:
-                raise StoreError(f"features: {key} must be true or absent, got {found!r}")
+                raise StoreError(f"features: {key} must be true or absent, got {found[key]!r:.80}")
         return LogitsSpec(**found)
 
 
@@ -356,10 +356,10 @@ class Features:
         logits = None if value["logits"] is None else LogitsSpec.from_json(value["logits"])
         task = TaskSpec.from_json(value["task"]) if "task" in value else None
         vector = EmbeddingSpec.from_json(value["embedding"]) if "embedding" in value else None
-        marks = {key: value.get(key, False) for key in MARKS}
-        for key, mark in marks.items():
-            if not isinstance(mark, bool):
-                raise StoreError(f"features: {key} must be true or absent, got {mark!r:.80}")
+        marks = {key: key in value for key in MARKS}
+        for key in MARKS:
+            if value.get(key, True) is not True:
+                raise StoreError(f"features: {key} must be true or absent, got {value[key]!r:.80}")
         for key in ("hidden", "attention"):
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")

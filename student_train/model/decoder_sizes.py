@@ -41,7 +41,7 @@ class Sizes:
             if not isinstance(found, int) or found < 1:
                 raise UserError(
                     f"{where}: {names[0]} in its config.json is {found!r:.40}, expected a number of"
-                    " at least 1; use --init vocab"
+                    " at least 1; correct it"
                 )
             return found
 

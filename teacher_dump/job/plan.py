@@ -214,15 +214,16 @@ def planned(
 
 
 def _as_started(features: Features, options: DumpOptions, growth: Growth | None) -> Features:
-    """Return the features without those that an earlier release did not store, if it started the
-    store that is continued or grown from."""
+    """Drop the features that an earlier release did not store, if it started the store."""
     started = growth.store.features if growth else None
     if started is None:
         found = StoreWriter.peek(options.out) or StoreWriter.peek(options.out, "sealed")
         started = Features.from_json(found["features"]) if found else None
-    if features.logits is None or started is None or started.logits is None:
+    if started is None:
         return features
-    logits = replace(features.logits, observed=features.logits.observed and started.logits.observed)
+    logits = features.logits
+    if logits and started.logits:
+        logits = replace(logits, observed=logits.observed and started.logits.observed)
     return replace(features, logits=logits, context=features.context and started.context)
 
 

@@ -335,7 +335,8 @@ def load_teacher(
     decoder = None
     if found in FACTORIES:
         outputs = len(task.labels) if task else int(network.config.vocab_size)
-        decoder = replace(split_decoder(network, outputs), cap=_take_cap(network)).to(device)
+        cap = _take_cap(network) if found == "causal" else None  # only causal heads apply it
+        decoder = replace(split_decoder(network, outputs), cap=cap).to(device)
     network = network.eval().to(device)
     how = None
     if found == EMBEDDING:

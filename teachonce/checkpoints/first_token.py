@@ -9,13 +9,14 @@ from typing import Any
 from teachonce.support.errors import UserError
 
 TEMPLATE = "TemplateProcessing"
+IDS = 2**32  # tokenizers raises OverflowError for larger ones
 
 
 def bos_value(word: str) -> int | None:
     """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other word."""
     if word in ("auto", "none"):
         return None
-    if word.isdecimal() and word.isascii():
+    if word.isdecimal() and word.isascii() and len(word) < len(str(IDS)):
         return int(word)
     raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
 

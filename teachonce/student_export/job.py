@@ -161,10 +161,8 @@ def _check_formats(student: LoadedStudent, options: ExportOptions) -> None:
     able = [name for name, each in FORMATS.items() if student.kind in each.kinds]
     for name in options.to:
         if name not in able:
-            what = "a decoder" if student.kind == DECODER else "no decoder"
-            raise UserError(
-                f"--to {name}: {options.folder} is {what}, which is exported to {' or '.join(able)}"
-            )
+            what = "decoders" if student.kind == DECODER else "students that are no decoders"
+            raise UserError(f"--to {name}: does not export {what}; give --to {' or '.join(able)}")
 
 
 def _costs(student: LoadedStudent, format_name: str | None, path: Path) -> Costs:
@@ -234,7 +232,7 @@ def _share(
 def _how_to_run(format: ExportFormat) -> str:
     assert format.runner is not None
     module, install = format.runner
-    return f"{module} is missing; `{install}`, then export again"
+    return f"{module} is missing; `{install}`, then export again to another --out"
 
 
 def _check_float(share: float | None, name: str, check: ExportCheck, least: float) -> None:

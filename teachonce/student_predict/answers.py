@@ -52,8 +52,9 @@ class Predictor:
                 f"{given[0].where}: is a pair, and the student reads single texts ({student.kind});"
                 " give a text a line (column text)"
             )
-        if top is not None and student.kind not in ("classification", "mlm"):
-            raise UserError(f"--top: the answers of this student ({student.kind}) are no lists")
+        numbers = student.task is not None and student.task.output_kind == "numbers"
+        if top is not None and (numbers or student.kind not in ("classification", "mlm")):
+            raise UserError("--top: the answers of this student are no lists; leave --top out")
         if student.kind == "mlm":
             self._check_masks()
 

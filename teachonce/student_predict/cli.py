@@ -11,12 +11,12 @@ import click
 from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import ABOUT
 from teachonce.student_predict.options import PredictOptions
-from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options
 
 HELP = """Print an answer to each TEXT as a line of JSON. FOLDER is a student, any other model of
-transformers or sentence-transformers, or a folder of student-export, which runs without torch.
+transformers or sentence-transformers, or a folder of student-export.
 
 \b
 classifier    label, probabilities of the labels; several labels or scores
@@ -44,6 +44,7 @@ def _parameters() -> list[click.Parameter]:
 
 
 @click.command(help=HELP, epilog=EXAMPLES, context_settings=CONTEXT, params=_parameters())
+@version_option
 @command_errors
 def main(**words: Any) -> None:
     """Read the options and the texts, and print an answer to each."""

@@ -48,6 +48,9 @@ def given_texts(options: PredictOptions) -> list[Given]:
 
 def _given(options: PredictOptions) -> Iterator[Given]:
     path = options.input
+    if options.columns and (path is None or str(path) == "-" or not is_table(path)):
+        flags = ", ".join(f"--{role.replace('_', '-')}-column" for role in options.columns)
+        raise UserError(f"{flags}: only tables have columns; leave it out, or give --input TABLE")
     if options.texts:
         yield from _lines(options.texts, "TEXT", options.pairs)
     elif path is None or str(path) == "-":
@@ -58,8 +61,6 @@ def _given(options: PredictOptions) -> Iterator[Given]:
         for row in read_rows(path):
             roles = text_roles(row, options.columns)
             yield Given(tuple(_cell(row, role, options.columns) for role in roles), row.where)
-    elif options.columns:
-        raise UserError(f"{path}: has no column names; leave --text-column out")
     else:
         yield from _lines(_file(path), f"{path}, line", options.pairs)
 

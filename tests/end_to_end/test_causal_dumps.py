@@ -121,6 +121,7 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--out", tmp_path / "a.h5")
     says(refused(teacher_dump, *words, "--bos", "first"), "--bos first", "auto, none or the id")
     says(refused(teacher_dump, *words, "--bos", "99999"), "--bos 99999", "has no such token")
+    says(refused(teacher_dump, *words, "--bos", "9" * 11), "--bos 99999999999", "auto, none or")
     says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert put_first(tokenizer, "auto", "m") is None  # nothing says that it read a bos

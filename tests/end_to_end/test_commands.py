@@ -24,6 +24,7 @@ from teachonce.downstream.cli import main as downstream
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.student_export.cli import main as student_export
+from teachonce.student_predict.cli import main as student_predict
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.start import initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
@@ -109,7 +110,10 @@ def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [teacher_dump, student_train, student_sweep, student_export, downstream, feature_store],
+    [
+        *(teacher_dump, student_train, student_sweep, student_export, student_predict, downstream),
+        feature_store,
+    ],
 )
 def test_version(command: click.Command) -> None:
     assert ok(command, "--version").strip().endswith(version("teachonce"))

@@ -303,7 +303,7 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
         ("classifier", ["a", "--top", "0"], "--top 0: expected at least 1"),
         ("classifier", ["a", "--text-column", "b"], "need --input FILE"),
         ("tagger", ["a\tb", "--pairs"], "TEXT 1: is a pair, and the student reads single texts"),
-        ("tagger", ["a", "--top", "2"], "--top: the answers of this student (tagging)"),
+        ("tagger", ["a", "--top", "2"], "--top: the answers of this student are no lists"),
         ("mlm", ["a [MASK]", "b"], "TEXT 2: has no [MASK]; write [MASK] where the masked LM"),
     ],
 )

@@ -36,7 +36,7 @@ class Row(dict[str, Any]):
         name = columns.get(role, role)
         if not has_cell(self, name):
             option = f"--{role.replace('_', '-')}-column"
-            remedy = f"rename one, or name the right one with {option} of downstream"
+            remedy = f"rename one, or name the right one with {option}"
             raise no_column(name, names_in(self), self.where, remedy)
         return cell_of(self, name)
 

@@ -80,7 +80,7 @@ def architecture_of(config: Any, where: str) -> Architecture:
     for what, value, wrong in (
         ("rope_type", scaled, scaled != "default"),
         ("activation function", activation, activation not in found.activations),
-        ("attention", ", ".join(sliding), bool(sliding)),
+        ("attention", ", ".join(sorted(sliding)), bool(sliding)),
         ("scale_attn_weights", False, not getattr(config, "scale_attn_weights", True)),
         (
             "scale_attn_by_inverse_layer_idx",
@@ -91,7 +91,7 @@ def architecture_of(config: Any, where: str) -> Architecture:
         if wrong:
             raise UserError(
                 f"{where}: {what} {value} of its config.json is not written by --to gguf; use"
-                " convert_hf_to_gguf.py of llama.cpp, or --to onnx"
+                " convert_hf_to_gguf.py of llama.cpp"
             )
     return found
 

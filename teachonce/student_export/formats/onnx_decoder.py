@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from teachonce.support.errors import UserError
+
 PAST = "past_key_values"
 USAGE = """Continue a text, with transformers.js (`npm install @huggingface/transformers`):
 
@@ -61,6 +63,13 @@ class CachedNetwork(nn.Module):
 def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Return what torch.onnx.export takes for a decoder: the module, inputs and further options."""
     config = network.config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+        raise UserError(
+            "--to onnx: the decoder's attention is limited to a window (sliding_window of its"
+            " config.json), which the exported mask does not have; use"
+            " convert_hf_to_gguf.py of llama.cpp, or run it in transformers"
+        )
     return (
         CachedNetwork(network).eval(),
         _example(network),
