@@ -356,7 +356,7 @@ class Features:
         logits = None if value["logits"] is None else LogitsSpec.from_json(value["logits"])
         task = TaskSpec.from_json(value["task"]) if "task" in value else None
         vector = EmbeddingSpec.from_json(value["embedding"]) if "embedding" in value else None
-        marks = {key: key in value for key in MARKS}
+        marks: dict[str, Any] = {key: key in value for key in MARKS}
         for key in MARKS:
             if value.get(key, True) is not True:
                 raise StoreError(f"features: {key} must be true or absent, got {value[key]!r:.80}")
