@@ -113,6 +113,8 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     words = {name: arguments.pop(name) for name in OF_SWEEP_NAMES if name != "page"}
     _check(words, arguments["store"])
     folder = arguments.pop("out")
+    if folder is not None and (Path(folder) / "training.json").exists():
+        raise UserError(f"--out {folder}: is the folder of a student; give another folder")
     once = {"store"} | arguments.keys() & scoped(TrainOptions, ONCE)
     fixed = {name: arguments.pop(name) for name in once}
     grid = words.pop("grid")

@@ -188,6 +188,12 @@ def test_sweep(tmp_path: Path, store: Path) -> None:
         ("--vocab 500 --init random --word-vectors gone.txt", ("gone.txt", "check the path")),
     ):
         says(refused(student_sweep, *words, *more.split()), *told)
+    alone = tmp_path / "alone"
+    ok(student_train, *words[:2], "--out", alone, *words[4:], "--vocab", "500", "--loss", "mlm")
+    before = sorted(path.name for path in alone.iterdir())
+    said = refused(student_sweep, *words[:2], "--out", alone, *words[4:], "--vocab", "500")
+    says(said, f"--out {alone}: is the folder of a student")
+    assert sorted(path.name for path in alone.iterdir()) == before
     assert not (tmp_path / "sweep").exists()  # told before the first student is trained
 
 
