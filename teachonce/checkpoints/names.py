@@ -223,6 +223,11 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
     if (path / ADAPTER).is_file():
         raise adapter_error(str(path), path / ADAPTER)
     if not (path / "config.json").is_file():
+        if (path / "zarr.json").is_file():
+            raise UserError(
+                f"model {path}: is a feature store; train a student on it first"
+                f" (student-train --store {path}), and give the student's folder"
+            )
         raise UserError(
             f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
         )

@@ -29,6 +29,12 @@ def test_a_folder_is_itself(tiny_teacher: Callable[[str], Path]) -> None:
     assert corpus_of(str(folder)) is None
 
 
+def test_a_store_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_text("{}")
+    with pytest.raises(UserError, match=f"is a feature store; .*student-train --store {tmp_path}"):
+        resolve_model(str(tmp_path))
+
+
 def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.json"):
         resolve_model(str(tmp_path))
