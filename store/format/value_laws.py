@@ -104,12 +104,9 @@ def row_violation(values: Array) -> Violation | None:
     return _first_row(squares > LARGEST, "is too large: its squares sum to infinity in float32")
 
 
-def not_finite(values: Array) -> Array | None:
-    """Mark NaN and infinite values: bool, shaped as `values`; None if all are finite."""
-    if _squares_are_finite(values):
-        return None
-    bad = ~np.isfinite(values)
-    return bad if bad.any() else None
+def all_finite(values: Array) -> bool:
+    """Return whether there is neither NaN nor infinity among the values."""
+    return _squares_are_finite(values) or bool(np.isfinite(values).all())
 
 
 def _squares_are_finite(values: Array) -> bool:

@@ -35,7 +35,7 @@ from teachonce.store.format.manifest import (
     seal_checksum,
     suggest_repair,
 )
-from teachonce.store.format.value_laws import calibration_problem, not_finite
+from teachonce.store.format.value_laws import all_finite, calibration_problem
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted, takes_option
 
@@ -307,7 +307,7 @@ def read_outside(source: StoreSource) -> Callable[[str], Array]:
 
 def check_finite(values: Array, what: str) -> Array:
     """Return `values`, an array outside the parts. Raises StoreError for NaN and infinity."""
-    if values.dtype.kind == "f" and not_finite(values) is not None:
+    if values.dtype.kind == "f" and not all_finite(values):
         raise StoreError(f"{what} has NaN or infinite values; {NO_NUMBERS}")
     return values
 

@@ -103,10 +103,8 @@ def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tens
     if len(logits) == 0:
         return logits.sum() * 0.0
     student, teacher = sides(logits, targets)
-    present = torch.isfinite(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1).clamp(min=LEAST)
-    # Where an outcome is in neither, -inf would make the gradient NaN.
-    log_q = functional.log_softmax(student.masked_fill(~present, -1e30) / temperature, dim=1)
+    present, log_q = _of_present(student, temperature)
     terms = torch.where(present, log_q.exp() * (log_q - log_p), 0.0)
     return terms.sum(dim=1).mean() * temperature**2 + _tail(logits, targets, student)
 
@@ -119,9 +117,8 @@ def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 
     if len(logits) == 0:
         return logits.sum() * 0.0
     student, teacher = sides(logits, targets)
-    present = torch.isfinite(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
-    log_q = functional.log_softmax(student.masked_fill(~present, -1e30) / temperature, dim=1)
+    present, log_q = _of_present(student, temperature)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
     p, q = log_p.exp(), log_q.exp()
     to_teacher = torch.where(p > 0, p * (log_p - log_m), 0.0)
@@ -146,6 +143,14 @@ def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
     happens = torch.where(p > 0, p * (log_p - log_q), 0.0)
     other = other_p * (other_p.log() - torch.log(-torch.expm1(log_q)))
     return (flatness * (happens + other).mean()).to(student.dtype)
+
+
+def _of_present(student: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return which outcomes the student has, and its log-probabilities at a temperature."""
+    present = torch.isfinite(student)
+    # Where an outcome is in neither distribution, -inf would make the gradient NaN.
+    student = student.masked_fill(~present, -1e30)
+    return present, functional.log_softmax(student / temperature, dim=1)
 
 
 def _tail(logits: Tensor, targets: NextTargets, student: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from teachonce.checkpoints.first_token import own_first
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Message
 
-LEARN = ("assistant", "all")
 # A mark in place of a content shows what the template writes around it. Private-use characters:
 # no template looks for them, and blanks at the ends would be trimmed.
 PLACE = "\ue0f0{}\ue0f1"
@@ -34,10 +34,9 @@ class ChatRenderer:
         self._tokenizer, self._name, self._learn = tokenizer, name, learn
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         self._ends = tuple(sorted(specials, key=len, reverse=True))
-        bos = tokenizer.bos_token
-        first = tokenizer.backend_tokenizer.encode("x")
-        own = bos and first.special_tokens_mask[:1] == [1] and first.tokens[0] == bos
-        self._own_bos = bos if own else ""
+        own = own_first(tokenizer.backend_tokenizer)
+        is_bos = own is not None and own == tokenizer.bos_token_id
+        self._own_bos = tokenizer.bos_token if is_bos else ""
 
     @staticmethod
     def check(tokenizer: Any, name: str) -> None:

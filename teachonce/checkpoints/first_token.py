@@ -21,6 +21,13 @@ def bos_value(word: str) -> int | None:
     raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
 
 
+def own_first(backend: Any) -> int | None:
+    """Return the id of the token that a tokenizer of the package tokenizers puts in front of each
+    text, or None."""
+    probe = backend.encode("x")
+    return int(probe.ids[0]) if probe.special_tokens_mask[:1] == [1] else None
+
+
 def put_first(tokenizer: Any, word: str, name: str) -> int | None:
     """Let a fast tokenizer of transformers put a token in front of each text, and return its id.
 
@@ -31,8 +38,7 @@ def put_first(tokenizer: Any, word: str, name: str) -> int | None:
     number, backend = bos_value(word), tokenizer.backend_tokenizer
     if word == "none":
         return None
-    probe = backend.encode("x")
-    own = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None
+    own = own_first(backend)
     if number is None:
         # A token that ends a text also came between two texts of the training. Whether the model
         # ever read another bos before plain text, a tokenizer that does not put it does not say.

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.first_token import own_first
 from teachonce.checkpoints.loading import load_tokenizer
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
@@ -39,7 +40,7 @@ def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     """
     if student.kind == DECODER:
         tokenizer = load_tokenizer(resolve_model(str(student.folder)))
-        if tokenizer.backend_tokenizer.encode("a").special_tokens_mask[0]:
+        if own_first(tokenizer.backend_tokenizer) is not None:
             tokenizer.init_kwargs["add_bos_token"] = True  # transformers.js looks for it here
         save_tokenizer(tokenizer, folder)
         return

@@ -14,11 +14,10 @@ from teachonce.student_export.formats import Runner
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import ABOUT
-from teachonce.student_export.student_inputs import INPUTS, OUTPUTS, StudentInputs
+from teachonce.student_export.student_inputs import INPUTS, KINDS, OUTPUTS, StudentInputs
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import read_json
 
-KINDS = ("mlm", "classification", "tagging", "embedding")
 SHAPE: dict[str, Any] = {
     "kind": str,
     "inputs": [INPUTS],

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
@@ -19,6 +18,7 @@ from teachonce.student_train.output.report import read_report
 from teachonce.student_train.sweep import main as student_sweep
 from tests.end_to_end.support import Words, dumped, ok, write_corpus
 from tests.end_to_end.test_processes import same_curve, same_gradients, trained
+from tests.making.decoders import random_llama
 
 DECODER: Words = (
     *("--student", "llama:16x2x2", "--vocab", 400, "--held-out", 0.1),
@@ -130,14 +130,7 @@ def test_a_loop_of_ones_own_trains_a_decoder(causal: Path) -> None:
     batches = StudentBatches(causal, "400", student="llama:16x2x2", held_out=0.1, batch_tokens=512)
     assert dict(batches.options.loss) == {"next": 0.5, "kl-next": 0.5, "hidden": 0.3}
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(batches.tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
-    distiller = batches.distiller(AutoModelForCausalLM.from_config(config))
+    distiller = batches.distiller(random_llama(len(batches.tokenizer), 16, heads=2))
     before = batches.validate(distiller)
     optimizer = torch.optim.AdamW(distiller.parameters(), lr=1e-2)
     for epoch in range(3):

@@ -24,6 +24,7 @@ from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
+from tests.making.decoders import random_llama
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
 
@@ -67,7 +68,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str) -> 
 
 def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
     batches = StudentBatches(store, "400", student="llama:32x2x4", loss={"next": 1.0})
-    model = AutoModelForCausalLM.from_config(_config(len(batches.tokenizer)))
+    model = random_llama(len(batches.tokenizer))
     distiller = Distiller.of(model, batches.options, batches.store)
     batch = next(iter(batches))
     found, _ = distiller.measured(batch)
@@ -82,25 +83,13 @@ def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
     assert batch.predicted_bytes == sum(len(text.encode()) for text in texts)
 
 
-def _config(vocabulary: int) -> object:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-    )
-
-
 def test_the_teachers_vocabulary_gives_ordinary_distillation(
     store: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
     """Value and gradient of kl-next are those of dense KL, at all tokens that have one before."""
     batches = StudentBatches(store, "teacher", student="llama:32x2x4", loss={"kl-next": 1.0})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(_config(len(batches.tokenizer)))
+    model = random_llama(len(batches.tokenizer))
     teacher = AutoModelForCausalLM.from_pretrained(tiny_teacher("gpt2"))
     distiller = Distiller.of(model, batches.options, batches.store)
     batch = next(iter(batches))

@@ -18,6 +18,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Names of families in transformers, with the settings that set their logits apart."""
 
 
+def random_llama(pieces: int, width: int = 32, layers: int = 2, heads: int = 4) -> Any:
+    """Return a random Llama with a feed-forward size of twice its width."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=pieces,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
 def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: Any) -> Path:
     """Save a random decoder of 2 layers, 32 wide, and its tokenizer, with a token `bos` that is its
     eos, too."""

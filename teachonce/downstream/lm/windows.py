@@ -10,6 +10,7 @@ import numpy as np
 
 from teachonce.align import Tokens, Vocabulary
 from teachonce.align.byte_edges import PieceBytes
+from teachonce.checkpoints.first_token import own_first
 from teachonce.student_train.data.next_tokens import predicted_bytes
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.support.arrays import Array
@@ -34,10 +35,8 @@ class Documents:
 def start_token(tokenizer: Any) -> int | None:
     """Return the token in front of each document: the one that the tokenizer adds to a text, or its
     bos, or its eos; None if it has none of them."""
-    first = tokenizer.backend_tokenizer.encode("a")
-    if first.special_tokens_mask[0]:
-        return int(first.ids[0])
-    found = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    own = own_first(tokenizer.backend_tokenizer)
+    found = (own, tokenizer.bos_token_id, tokenizer.eos_token_id)
     return next((each for each in found if each is not None), None)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from teachonce.align import Tokenizations, Tokens, VocabularyMap
 from teachonce.store import Batch, Logits
@@ -29,6 +29,7 @@ from teachonce.student_train.data.targets import TargetReader
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.support.arrays import Array
 from tests.end_to_end.support import dumped, write_corpus
+from tests.making.decoders import random_llama
 from tests.texts import ENGLISH
 
 TEXTS = ["".join(letters) for letters in itertools.product("abc", repeat=6)]
@@ -170,14 +171,7 @@ def _known(batch: Batch, shift: int) -> Logits:
 def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, float]:
     """Losses after training on the batches again and again; `next` is measured, not trained."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(batches.tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    distiller = batches.distiller(AutoModelForCausalLM.from_config(config))
+    distiller = batches.distiller(random_llama(len(batches.tokenizer)))
     optimizer = torch.optim.Adam(distiller.parameters(), lr=1e-2)
     every = list(knowing(batches, shift))
     trained = [term for term in distiller.terms if term.name != "next"]

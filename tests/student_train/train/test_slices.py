@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.train import slices
 from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import dumped, write_corpus
+from tests.making.decoders import random_llama
 
 LOSSES = {"next": 0.5, "kl-next": 0.5, "reverse-kl": 0.2, "jsd:0.3": 0.2, "alm": 0.1}
 
@@ -29,14 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
 
 def distiller_of(batches: StudentBatches) -> Distiller:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(batches.tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-    )
-    return batches.distiller(AutoModelForCausalLM.from_config(config))
+    return batches.distiller(random_llama(len(batches.tokenizer), layers=1))
 
 
 def gradients(distiller: Distiller, batch: Any) -> tuple[dict[str, float], torch.Tensor]:
