@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+
 from teachonce.support.errors import UserError
 
 
 class StoreError(UserError):
     """A feature store is missing, unfinished, damaged or of another version, or holds wrong
-    values."""
+    values.
+
+    A message begins with the path of the store and a colon: the commands of the remedies below get
+    this path, so that they can be copied.
+    """
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*map(_with_path, words))
 
 
 class Unreachable(UserError):
@@ -17,13 +28,13 @@ class Unreachable(UserError):
     """
 
 
-VERIFY = "run `feature-store verify`"
+VERIFY = "run `feature-store verify STORE`"
 """Remedy if a store can be opened but something in it cannot be read."""
-REPAIR = "run `feature-store repair`, which mends it or says what else to do"
+REPAIR = "run `feature-store repair STORE`, which mends it or says what else to do"
 """Remedy if a store cannot be opened."""
 NO_NUMBERS = (
     "no teacher gives such values: make the store again, or leave that feature out;"
-    " `feature-store verify` lists all of them"
+    " `feature-store verify STORE` lists all of them"
 )
 """Remedy if the values of a store break a law (FORMAT.md, section 6)."""
 MISSING = (
@@ -31,8 +42,8 @@ MISSING = (
     " `feature-store merge` or `feature-store convert`)"
 )
 NO_STORE = (
-    "give the .zarr folder or .h5 file that teacher-dump wrote; if this was one, run `feature-store"
-    " repair`"
+    "give the .zarr folder or .h5 file that teacher-dump wrote; if this was one, run"
+    " `feature-store repair STORE`"
 )
 NO_QUEUE = (
     "several processes share a dump by a folder next to the store, and a bucket has no folders:"
@@ -41,9 +52,37 @@ NO_QUEUE = (
 )
 
 
+def command(name: str, path: object) -> str:
+    """Return a command of `feature-store` for a store, as it is typed, in backquotes."""
+    return f"`feature-store {name} {shlex.quote(str(path))}`"
+
+
+PLACE = re.compile(r"`feature-store (verify|repair) STORE`")
+REMEDIES = re.compile(
+    "({})$".format(
+        "|".join(
+            re.escape(remedy).replace("STORE", "[^`]+")
+            for remedy in (VERIFY, REPAIR, NO_STORE, NO_NUMBERS, "the store is damaged")
+        )
+    )
+)
+
+
+def _with_path(words: object) -> str:
+    """Write the path with which a message begins into the commands of its remedy."""
+    text = str(words)
+    if not PLACE.search(text):
+        return text
+    ends = [found.start() for found in re.finditer(": ", text)]  # a path may have a colon, too
+    paths = [text[:end] for end in ends]
+    path = next(filter(os.path.exists, paths), paths[0] if paths else "STORE")
+    path = re.sub(r"\.parts/\d+\.h5$", "", path)  # a part of an unfinished HDF5 store
+    return PLACE.sub(lambda found: command(found[1], path), text)
+
+
 def without_remedy(message: object) -> str:
     """Return a message without the remedy at its end, for callers that add another."""
     text = str(message)
-    for remedy in (VERIFY, REPAIR, NO_STORE, NO_NUMBERS, "the store is damaged"):
-        text = text.removesuffix(remedy).rstrip("; :")
+    while (short := REMEDIES.sub("", text).rstrip("; :")) != text:
+        text = short
     return text

@@ -10,9 +10,10 @@ from teachonce.store.containers.bucket_staging import BucketStaging
 from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.interface import Staging, StoreSource
+from teachonce.store.containers.not_a_store import not_a_store
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
-from teachonce.store.errors import MISSING, NO_QUEUE, NO_STORE, StoreError
+from teachonce.store.errors import MISSING, NO_QUEUE, StoreError
 from teachonce.support.errors import UserError, of_path
 
 LocalStaging = ZarrStaging | Hdf5Staging
@@ -34,17 +35,13 @@ def _local(path: Path) -> StoreSource:
         raise StoreError(f"{path}: {MISSING}")
     if path.is_dir():
         if not (path / "zarr.json").is_file():
-            raise StoreError(
-                f"{path}: not a feature store (a folder without zarr.json); {NO_STORE}"
-            )
+            raise not_a_store(path)
         return ZarrSource(str(path))
     if not path.is_file():  # opening a pipe waits for its writer
-        what = "neither a folder nor an ordinary file"
-        raise StoreError(f"{path}: not a feature store ({what}); {NO_STORE}")
+        raise not_a_store(path)
     with path.open("rb") as file:
         if file.read(8) != b"\x89HDF\r\n\x1a\n":
-            what = "neither a Zarr folder nor HDF5"
-            raise StoreError(f"{path}: not a feature store ({what}); {NO_STORE}")
+            raise not_a_store(path)
     return Hdf5Source(str(path))
 
 

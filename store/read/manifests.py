@@ -16,7 +16,7 @@ import numpy as np
 from teachonce.store.containers.interface import StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import queue_of
-from teachonce.store.errors import NO_NUMBERS, StoreError, without_remedy
+from teachonce.store.errors import NO_NUMBERS, StoreError, command, without_remedy
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.index import IndexedParts
@@ -183,8 +183,8 @@ def unsealed_manifest(
 def unreadable_part(source: StoreSource, number: int, error: StoreError) -> StoreError:
     """Return the error for an unreadable part of an unfinished store."""
     return StoreError(
-        f"{without_remedy(error)}; run `feature-store repair`, which moves part {number} to a"
-        " backup folder, and type the command again: it makes this part again and continues"
+        f"{without_remedy(error)}; run {command('repair', source.path)}, which quarantines part"
+        f" {number}, and type the command again: it makes this part again and continues"
     )
 
 
@@ -259,7 +259,7 @@ def readable_manifest(
 def missing_outside(source: StoreSource) -> set[str]:
     """Return the names of arrays outside the parts that a store lists but does not have.
 
-    `feature-store repair` moved them to a backup folder, or they were lost.
+    `feature-store repair` quarantined them, or they were lost.
     """
     listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
     for group in {name.rpartition("/")[0] for name in listed}:

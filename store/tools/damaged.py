@@ -13,7 +13,7 @@ from teachonce.store.containers.interface import Flaw, StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.containers.zarr.tree import ZarrSource
-from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.errors import StoreError, command, without_remedy
 from teachonce.store.format.index import IndexedParts
 from teachonce.store.format.manifest import (
     CREATED,
@@ -110,9 +110,9 @@ class Report:
         """Raise StoreError if there is a problem."""
         if self.problems:
             raise StoreError(
-                f"{path}: damaged: {counted(len(self.problems), 'problem')}; run `feature-store"
-                " repair`, which prints the command that makes the damaged parts again; or restore"
-                " the store from a copy"
+                f"{path}: damaged: {counted(len(self.problems), 'problem')}; run"
+                f" {command('repair', path)}, which prints the command that makes the damaged parts"
+                " again; or restore the store from a copy"
             )
 
 

@@ -14,7 +14,7 @@ from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.interface import Staging
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.containers.zarr.staging import ZarrStaging
-from teachonce.store.errors import StoreError, Unreachable, without_remedy
+from teachonce.store.errors import StoreError, Unreachable, command, without_remedy
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import FORMAT, VERSIONS
 from teachonce.store.format.manifest import check_root
@@ -145,7 +145,7 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
     if finished(path) is not None:
         raise UserError(
             f"{path}: exists already and is finished; {ANOTHER}; or, if it is damaged, run"
-            " `feature-store repair` and type this again"
+            f" {command('repair', path)} and type this again"
         )
     staging = staging_of(path)
     if isinstance(staging, Hdf5Staging) and not staging.exists() and staging.published():
@@ -198,7 +198,7 @@ def root_of(staging: Staging) -> dict[str, Any] | None:
         raise UserError(
             f"{path}: exists and is not a feature store that can be continued"
             f" ({without_remedy(error)}); nothing was changed: if it was one, run"
-            f" `feature-store repair`; else {ANOTHER}"
+            f" {command('repair', path)}; else {ANOTHER}"
         ) from error
     return attributes
 

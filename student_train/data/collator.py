@@ -103,6 +103,7 @@ class Collator:
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
+        self.path = store.path if store else "STORE"
         self.head, self.logits = head, store.features.logits if store else None
         size = len(student_tokenizer)
         self.whole = None
@@ -197,7 +198,7 @@ class Collator:
             aligned = self._aligned(batch, native, read, view, key)
         except AlignmentError as error:
             raise StoreError(
-                f"the store's tokens do not match its texts: {error}; {VERIFY}"
+                f"{self.path}: its tokens do not match its texts: {error}; {VERIFY}"
             ) from error
         return StudentBatch(
             inputs=Inputs.of(read.ids, native.start, self.padding, self._types(native)),

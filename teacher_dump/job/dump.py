@@ -17,7 +17,7 @@ from typing import Any
 
 from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
-from teachonce.store.errors import StoreError, without_remedy
+from teachonce.store.errors import StoreError, command, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted
@@ -286,8 +286,8 @@ def check_finished(
     except StoreError as error:
         raise UserError(
             f"{out}: exists already and is finished, but damaged ({without_remedy(error)}); run"
-            " `feature-store repair`, which moves damaged parts to a backup folder, then run this"
-            " command again"
+            f" {command('repair', out)}, which quarantines damaged parts, then run this command"
+            " again"
         ) from error
 
 

@@ -144,7 +144,7 @@ def repair(path: str) -> Iterator[Output]:
 
     left, report = mend(path, progress=bars)
     facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
-    facts["aside"] = str(report.quarantine) if report.quarantine else None
+    facts["quarantine"] = str(report.quarantine) if report.quarantine else None
     advice = [f"{path}: {report.advice}"] if report.advice else []
     yield Output(report.facts(path) | facts, [*report.lines(path), *advice])
 

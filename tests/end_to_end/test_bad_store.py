@@ -72,10 +72,10 @@ def flipped(path: Path) -> None:
 
 STORES: dict[Callable[[Path], None], tuple[str, ...]] = {
     later_version: ("version 3", "reads versions 1 and 2"),
-    truncated: ("not ", "feature-store repair"),
-    truncated_array: ("parts/1/view0/hidden/mean/values", "feature-store verify"),
-    missing_part: ("parts/1", "damaged", "feature-store verify"),
-    flipped: ("parts/", "hidden/mean/values", "feature-store verify"),
+    truncated: ("not ", "`feature-store repair {}`"),
+    truncated_array: ("parts/1/view0/hidden/mean/values", "`feature-store verify {}`"),
+    missing_part: ("parts/1", "damaged", "`feature-store verify {}`"),
+    flipped: ("parts/", "hidden/mean/values", "`feature-store verify {}`"),
 }
 
 
@@ -91,7 +91,7 @@ def test_store(tmp_path: Path, store: Path, spoil: Callable[[Path], None], ext: 
         *("--store", copy, "--vocab", "500", "--out", out, *STUDENT, "--steps", "99"),
         *("--loss", "hidden=1"),
     )
-    says(line, f"copy.{ext}", *STORES[spoil])
+    says(line, f"copy.{ext}", *(words.format(copy) for words in STORES[spoil]))
     if spoil not in (flipped, truncated_array):  # found when the training comes to it
         assert tree(tmp_path) == before
     result = invoke(feature_store, "verify", str(copy))
@@ -100,13 +100,33 @@ def test_store(tmp_path: Path, store: Path, spoil: Callable[[Path], None], ext: 
     assert "feature-store verify" not in result.output  # it has just run
 
 
-@pytest.mark.parametrize("name", ["nowhere.zarr", "nowhere.h5", "corpus.txt", "empty.zarr"])
+NO_STORES = {  # what lies there, and what the line says of it
+    "nowhere.zarr": "teacher-dump",
+    "nowhere.h5": "teacher-dump",
+    "corpus.txt": "not a feature store (a text); `teacher-dump --model MODEL --corpus {}",
+    "empty.zarr": "if this was one, run `feature-store repair {}`",
+    "torn.h5": "if this was one, run `feature-store repair {}`",
+    "folder": "teacher-dump",
+    "model": "(the folder of a model); give the store that a teacher wrote",
+    "sweep": "(the folder of a sweep)",
+    "a.h5.parts": "give {here}/a.h5",
+    "a.zarr.aside-1": "(the quarantine folder of a repair)",
+    "several": "(a folder with a.zarr, b.h5); give one of these",
+}
+
+
+@pytest.mark.parametrize("name", NO_STORES)
 def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
     shutil.copy(corpus, tmp_path)
-    (tmp_path / "empty.zarr").mkdir()
-    out = tmp_path / "student"
-    line = refused(student_train, "--store", tmp_path / name, "--vocab", "500", "--out", out)
-    says(line, name, "teacher-dump" if "nowhere" in name else "not a feature store")
+    for folder in ("empty.zarr", "folder", "a.h5.parts", "a.zarr.aside-1", "several/a.zarr"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("torn.h5", "several/b.h5", "model/config.json", "sweep/runs.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    out, path = tmp_path / "student", tmp_path / name
+    line = refused(student_train, "--store", path, "--vocab", "500", "--out", out)
+    says(line, f"Error: {path}: ", NO_STORES[name].format(path, here=tmp_path))
+    assert "nowhere" in name or "not a feature store" in line
     assert not out.exists()
 
 
@@ -148,7 +168,7 @@ def test_torn_part_of_an_unfinished_store(
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(UserError) as caught:
         dump(options)
-    says(str(caught.value), "`feature-store repair`, which moves part 1 to a backup folder")
+    says(str(caught.value), f"`feature-store repair {path}`, which quarantines part 1")
     says(ok(feature_store, "repair", path), "part 1: cannot be opened", "type the command")
     assert not torn.exists()
     dump(options)

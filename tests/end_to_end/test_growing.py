@@ -331,7 +331,7 @@ def test_what_cannot_grow(
     damaged = shutil.copytree(store, tmp_path / "damaged.zarr")
     (damaged / "parts/0/token/id/c/0").write_bytes(b"no shard")
     line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", damaged, *features)
-    says(line, "damaged.zarr: array parts/0/token/id", "run `feature-store verify`")
+    says(line, "damaged.zarr: array parts/0/token/id", "run `feature-store verify ")
     assert not out.exists()
     grown = written(tmp_path / corpus.name, [*lines_of(corpus), "One more."])
     again = ("--corpus", grown, "--out", store, "--logits", "topk:8", "--device", "cpu")

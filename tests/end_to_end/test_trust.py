@@ -91,7 +91,7 @@ def test_damaged_parts_alone_are_dumped_again(
             file[f"parts/1/{name}"][3, 4] ^= 1
             del file["parts/2"]
     arguments = options(tiny_teacher("bert"), corpus, store)
-    with pytest.raises(UserError, match="exists already .* `feature-store repair`"):
+    with pytest.raises(UserError, match="exists already .* `feature-store repair /"):
         dump(arguments)
     said = ok(feature_store, "repair", store)
     says(said, f"part 1: array {name}", f"{parts - 2} sound parts left", "teacher-dump")

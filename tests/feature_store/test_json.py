@@ -49,7 +49,7 @@ def test_damage_is_told_before_the_error(store: Path, tmp_path: Path) -> None:
     assert found["sound"] is False and "part 1: array token/end" in found["problems"][0]
     mended = facts("repair", path)
     assert mended["parts_left"] == 1 and "type the command that made it" in mended["advice"]
-    assert Path(mended["aside"]).is_dir() and mended["undo"]
+    assert Path(mended["quarantine"]).is_dir() and mended["undo"]
 
 
 def test_a_sequence_is_told_whole(store: Path) -> None:

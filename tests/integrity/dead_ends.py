@@ -143,9 +143,9 @@ def advised(scene: Scene, line: str) -> Words:
         for thing in (path if told[1] == "it" else told[1], told[2]):
             if thing and thing.startswith(path):
                 shutil.rmtree(thing) if Path(thing).is_dir() else Path(thing).unlink()
-    elif "`feature-store repair`" in line:
+    elif f"`feature-store repair {path}`" in line:
         return ("feature-store", "repair", path)
-    elif "`feature-store verify`" in line:
+    elif f"`feature-store verify {path}`" in line:
         return ("feature-store", "verify", path)
     if (
         f"`{maker}`" not in line

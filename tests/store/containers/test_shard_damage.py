@@ -59,7 +59,7 @@ def test_damage_is_named_and_leaves_the_rest_readable(
             ours.read(1999, 2001)
     assert str(caught.value) == (
         f"{folder}: array a: rows 1999..2001 cannot be decoded "
-        "(chunk 2 does not match its checksum); run `feature-store verify`"
+        f"(chunk 2 does not match its checksum); run `feature-store verify {folder}`"
     )
     assert ZarrSource(str(folder)).damaged_chunks("a") == [2]
 

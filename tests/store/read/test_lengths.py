@@ -168,7 +168,7 @@ def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) ->
             place = file["parts/1/sequence/token_start"].id.get_chunk_info(0).byte_offset
         flip(lost, place + 5, 1)
     with pytest.raises(
-        StoreError, match="token_start.*`feature-store repair`.* moves part 1 to a backup"
+        StoreError, match="token_start.*`feature-store repair /.* quarantines part 1"
     ) as caught:
         writer.seal()
     assert "\n" not in str(caught.value)

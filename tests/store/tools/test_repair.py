@@ -253,8 +253,8 @@ def test_the_commands_name_each_other(store: Path) -> None:
 
     assert "sound" in run("repair", store) and len(open_store(store)) == 36
     flip_in(store, 0, "token/begin")
-    assert "`feature-store repair`" in run("verify", store)
-    with pytest.raises(UserError, match="exists already .* `feature-store repair`"):
+    assert f"`feature-store repair {store}`" in run("verify", store)
+    with pytest.raises(UserError, match="exists already .* `feature-store repair /"):
         begin(store, SMALL)
     said = run("repair", store)
     assert "part 0: array token/begin" in said and "2 sound parts left" in said

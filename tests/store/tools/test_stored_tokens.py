@@ -232,7 +232,7 @@ def test_tokens_are_checked_when_a_training_opens_the_store(copy: Copy) -> None:
     path = copy("h5")
     check_tokens(open_store(path))
     forge(path, "parts/0/token/id", put(3, 11))
-    words = "part 0: the tokenizer does not give .* sequence 0 .* run `feature-store verify`"
+    words = "part 0: the tokenizer does not give .* sequence 0 .* run `feature-store verify "
     with pytest.raises(StoreError, match=words):
         check_tokens(open_store(path))
     fs = open_store(path)
