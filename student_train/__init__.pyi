@@ -1,5 +1,6 @@
 # The public names and where each stands. This list is the only one: __init__.py reads it.
 
+from teachonce.student_train.batches import BatchSettings as BatchSettings
 from teachonce.student_train.batches import StudentBatches as StudentBatches
 from teachonce.student_train.data.batch import StudentBatch as StudentBatch
 from teachonce.student_train.data.collator import Collator as Collator

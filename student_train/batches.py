@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import distributed
@@ -31,13 +31,32 @@ from teachonce.student_train.train.evaluate import evaluate, held_out
 from teachonce.support.background import prefetched
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
-from teachonce.support.options import read_words
+from teachonce.support.options import parse_value
 
-SETTINGS = (
-    *("loss", "align", "pool", "temperature", "targets", "matryoshka", "projection", "outputs"),
-    *("batch_tokens", "batch_texts", "seed", "view", "held_out", "data", "min_length"),
-    *("max_length", "mask_prob", "mask_words", "max_masks", "student"),
-)
+
+class BatchSettings(TypedDict, total=False):
+    """The options of `student-train` that batches and losses depend on; see `TrainOptions`."""
+
+    loss: str | Sequence[str] | Mapping[str, float]
+    align: str
+    pool: str | None
+    temperature: float
+    targets: str
+    matryoshka: str | int | Sequence[int]
+    projection: str
+    outputs: str
+    batch_tokens: int
+    batch_texts: int | None
+    seed: int
+    view: int | None
+    held_out: float
+    data: str
+    min_length: int
+    max_length: int | None
+    mask_prob: float
+    mask_words: str
+    max_masks: int | None
+    student: str
 
 
 class StudentBatches(IterableDataset[StudentBatch]):
@@ -52,10 +71,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
     rank, world_size: this process and the number of processes, by default from torchrun or
         torch.distributed. Every process yields the same number of batches; the remainder is
         dropped.
-    settings: the options of `student-train` that batches and losses depend on, by their names in
-        `TrainOptions`: `loss`, `align`, `batch_tokens`, `seed`, `view`, `mask_prob`, `held_out`
-        and so on, with the defaults of the command. Set `student` for a BiLSTM, and for a
-        ModernBERT with text pairs.
+    settings: the keywords of `BatchSettings`, options of `student-train` with the defaults of the
+        command. Set `student` for a BiLSTM, and for a ModernBERT with text pairs.
 
     The order, and the masks of view 0, are a pure function of (seed, epoch), whatever the number of
     workers. `set_epoch` chooses the epoch; without it each pass is epoch 0. `len()` is the number
@@ -71,8 +88,9 @@ class StudentBatches(IterableDataset[StudentBatch]):
         device: torch.device | str = "cpu",
         rank: int | None = None,
         world_size: int | None = None,
-        **settings: Any,
+        **settings: Unpack[BatchSettings],
     ) -> None:
+        vocab = os.fspath(vocab) if isinstance(vocab, os.PathLike) else vocab
         if torch.device(device).type == "cpu":
             warn_of_spinning(torch.get_num_threads())
         self.store = store if isinstance(store, FeatureStore) else open_store(store)
@@ -177,10 +195,11 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def _options(
     store: FeatureStore, vocab: Any, device: str, settings: Mapping[str, Any]
 ) -> TrainOptions:
-    if unknown := sorted(settings.keys() - set(SETTINGS)):
-        known = ", ".join(sorted(SETTINGS))
+    names = BatchSettings.__annotations__.keys()
+    if unknown := sorted(settings.keys() - names):
+        known = ", ".join(sorted(names))
         raise UserError(f"StudentBatches: no setting {unknown[0]!r}; there are {known}")
-    given = read_words(TrainOptions, settings)
+    given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
     given.setdefault("loss", default_losses(given, [store]))
     fill_in_decoder(given)
     fill_in_batch(given, store)

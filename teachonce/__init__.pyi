@@ -28,6 +28,7 @@ from teachonce.store import TaskSpec as TaskSpec
 from teachonce.store import Unreachable as Unreachable
 from teachonce.store import UserError as UserError
 from teachonce.store import open_store as open_store
+from teachonce.student_train.batches import BatchSettings as BatchSettings
 from teachonce.student_train.batches import StudentBatches as StudentBatches
 from teachonce.student_train.data.batch import StudentBatch as StudentBatch
 from teachonce.student_train.model.any_student import OwnStudent as OwnStudent

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,7 +39,7 @@ from teachonce.store.read.record import LazyMap, Record
 from teachonce.store.read.stored_task import stored_task
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
-from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder
+from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder, names_of
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 
@@ -197,7 +197,13 @@ class FeatureStore(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._index)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Record | list[Record]:
         """Return the record of sequence `index`, or a list of records for a slice.
 
         A negative index counts from the end. Raises IndexError past the end, TypeError for any
@@ -258,7 +264,7 @@ class FeatureStore(Sequence[Record]):
         batch_tokens: int = 16384,
         *,
         blocks: ArrayLike | None = None,
-        features: Sequence[str] | None = None,
+        features: str | Sequence[str] | None = None,
         check: bool = False,
         **more: Unpack[StreamArguments],
     ) -> Iterator[Batch]:
@@ -268,7 +274,7 @@ class FeatureStore(Sequence[Record]):
 
         batch_tokens: a batch has B * longest <= batch_tokens. A longer sequence is a batch alone.
         blocks: rows of `blocks()`; None for all.
-        features: a subset of hidden, logits, attention, task, embedding; None for all.
+        features: one or several of hidden, logits, attention, task, embedding; None for all.
         check: check the laws of values (FORMAT.md, section 6), and compare each array with its
             checksum in a thread when its part is first read. Damage raises StoreError, at the end
             of the epoch at the latest. With `every`, one of `every` parts is compared; behind a
@@ -278,7 +284,7 @@ class FeatureStore(Sequence[Record]):
             (0) and `every` (1): skip the first `skip` batches without reading them, then yield
             every `every`-th. Rows between are read only if they share a compressed chunk.
         """
-        kinds, views = KINDS if features is None else tuple(features), self.features.views
+        kinds, views = KINDS if features is None else names_of(features), self.features.views
         rows = self._blocks(blocks)
         order = StreamOrder(seed, epoch, batch_tokens, rows, features=kinds, **more)
         if not 0 <= order.view < views:
@@ -290,7 +296,7 @@ class FeatureStore(Sequence[Record]):
         batches: Iterable[ArrayLike],
         *,
         view: int = 0,
-        features: Sequence[str] | None = None,
+        features: str | Sequence[str] | None = None,
     ) -> Iterator[Batch]:
         """Yield a batch for each int64 [B] of sequence numbers, in this order.
 
@@ -298,7 +304,7 @@ class FeatureStore(Sequence[Record]):
         itself: call `cache_arrays` first to read much of a store this way. Raises StoreError for a
         number out of range.
         """
-        kinds = KINDS if features is None else tuple(features)
+        kinds = KINDS if features is None else names_of(features)
         return self._streamer.gather(batches, view, kinds)
 
     def batch_count(
@@ -319,7 +325,7 @@ class FeatureStore(Sequence[Record]):
         )
         return order.batch_count(self._index)
 
-    def table(self, columns: Sequence[str] | None = None, floats: str = "float32") -> Table:
+    def table(self, columns: str | Sequence[str] | None = None, floats: str = "float32") -> Table:
         """Return the store as an Arrow table with a row for each sequence.
 
         `columns` and `floats` as for `to_parquet`. The table has a `schema`, and `batches()` of
@@ -329,13 +335,14 @@ class FeatureStore(Sequence[Record]):
 
         about = {key: self.meta[key] for key in ("features", "identity", "software")}
         about["content"] = self.manifest.content()
-        return Table(self._index, self._streamer, about, columns, floats)
+        names = None if columns is None else names_of(columns)
+        return Table(self._index, self._streamer, about, names, floats)
 
     def to_parquet(
         self,
         path: str | Path,
         *,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         floats: str = "float32",
         file_bytes: int = 2**29,
         on_rows: Callable[[int], object] = lambda rows: None,
@@ -362,7 +369,7 @@ class FeatureStore(Sequence[Record]):
     def to_datasets(
         self,
         *,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         floats: str = "float32",
         streaming: bool = False,
         cache_dir: str | Path | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -15,6 +15,11 @@ from teachonce.support.arrays import Array, permutation
 KINDS = ("hidden", "logits", "attention", "task", "embedding")
 PARTS_TOGETHER = 8  # parts that are shuffled together
 BATCHES_OF_POOL = 8  # batches of a pool, if their size is a number of texts
+
+
+def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names that may be given as one text."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 class StreamArguments(TypedDict, total=False):

@@ -42,6 +42,7 @@ from teachonce.support.options import (
     default_of,
     flag_of,
     options_of,
+    parse_value,
     scoped,
 )
 from teachonce.training.device import resolved_device, resolved_precision
@@ -63,6 +64,7 @@ class TrainOptions(OptionFields):
     """
 
     def __post_init__(self) -> None:
+        self._parse_stores_and_stages()
         check_values(self)
         self._check_together()
         for number, stage in enumerate(self.stages, 1):
@@ -71,6 +73,20 @@ class TrainOptions(OptionFields):
                 self._check_stage(stage)
             except UserError as error:
                 raise UserError(f"stage {number}: {error}") from error
+
+    def _parse_stores_and_stages(self) -> None:
+        """Replace a list of stores, and words in stages, by the values of the fields."""
+        stores = self.store if isinstance(self.store, list | tuple) else [self.store]
+        others = self.others if isinstance(self.others, list | tuple) else [self.others]
+        if not stores:
+            raise UserError("--store: at least one store")
+        known = options_of(TrainOptions)
+        stages = tuple(
+            {n: parse_value(TrainOptions, n, v) if n in known else v for n, v in stage.items()}
+            for stage in self.stages
+        )
+        found = {"store": stores[0], "others": (*stores[1:], *others), "stages": stages}
+        vars(self).update(found)  # frozen for its callers
 
     def _check_stage(self, stage: Mapping[str, Any]) -> None:
         for name in stage.keys() - {"unfreeze"}:

@@ -180,6 +180,12 @@ def _plain_type(settings: type[Any], name: str) -> tuple[type[Any], bool]:
     return typing.get_origin(plain) or plain, NoneType in kinds
 
 
+def _member(settings: type[Any], name: str) -> type[Any]:
+    """Return the type of the members of a tuple."""
+    member: type[Any] = typing.get_args(_hints(settings)[name])[0]  # type: ignore[arg-type]
+    return member
+
+
 def _kinds(hint: Any) -> tuple[Any, ...]:
     union = typing.get_origin(hint) in (typing.Union, UnionType)
     return typing.get_args(hint) if union else (hint,)
@@ -193,10 +199,45 @@ def _words_of(settings: type[Any], name: str) -> tuple[str, ...]:
 
 
 def check_values(settings: Any) -> None:
-    """Raise UserError for the first value that the option of its field does not accept."""
+    """Parse the words among the values of a dataclass, in place; see `parse_value`.
+
+    Raises UserError for the first value that the option of its field does not accept.
+    """
     of: type[Any] = type(settings)
     for name, about in options_of(of).items():
-        check_value(of, name, about, getattr(settings, name))
+        given = getattr(settings, name)
+        value = parse_value(of, name, given)
+        if value is not given:
+            object.__setattr__(settings, name, value)  # the dataclass may be frozen
+        check_value(of, name, about, value)
+
+
+def parse_value(settings: type[Any], name: str, value: Any) -> Any:
+    """Return a value that was given in Python as the type of its field.
+
+    A text is parsed as on the command line. A list of texts is a comma list, as in TOML; if the
+    field is a tuple, a list becomes a tuple, and so does a single value. A path may be text.
+    Raises UserError for a text that the option cannot parse; other values are returned unchanged.
+    """
+    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    if kind is tuple and isinstance(value, os.PathLike):
+        value = [value]  # not a comma list: a path may have a comma
+    several = isinstance(value, list | tuple)
+    words = [_without_path(each) for each in (value if several else [value])]
+    texts = bool(words) and all(isinstance(word, str) for word in words)
+    if kind is tuple and value is None or kind is Path and isinstance(value, Path):
+        return value
+    if about.read and texts and not (several and kind is tuple and about.repeated):
+        return about.read(tuple(words) if about.repeated else ",".join(words))
+    if kind is tuple:
+        return tuple(map(_member(settings, name), words) if texts else words)
+    if kind is Path and texts:
+        return Path(",".join(words))
+    return ",".join(words) if texts else value
+
+
+def _without_path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
@@ -207,8 +248,8 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     problem = ""
     if kind in (int, float, str, bool) and not _is_of(kind, value):
         problem = f"expected {EXPECTED[kind]}"
-    elif kind is tuple and isinstance(value, str):
-        problem = "expected a tuple of texts"
+    elif kind is tuple and not isinstance(value, tuple) and value != default_of(settings, name):
+        problem = "expected a tuple"
     elif about.choices and not about.repeated and not _is_choice(about, value):
         problem = f"expected one of {', '.join(about.choices)}"
     elif about.within is not None and value not in about.within:

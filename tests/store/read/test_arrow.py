@@ -154,7 +154,7 @@ def test_what_cannot_be_a_table_is_refused(
     store = open_store(made("zarr")[0])
     told = "no column 'hidden'; did you mean hidden_mean[?] it has index, document, .*_mean"
     with pytest.raises(StoreError, match=told):
-        store.to_datasets(columns=["hidden"])
+        store.to_datasets(columns="hidden")
     with pytest.raises(StoreError, match="expected at least one, and each once, got text, text"):
         store.to_parquet(tmp_path / "a", columns=["text", "text"])
     with pytest.raises(StoreError, match="floats: expected float32 or float16, got 'int8'"):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
 
 import teachonce.store.read.part
-from teachonce.store import StoreError, open_store
+from teachonce.store import Record, StoreError, open_store
 from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.read.record import View
 from teachonce.support.arrays import Array, starts
 from tests.store.making import Part, calibration_of, channel_scale
 
@@ -43,7 +44,10 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
     assert fs[-1].index == 35 and fs[np.int64(2)].index == 2
     for wrong in (2.7, "2", None):
         with pytest.raises(TypeError, match="integer"):
-            fs[wrong]
+            fs[wrong]  # type: ignore[call-overload]
+    assert_type(fs[3], Record)
+    assert_type(fs[:3], list[Record])
+    assert_type(fs[3].views, list[View])
 
 
 def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[..., Any]) -> None:
@@ -219,7 +223,7 @@ def test_stream_order_skip_and_subset(made: Callable[..., Any]) -> None:
     assert sum(plain, []) == list(range(36))
     some = order_of(h5, blocks=blocks[[2, 0]], shuffle=False)
     assert sum(some, []) == [i for row in (2, 0) for i in range(*blocks[row])]
-    batch = next(h5.stream(features=("hidden",)))
+    batch = next(h5.stream(features="hidden"))
     assert batch.logits is None and not batch.attention and len(batch.hidden) == 2
     task = open_store(made("h5", "default", "classification")[0])
     batch = next(task.stream(features=("hidden",)))

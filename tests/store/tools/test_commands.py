@@ -247,6 +247,7 @@ def test_a_task_is_shown_by_name(made: Made) -> None:
                 best = LABELS[part.task[1][number].argmax()]
                 assert f"label {name}, the teacher says {best} " in " ".join(said.split())
             else:
+                assert record.tags is not None
                 names = [LABELS[tag] for tag in record.tags if tag >= 0]
                 assert all(name in said for name in names) and "│ tag" in said.replace("┃", "│")
 

@@ -35,7 +35,8 @@ from teachonce.support.options import options_of, scoped
         ({"loss": {}}, "--loss: at least one loss, each with a weight above 0"),
         ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; there are mlm"),
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
-        ({"freeze": "head"}, "--freeze head: expected a tuple of texts"),
+        ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
+        ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"eval_every": 0}, "--eval-every 0: expected at least 1"),
@@ -68,6 +69,23 @@ def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], tol
     with pytest.raises(UserError) as error:
         TrainOptions(store="a.zarr", **changes)
     assert str(error.value).startswith(told)
+
+
+def test_python_takes_what_the_command_line_takes() -> None:
+    stage = {"loss": "hidden=2", "freeze": "head"}
+    words: dict[str, Any] = {"loss": ["mlm=1"], "out": "x", "freeze": "words", "stages": [stage]}
+    made = TrainOptions(["a.zarr", "b.zarr"], vocab=Path("some/folder"), **words)  # type: ignore[arg-type]
+    assert made == TrainOptions(
+        "a.zarr",
+        others=("b.zarr",),
+        vocab="some/folder",
+        loss={"mlm": 1.0},
+        out=Path("x"),
+        freeze=("words",),
+        stages=({"loss": {"hidden": 2.0}, "freeze": ("head",)},),
+    )
+    with pytest.raises(UserError, match="^--store: at least one store$"):
+        TrainOptions([])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,15 @@ def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: 
         assert told in line
 
 
+def test_python_takes_single_values_and_lists() -> None:
+    words: dict[str, Any] = {"corpus": "a.txt,b.txt", "hidden": ["mean", "layer:3"]}
+    made = DumpOptions(Path("model"), "s.zarr", **words)  # type: ignore[arg-type]
+    same = DumpOptions("model", Path("s.zarr"), corpus=("a.txt", "b.txt"), hidden="mean,layer:3")
+    assert made == same
+    assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)  # type: ignore[arg-type]
+    assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
