@@ -55,6 +55,12 @@ class Sizes:
             size("intermediate_size", "n_inner", default=4 * width),
         )
 
+    @property
+    def layer_weights(self) -> int:
+        """Count the weights of a layer, with a gated feed-forward network."""
+        attention = 2 * (self.heads + self.groups) * self.each
+        return self.width * (attention + 3 * self.units)
+
     @classmethod
     def of_shape(cls, shape: Shape) -> Sizes:
         """Return the sizes of a student."""

@@ -61,9 +61,9 @@ def initialise(
     - `mixed-vocab`: the word embeddings of a mixed-vocabulary training in the store (Zhao et al.
       2021); other weights are random.
     - `random`: random weights.
-    - `auto`: `vocab` for a decoder; else `layers` with the first layer of each group, or `teacher`
-      for a task or text vectors; `svd` if layers cannot be copied, and `random` if the store has no
-      embeddings.
+    - `auto`: `vocab` for a decoder (`resolved_start` has chosen `teacher` where it fits); else
+      `layers` with the first layer of each group, or `teacher` for a task or text vectors; `svd` if
+      layers cannot be copied, and `random` if the store has no embeddings.
 
     Kolesnikova et al. 2022, section 3; layers chosen as in DistilBERT, Sanh et al. 2019, section 3.
 

@@ -28,7 +28,11 @@ from teachonce.student_train.model.decoder_sizes import copied_settings
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.start import RANDOM, initialise
-from teachonce.student_train.model.start_checks import copies_layers, start_config
+from teachonce.student_train.model.start_checks import (
+    copies_layers,
+    resolved_start,
+    start_config,
+)
 from teachonce.student_train.model.student_tokenizer import (
     check_pair_form,
     default_max_length,
@@ -228,6 +232,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     pattern, others = plan.shape.pattern, plan.stores[1:]
     tokenizer = student_tokenizer(options.vocab, store, others=others, pattern=pattern)
     fit_tokenizer(tokenizer, plan)
+    how = resolved_start(options.init, plan.shape, store)
     torch.manual_seed(options.seed)
     student = make_student(
         options.student,
@@ -235,7 +240,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
         _positions(plan) or tokenizer.model_max_length,
         task=store.task,
         **_network(plan),
-        **_copied_settings(plan),
+        **_copied_settings(how, plan),
     )
     if store.features.task and "config.json" in store.teacher_files():
         _take_activation(student, store)
@@ -246,7 +251,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     collator = make_collator(plan, store, tokenizer)
     fewer = fewer_pieces(options.vocab, len(tokenizer))
     changed = check_spelling(collator, store, options.vocab) if plan.shape.causal else ""
-    start = initialise(student, options.init, store, collator.vocabulary)
+    start = initialise(student, how, store, collator.vocabulary)
     if options.word_vectors:
         at_random = start == [RANDOM]
         path = Path(options.word_vectors)
@@ -315,9 +320,11 @@ def _network(plan: TrainPlan) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _copied_settings(plan: TrainPlan) -> dict[str, Any]:
-    """Return the settings of a teacher's config on which a decoder's copied layers depend."""
-    how = plan.options.init
+def _copied_settings(how: str, plan: TrainPlan) -> dict[str, Any]:
+    """Return the settings of a teacher's config on which a decoder's copied layers depend.
+
+    how: the resolved `--init`.
+    """
     if not plan.shape.causal or not copies_layers(how):
         return {}
     return copied_settings(start_config(how, plan.store)[0])

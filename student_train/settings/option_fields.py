@@ -182,9 +182,10 @@ class OptionFields:
         " (from 1) instead of averages, of the model in DIR if given. For decoders, teacher takes"
         " evenly spaced layers, and both copy the channels, heads and units that contribute most."
         " folder:DIR: all weights of a decoder in DIR, which --student DIR chooses."
-        " mixed-vocab: the embeddings of mixed-vocab training in the store. random. auto: vocab for"
-        " a decoder; else layers, evenly spaced (teacher for a task or text vectors) if the shapes"
-        " fit, else svd.",
+        " mixed-vocab: the embeddings of mixed-vocab training in the store. random. auto: teacher"
+        " for a decoder of the teacher's kind and size of heads, if the teacher's layers have at"
+        " most half a billion weights, else vocab; for others layers, evenly spaced (teacher for a"
+        " task or text vectors) if the shapes fit, else svd.",
         scope={START},
         words=STARTS,
         check=check_start,

@@ -12,8 +12,10 @@ import torch
 import transformers
 
 from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.model import start_checks
 from teachonce.student_train.model.decoder_cut import chosen_heads, evenly, largest
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
+from teachonce.student_train.model.start_checks import resolved_start
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import parse_student
@@ -178,6 +180,31 @@ def test_a_vocabulary_of_its_own_is_in_the_channels_of_the_layers(stores: dict[s
     own = student.get_input_embeddings().weight.detach().numpy()
     wanted = theirs[place][LIVE]
     assert (np.abs(own - wanted).max(axis=1) < 1e-6).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("student", "start"),
+    [
+        ("llama:16x2x2x24x1", "layers 1, 4 of 4"),
+        ("llama:16x2x4x24x2", "word embeddings"),  # another size of heads
+        ("llama:16x5x2x24x1", "word embeddings"),  # more layers than the teacher
+        ("qwen3:16x2x2x24x1", "word embeddings"),
+    ],
+)
+def test_auto_cuts_where_it_can(stores: dict[str, Path], student: str, start: str) -> None:
+    _, said = student_of(stores["llama"], student)
+    assert said[-1].startswith(start)
+
+
+def test_auto_does_not_run_a_large_teacher(
+    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(stores["llama"]) as store:
+        shape, weights = parse_student("llama:16x2x2x24x1"), store.teacher_weights()
+        layers = sum(weights[name].size for name in weights if "proj" in name)
+        for limit, how in ((layers, "teacher"), (layers - 1, "auto")):
+            monkeypatch.setattr(start_checks, "CUT_BY_DEFAULT", limit)
+            assert resolved_start("auto", shape, store) == how
 
 
 def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -> None:
