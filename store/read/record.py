@@ -14,6 +14,9 @@ from teachonce.store.format.features import LEARN, Calibration, Features
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, Floats, begins, covering_spans
+from teachonce.support.html_table import html_table
+
+SHOWN = 16  # tokens of a record in a notebook
 
 
 @dataclass(frozen=True)
@@ -276,3 +279,16 @@ class Record:
 
     def __repr__(self) -> str:
         return f"Record(index={self.index}, tokens={self.tokens[1] - self.tokens[0]})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the text and the first tokens, which a notebook shows."""
+        rows: list[tuple[object, object, object]] = [
+            (self.text[begin:end] or ("special" if special else ""), number, f"{begin}-{end}")
+            for number, (begin, end), special in zip(
+                self.token_ids[:SHOWN], self.offsets[:SHOWN], self.special[:SHOWN], strict=True
+            )
+        ]
+        more = self.tokens[1] - self.tokens[0] - len(rows)
+        rows += [(f"{more:,} more", "", "")] if more else []
+        caption = f"sequence {self.index} of document {self.document}: {self.text}"
+        return html_table(caption, rows, ("token", "id", "characters"))

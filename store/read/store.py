@@ -42,6 +42,7 @@ from teachonce.store.read.stream import Batch, Streamer
 from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder, names_of
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
+from teachonce.support.html_table import html_table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -435,6 +436,22 @@ class FeatureStore(Sequence[Record]):
         words = (word for word in (*held.hidden, *held.attention, logits, task) if word)
         features = ", ".join(dict.fromkeys(words)) or "text alone"
         return f"<FeatureStore {self.path}: {size}; {features}; {counted(held.views, 'view')}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the teacher, the sizes and the features, which a notebook shows."""
+        teacher, held = self.identity.get("teacher"), self.features
+        rows = {
+            "teacher": teacher.get("id", "") if isinstance(teacher, Mapping) else "",
+            **{name: f"{self.meta[name]:,}" for name in ("sequences", "tokens", "parts")},
+            "hidden": ", ".join(held.hidden),
+            "attention": ", ".join(held.attention),
+            "logits": f"{held.logits.tier}, {held.logits.size}" if held.logits else "",
+            "task": f"{held.task.kind}: {', '.join(held.task.labels)}" if held.task else "",
+            "embedding": "" if held.embedding is None else f"{held.embedding.width} numbers",
+            "views": held.views,
+            "codec": held.codec,
+        }
+        return html_table(self.path, [row for row in rows.items() if row[1] != ""])
 
     def close(self) -> None:
         """Close open files and free memory; a read opens them again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -48,6 +49,18 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
     assert_type(fs[3], Record)
     assert_type(fs[:3], list[Record])
     assert_type(fs[3].views, list[View])
+
+
+def test_a_notebook_shows_a_store_and_a_record(made: Callable[..., Any]) -> None:
+    fs = open_store(made("zarr", "default", "classification")[0])
+    shown = fs._repr_html_()
+    assert "<tr><th>sequences</th><td>36</td></tr>" in shown and "classification: " in shown
+    record = fs[3]
+    shown, (begin, end) = record._repr_html_(), record.offsets[1]
+    row = f"<td>{record.token_ids[1]}</td><td>{begin}-{end}</td></tr>"
+    assert f"<tr><td>{escape(record.text[begin:end])}</td>{row}" in shown
+    assert f"<caption>sequence 3 of document {record.document}: " in shown
+    assert shown.count("<tr>") <= 18 and len(shown) < 4000
 
 
 def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[..., Any]) -> None:

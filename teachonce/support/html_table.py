@@ -1,0 +1,33 @@
+"""Tables in HTML for notebooks, which show an object by its `_repr_html_`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+MOST = 300  # characters of a cell
+
+
+def html_table(caption: str, rows: Iterable[Iterable[object]], headings: Iterable[str] = ()) -> str:
+    """Return a table; without headings the first cell of each row is its heading.
+
+    Every text is escaped, and cut at `MOST` characters.
+    """
+    headings = list(headings)
+    lines = ["<table>", f"<caption>{_cell(caption)}</caption>"]
+    if headings:
+        lines.append(_row([f"<th>{_cell(heading)}</th>" for heading in headings]))
+    for row in rows:
+        first, *others = (_cell(each) for each in row)
+        begin = f"<td>{first}</td>" if headings else f"<th>{first}</th>"
+        lines.append(_row([begin, *(f"<td>{each}</td>" for each in others)]))
+    return "\n".join([*lines, "</table>"])
+
+
+def _row(cells: list[str]) -> str:
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    return escape(text if len(text) <= MOST else f"{text[:MOST]}…")

@@ -1,0 +1,47 @@
+"""The table of trained students: ranked, with the settings that differ, escaped in a notebook."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teachonce import UserError, student_table
+
+
+def write_student(folder: Path, loss: dict[str, float], figure: float | None, **more: Any) -> Path:
+    """Write the record of a training."""
+    settings = {"loss": loss, "vocab": "5k", "store": f"{folder}.zarr", **more}
+    report: dict[str, Any] = {"settings": settings, "store": {}, "environments": []}
+    if figure is not None:
+        report["result"] = {"parameters": 1200, "valid_mlm_per_character": figure, "valid_loss": 9}
+    folder.mkdir()
+    (folder / "training.json").write_text(json.dumps(report | {"tokenizer": "x"}))
+    return folder
+
+
+def test_students_are_ranked_by_a_figure_that_is_comparable(tmp_path: Path) -> None:
+    one = write_student(tmp_path / "one", {"mlm": 1.0}, 2.5)
+    two = write_student(tmp_path / "<b>two", {"mlm": 1.0, "hidden": 30.0}, 2.25)
+    found = student_table(one, str(two))
+    assert [row["folder"] for row in found] == ["<b>two", "one"] and found[-1]["loss"] == "mlm=1"
+    assert found.varied == ("loss",)
+    # Losses that differ cannot be compared: valid_loss is left out.
+    assert str(found) == (
+        "| folder | loss | parameters | valid_mlm_per_character |\n"
+        "| --- | --- | --- | --- |\n"
+        "| <b>two | mlm=1,hidden=30 | 1,200 | 2.25 |\n"
+        "| one | mlm=1 | 1,200 | 2.5 |"
+    )
+    shown = found._repr_html_()
+    assert "<th>valid_mlm_per_character</th>" in shown and "<td>mlm=1,hidden=30</td>" in shown
+    assert "<td>&lt;b&gt;two</td>" in shown and "<b>" not in shown
+
+
+def test_what_is_no_finished_student_is_refused(tmp_path: Path) -> None:
+    started = write_student(tmp_path / "started", {"mlm": 1.0}, None)
+    for folder in (started, tmp_path / "missing"):
+        with pytest.raises(UserError, match=f"^{folder}: no finished student; give folders that"):
+            student_table(folder)
