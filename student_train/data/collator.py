@@ -40,8 +40,19 @@ from teachonce.student_train.data.next_tokens import (
     predicted_bytes,
     whole_head,
 )
-from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens, Masker, tokenize
-from teachonce.student_train.data.targets import TargetReader, TaskTargets, first_pieces
+from teachonce.student_train.data.student_tokens import (
+    IGNORED,
+    MaskedTokens,
+    Masker,
+    pair_types,
+    tokenize,
+)
+from teachonce.student_train.data.targets import (
+    TargetReader,
+    TaskTargets,
+    first_pieces,
+    word_begins,
+)
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
@@ -393,37 +404,3 @@ def _float(values: Array | None) -> Tensor | None:
 
 def _long(values: Array) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
-
-
-def pair_types(tokens: Tokens, texts: Sequence[str], separator: str) -> Array:
-    """Return the token types of text pairs: int64 [N], 0 for the first text and 1 for the second.
-
-    A special token has the type of the text before it, as in BERT's template. If the second text
-    has no token, the last special token has type 1.
-    """
-    sequence = np.repeat(np.arange(len(texts)), np.diff(tokens.start))
-    place = np.array([text.index(separator) for text in texts], np.int64)
-    second = ~tokens.special & (tokens.offsets[:, 0] > place[sequence])
-    first = tokens.start[1:] - 1  # of the second text's tokens
-    np.minimum.at(first, sequence[second], np.flatnonzero(second))
-    return (np.arange(len(sequence)) >= first[sequence]).astype(np.int64)
-
-
-def word_begins(batch: Batch) -> Array:
-    """Return which teacher tokens begin a word: bool [N].
-
-    The first non-blank character of such a token starts the text or follows a blank.
-    """
-    # Not the token's first character: some tokenizers add the blank to the following word.
-    begins = np.zeros(len(batch.token_ids), bool)
-    for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
-        blank = np.array([character.isspace() for character in f" {text} "], bool)
-        places = np.where(blank[1:], len(text), np.arange(len(text) + 1))
-        inked = np.minimum.accumulate(places[::-1])[::-1]  # the next character that is no blank
-        begin, end = batch.offsets[first:last].T
-        at = inked[begin]
-        found = np.flatnonzero((at < end) & blank[at] & ~batch.special[first:last])
-        # Several byte-level tokens may share one character: only the first begins the word.
-        _, leading = np.unique(at[found], return_index=True)
-        begins[first + found[leading]] = True
-    return begins

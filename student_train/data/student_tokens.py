@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,3 +195,17 @@ def _first_of_each(tokens: Tokens, chosen: Array, order: Array, most: int) -> Ar
     limited = np.zeros(len(chosen), bool)
     limited[rows[np.arange(len(rows)) - first < most]] = True
     return limited
+
+
+def pair_types(tokens: Tokens, texts: Sequence[str], separator: str) -> Array:
+    """Return the token types of text pairs: int64 [N], 0 for the first text and 1 for the second.
+
+    A special token has the type of the text before it, as in BERT's template. If the second text
+    has no token, the last special token has type 1.
+    """
+    sequence = np.repeat(np.arange(len(texts)), np.diff(tokens.start))
+    place = np.array([text.index(separator) for text in texts], np.int64)
+    second = ~tokens.special & (tokens.offsets[:, 0] > place[sequence])
+    first = tokens.start[1:] - 1  # of the second text's tokens
+    np.minimum.at(first, sequence[second], np.flatnonzero(second))
+    return (np.arange(len(sequence)) >= first[sequence]).astype(np.int64)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from teachonce.align import VocabularyMap
-from teachonce.store import Logits, LogitsSpec
+from teachonce.store import Batch, Logits, LogitsSpec
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.support.arrays import Array, ranges
@@ -161,3 +161,23 @@ def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
     ids[slot], share[slot] = logits.ids[place], logits.counts[place] / logits.draws
     with np.errstate(divide="ignore"):
         return ids, np.log(share), np.full(len(rows), -np.inf)
+
+
+def word_begins(batch: Batch) -> Array:
+    """Return which teacher tokens begin a word: bool [N].
+
+    The first non-blank character of such a token starts the text or follows a blank.
+    """
+    # Not the token's first character: some tokenizers add the blank to the following word.
+    begins = np.zeros(len(batch.token_ids), bool)
+    for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
+        blank = np.array([character.isspace() for character in f" {text} "], bool)
+        places = np.where(blank[1:], len(text), np.arange(len(text) + 1))
+        inked = np.minimum.accumulate(places[::-1])[::-1]  # the next character that is no blank
+        begin, end = batch.offsets[first:last].T
+        at = inked[begin]
+        found = np.flatnonzero((at < end) & blank[at] & ~batch.special[first:last])
+        # Several byte-level tokens may share one character: only the first begins the word.
+        _, leading = np.unique(at[found], return_index=True)
+        begins[first + found[leading]] = True
+    return begins

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -27,9 +26,13 @@ from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.evaluate import check_validation, warning_of_constant_states
-from teachonce.student_train.train.event_file import EventFile
 from teachonce.student_train.train.store_training import StoreTraining
-from teachonce.support import files
+from teachonce.student_train.train.training_log import (
+    METRICS,
+    TrainingLog,
+    cut_metrics,
+    synced_metrics,
+)
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
@@ -38,10 +41,8 @@ from teachonce.training.loop import Losses, Training, give_back, pace
 from teachonce.training.optimizer import optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.schedule import Schedule
-from teachonce.training.trackers import Facts, Trackers
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
-METRICS = "metrics.jsonl"
 WORSE = 2.0  # times the loss before the first step; first batches differ by less
 # Its attention fills masked scores with the smallest number of another precision.
 FLOAT32_ONLY = ("deberta",)
@@ -161,8 +162,6 @@ class _StudentTraining(Training):
     """Trains a student, stage by stage, on one or more stores."""
 
     finished = False
-    events: EventFile | None
-    trackers: Trackers | None
 
     def __init__(
         self,
@@ -196,15 +195,9 @@ class _StudentTraining(Training):
         if out is not None and resume:
             self.load(out)
         self.tokens_before, self.first_step = self.tokens, self.step  # of this process
-        # Figures that a killed run wrote after its last checkpoint are written again.
-        purge = self.step + 1 if resume else None
-        self.events = self.trackers = None
+        self.log: TrainingLog | None = None  # of the first process
         if out and ranks.lead:
-            # Before the trackers: if it fails, none of their runs is left open.
-            self.events = EventFile(out / "tensorboard", purge)
-            self.trackers = Trackers(
-                options.log, Facts(out, options.describing()), resume, self.say
-            )
+            self.log = TrainingLog(out, options, self.say, self.step if resume else None)
 
     def enter(self, number: int, first: int) -> None:
         """Start a stage at step `first`, with its losses, data, trained weights and a new
@@ -373,16 +366,13 @@ class _StudentTraining(Training):
         )
 
     def record(self, values: dict[str, float]) -> None:
-        if self.out is None or self.events is None or self.trackers is None:
-            return  # the first process writes
-        files.append(self.out / METRICS, json.dumps({"step": self.step, **values}).encode() + b"\n")
-        self.events.add(values, self.step)
-        self.trackers.add(values, self.step)
+        if self.log is not None:
+            self.log.add(values, self.step)
 
     def save(self) -> None:
         if self.out is None:
             return
-        files.sync(self.out / METRICS)
+        metrics = synced_metrics(self.out)
         state = {
             **self.state(),
             "stage": self.number,
@@ -392,7 +382,7 @@ class _StudentTraining(Training):
             "schedule": vars(self.schedule),
             "tokens": self.tokens,
             "seconds": self.seconds(),
-            "metrics": (self.out / METRICS).stat().st_size,
+            "metrics": metrics,
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
 
@@ -413,21 +403,9 @@ class _StudentTraining(Training):
         self.ranks.any(False)  # a barrier: all processes have read the checkpoint
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
-        if self.ranks.lead:
-            self._cut_metrics(out, written)
-
-    def _cut_metrics(self, out: Path, written: int) -> None:
-        """Cut the metrics to `written` bytes, their length at the checkpoint."""
-        metrics = out / METRICS
-        size = metrics.stat().st_size if metrics.exists() else 0
-        if size > written:
-            files.truncate(metrics, written)  # later lines are written again
-        elif size < written:
-            self.say(f"metrics   {metrics} has lost lines of before step {self.step + 1}")
-            files.truncate(metrics, metrics.read_bytes().rfind(b"\n") + 1 if size else 0)
+        if self.ranks.lead and not cut_metrics(out, written):
+            self.say(f"metrics   {out / METRICS} has lost lines of before step {self.step + 1}")
 
     def close(self) -> None:
-        if self.events is not None:
-            self.events.close()
-        if self.trackers is not None:
-            self.trackers.close(self.finished)
+        if self.log is not None:
+            self.log.close(self.finished)

@@ -20,7 +20,7 @@ from transformers import (
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import has_gold, split_blocks
-from teachonce.student_train.data.collator import word_begins
+from teachonce.student_train.data.targets import word_begins
 from teachonce.student_train.output.run import prepare, run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as sweep

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from teachonce.align import FlatText, Tokens, align_span
 from teachonce.store import StoreError
 from teachonce.store.format.pairs import SEPARATOR
-from teachonce.student_train.data.collator import pair_types
-from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.student_train.data.student_tokens import pair_types, tokenize
 from tests.align.support import TEXT
 
 TEXTS = TEXT.map(lambda text: text.replace(SEPARATOR, " "))

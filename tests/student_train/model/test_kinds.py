@@ -33,7 +33,7 @@ from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
-from teachonce.student_train.train.student_training import METRICS
+from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
 from tests.texts import SENTENCES
 

@@ -14,7 +14,8 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.student_training import METRICS, train
+from teachonce.student_train.train.student_training import train
+from teachonce.student_train.train.training_log import METRICS
 from tests.end_to_end.support import ok, refused, says
 
 AWAY = 0.3  # a rate that drives a student away from what it had learnt

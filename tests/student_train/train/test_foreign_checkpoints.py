@@ -13,7 +13,8 @@ import torch
 from teachonce.store import FeatureStore
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.student_training import METRICS, train
+from teachonce.student_train.train.student_training import train
+from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
 from teachonce.training.checkpoint import load_checkpoint, write_checkpoint
 
