@@ -1,4 +1,5 @@
-"""Ranks the students of a sweep by a measure that is comparable between them."""
+"""Ranks the students of a sweep: by the score of a task where one was scored, else by a validation
+figure that is comparable between them."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ Row = Mapping[str, Any]
 SWEEP = "sweep.json"
 SCORED = "scores"
 """Folder of a sweep with a downstream run MODEL/TASK for each model and task."""
+SCORES = "scores"
+"""In a row, the figures of each task, by name."""
+DEVIATION = "deviation"  # ends the name of a figure's deviation over seeds or repetitions
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A validation figure by which students are ranked. `why` describes it for people; `largest`:
+    """A figure by which students are ranked. `why` describes it for people; `largest`:
     whether larger is better."""
 
     name: str
@@ -43,6 +47,10 @@ MEASURES = (
     Measure("valid_bits_per_byte", "bits per byte, comparable between vocabularies and losses"),
 )
 LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
+LEAST = ("nats/character", "bits/byte")
+"""Scores of a task of which the smallest is the best, comparable between vocabularies."""
+NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", DEVIATION)
+"""Figures of a task that are no score, or that vocabularies of different sizes cannot share."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.
 OF_LOSS = frozenset(
     {  # fmt: skip
@@ -82,22 +90,45 @@ def judged(figures: Row, varied: Collection[str]) -> float:
     return next(filter(math.isfinite, values), math.inf)
 
 
-def measure_of(rows: Sequence[Row]) -> Measure | None:
-    """Return the measure by which students are ranked, or None if they have none in common.
+def flat(row: Row) -> Row:
+    """Return a row with its scores as columns `TASK SCORE`."""
+    found = {name: value for name, value in row.items() if name != SCORES}
+    for task, scores in row.get(SCORES, {}).items():
+        for name, value in scores.items():
+            found[f"{task} {name}"] = value
+    return found
 
-    The validation loss is comparable only if no setting in `OF_LOSS` varies.
+
+def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
+    """List the measures by which students can be ranked: scores of tasks, then validation figures,
+    the most comparable first.
+
+    rows: as `flat` returns them. The validation loss is comparable only if no setting in `OF_LOSS`
+    varies.
     """
-    for measure in MEASURES:
-        if any(measure.of(row) < math.inf for row in rows):
-            return measure
-    same = all(compares_losses(row.keys()) for row in rows)
-    return LOSS if same and any(LOSS.of(row) < math.inf for row in rows) else None
+    names = dict.fromkeys(name for row in rows for name in row if " " in name)
+    tasks = [_of_task(name) for name in names if not name.endswith(NO_SCORE)]
+    general = (*MEASURES, *([LOSS] if compares_losses(varied) else []))
+    return [m for m in (*tasks, *general) if any(m.of(row) < math.inf for row in rows)]
+
+
+def _of_task(column: str) -> Measure:
+    """Return the measure of a column `TASK SCORE`."""
+    if column.endswith(LEAST):
+        return Measure(column, "a score of a task, of which the smallest is the best")
+    return Measure(column, "a score of a task, in percent", largest=True)
+
+
+def measure_of(rows: Sequence[Row]) -> Measure | None:
+    """Return the measure by which students are ranked, or None if they have none in common."""
+    varied = {name for row in rows for name in row}
+    return next(iter(measures_of([*map(flat, rows)], varied)), None)
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """Sort students, the best first. Students without a figure come last."""
     measure = measure_of(rows)
-    return list(rows) if measure is None else sorted(rows, key=measure.of)
+    return list(rows) if measure is None else sorted(rows, key=lambda row: measure.of(flat(row)))
 
 
 def compares_losses(varied: Collection[str]) -> bool:
@@ -113,7 +144,7 @@ def describe_best(rows: Sequence[Row]) -> str:
             "best      unknown: these students have no measure in common, and their losses differ."
             " Add mlm to --loss, or score them with downstream"
         )
-    best, last = rows[0], [row for row in rows if measure.of(row) == math.inf]
+    best, last = flat(rows[0]), [row for row in rows if measure.of(flat(row)) == math.inf]
     without = f"; {len(last)} without it come last" if last else ""
     figure = f"{measure.name} {best[measure.name]:.5g}"
     return f"best      {best['folder']}: {figure} ({measure.why}{without})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def folder_name(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
         f"seed{settings['seed']}",
         digest[:6],
     )
-    return "-".join(main).replace(",", ".").replace(":", "")
+    name = "-".join(main).replace(",", ".").replace(":", "")
+    return re.sub(r"[^\w.+@%=-]", "_", name)  # such as blanks: a shell takes it without quotes
 
 
 def path_next_to(store: str, suffix: str) -> Path:

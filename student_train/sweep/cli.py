@@ -90,6 +90,7 @@ OF_SWEEP = (
     ),
 )
 OF_SWEEP_NAMES = ("grid", "trials", "prune", "jobs", "ray", "ray_gpus", "downstream", "page")
+FIRST = next(iter(GROUPS))  # as in student-train --help
 REPEATED = "repeated or a comma list"
 IN_SWEEP = "a comma list; each repetition is another setting of the sweep"
 """In the help of --loss, the words of student-train and of student-sweep on repetition."""
@@ -160,7 +161,7 @@ def _command() -> click.Command:
     found["loss"].help = (found["loss"].help or "").replace(REPEATED, IN_SWEEP)
     return GroupedCommand(
         "student-sweep",
-        groups={"The sweep": OF_SWEEP_NAMES, **GROUPS},
+        groups={FIRST: GROUPS[FIRST], "The sweep": OF_SWEEP_NAMES, **GROUPS},
         params=[*found.values(), *OF_SWEEP],
         callback=sweep,
         help=sweep.__doc__,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from teachonce.student_train.output.ranking import SCORES
 from teachonce.student_train.sweep.runs import Pruned, Run, Runs, validations
 from teachonce.student_train.sweep.scores import FILE, Task, score
-from teachonce.student_train.sweep.table import SCORES
 from teachonce.student_train.sweep.trials import RunSource
 from teachonce.support.errors import UserError, first_line, of_path
 from teachonce.support.signals import stoppable

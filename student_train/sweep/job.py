@@ -88,6 +88,7 @@ class Sweep:
             else:
                 for point, _ in planned:
                     make(point)
+                runs.check_retained()
                 halves = self.prune == "asha"
                 source = Listed(
                     runs, Study("asha", runs.varied, "--prune asha") if halves else None

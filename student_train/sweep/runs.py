@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from teachonce.student_train.output.ranking import SWEEP, Row, ranked
+from teachonce.student_train.output.ranking import SCORES, SWEEP, Row, ranked
 from teachonce.student_train.sweep.space import Space, described
-from teachonce.student_train.sweep.table import CSV, SCORES, write_csv
+from teachonce.student_train.sweep.table import CSV, write_csv
 from teachonce.support import files
+from teachonce.support.console import counted
 from teachonce.support.differences import differences
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import misfit, read_json, read_small
@@ -70,6 +71,21 @@ class Runs:
             raise UserError(
                 f"{folder}: has a sweep of other ranges ({other}); give the earlier ranges, or"
                 " another --out"
+            )
+
+    def check_retained(self) -> None:
+        """Raise UserError if the table of an earlier command has students that this one lacks."""
+        names = {run.folder.name for run in self.runs}
+        lost = [
+            run["folder"]
+            for run in (self.before or {"runs": ()})["runs"]
+            if run["state"] == "finished" and run["folder"] not in names
+        ]
+        if lost:
+            raise UserError(
+                f"{self.folder}: its table has {counted(len(lost), 'student')} of other settings,"
+                f" such as {lost[0]}, which would be lost; give another --out, or add their"
+                " settings to this sweep"
             )
 
     def add(self, run: Run) -> Run:

@@ -130,7 +130,9 @@ def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
         (row,) = scores["models"]
         found = {"disk_bytes": row["disk_bytes"]}
         for device in scores["devices"]:
-            found |= {f"{device} {name}": row[device][name] for name in ("sentence_ms", "batch_ms")}
+            for name in ("sentence_ms", "batch_ms"):
+                found[f"{device} {name}"] = row[device][name]
+                found[f"{device} {name} deviation"] = row[device].get(f"{name}_deviation")
         return {name: value for name, value in found.items() if value is not None}
     split = next(iter([each for each in scores["mean"] if each == "test"] or scores["mean"]))
     scale, several = scores.get("scale", 100), len(scores["seeds"]) > 1

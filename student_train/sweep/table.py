@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.student_train.cli import format_number
-from teachonce.student_train.output.ranking import LOSS, Row, compares_losses
+from teachonce.student_train.output.ranking import (
+    DEVIATION,
+    LOSS,
+    SCORES,
+    Row,
+    compares_losses,
+    flat,
+)
 from teachonce.support import files
 from teachonce.support.console import wide_console
 
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CSV = "sweep.csv"
-SCORES = "scores"
 COLUMNS = (
     "parameters",
     "steps",
@@ -38,15 +44,6 @@ COLUMNS = (
 )
 
 
-def flat(row: Row) -> Row:
-    """Return a row with its scores as columns `TASK SCORE`."""
-    found = {name: value for name, value in row.items() if name != SCORES}
-    for task, scores in row.get(SCORES, {}).items():
-        for name, value in scores.items():
-            found[f"{task} {name}"] = value
-    return found
-
-
 def scored(rows: Sequence[Row]) -> list[str]:
     """Return the names of all score columns of the rows."""
     return list(dict.fromkeys(name for row in rows for name in flat(row) if name not in row))
@@ -61,7 +58,7 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     # Values of different losses cannot be compared.
     incomparable = () if compares_losses(varied) else (LOSS.name,)
     columns = [*(varied or ["folder"]), *(name for name in found if name not in incomparable)]
-    columns += [name for name in scored(rows) if not name.endswith("deviation")]
+    columns += [name for name in scored(rows) if not name.endswith(DEVIATION)]
     lines = [columns]
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
@@ -75,7 +72,7 @@ def table_of_references(references: Mapping[str, Mapping[str, Any]]) -> list[lis
     if not rows:
         return []
     names = dict.fromkeys(name for row in rows.values() for name in row)
-    columns = [name for name in names if not name.endswith("deviation")]
+    columns = [name for name in names if not name.endswith(DEVIATION)]
     lines = [["model", *columns]]
     for model, row in rows.items():
         lines.append([model, *(format_number(row[c]) if c in row else "" for c in columns)])

@@ -349,7 +349,9 @@ def _figure(row: dict[str, Any], format: FormatFigure, device: str | None, name:
         figures, ratios = figures[device], ratios.get(device, {})
     if figures.get(name) is None:
         return "not known"
-    return format(figures[name]) + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
+    deviation = figures.get(f"{name}_deviation")
+    spread = f" ± {format(deviation)}" if deviation else ""
+    return format(figures[name]) + spread + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:

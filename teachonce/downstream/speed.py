@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import torch
@@ -95,13 +95,13 @@ def measure_speed(
 
     Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
     "parameters", "disk_bytes", "disk_dtype", "cpu": {"batch_ms", "batch_memory_bytes",
-    "sentence_ms", "sentence_memory_bytes"}, "cuda": ..., "ratio"}]}`, the teacher last.
+    "batch_ms_deviation", and the same of "sentence"}, "cuda": ..., "ratio"}]}`, the teacher last.
 
     `ratio` is each figure of the teacher divided by the model's; if the dtypes on disk differ,
     `disk_bytes` are compared as in float32. All models run batches of the same length, the smallest
-    of their limits. Times are medians over the runs; a sentence's time is the mean over the
-    sentences. Memory is the size of the weights plus the peak of the batch, or of the largest
-    sentence; None if the system does not report it.
+    of their limits. Times are medians over the runs, with their sample deviations; a sentence's
+    time is the mean over the sentences. Memory is the size of the weights plus the peak of the
+    batch, or of the largest sentence; None if the system does not report it.
 
     Raises UserError for a wrong model.
     """
@@ -174,9 +174,20 @@ def _on(
     for subject in subjects:
         subject.encoder.to("cpu")
     return [
-        {"batch_ms": median(batch), "sentence_ms": median(sentence), **peaks}
+        {
+            "batch_ms": median(batch),
+            "sentence_ms": median(sentence),
+            "batch_ms_deviation": _deviation(batch),
+            "sentence_ms_deviation": _deviation(sentence),
+            **peaks,
+        }
         for batch, sentence, peaks in zip(batches, sentences, memory, strict=True)
     ]
+
+
+def _deviation(times: Sequence[float]) -> float:
+    """Return the sample deviation of the runs, 0 for a single run."""
+    return stdev(times) if len(times) > 1 else 0.0
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:
@@ -201,6 +212,8 @@ def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     """Divide each figure of the teacher by the figure of the same name in a row."""
     found: dict[str, Any] = {}
     for name, value in row.items():
+        if name.endswith("deviation"):
+            continue
         if isinstance(value, dict):
             found[name] = _ratios(value, teacher[name])
         elif isinstance(value, int | float) and teacher[name]:

@@ -261,12 +261,17 @@ def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.Mo
         assert [report["settings"]["best"] for report in reports] == expected
     assert [row["best"] for row in rows] == ["False", "True"]
     assert said.count("finished before") == 1
+    line = refused(student_sweep, *words, "--out", tmp_path, "--no-best")
+    assert f"{tmp_path}: its table has 1 student of other settings" in line
+    assert "give another --out" in line
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert "No space left" in refused(student_sweep, *words, "--out", tmp_path, "--best")
+    assert "No space left" in refused(
+        student_sweep, *words, "--out", tmp_path, "--no-best", "--best"
+    )
     assert json.loads((tmp_path / "sweep.json").read_text()) == rows  # whole, as it was
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,23 +33,35 @@ def bundle() -> str:
     return str(script).replace("</script", "<\\/script")
 
 
-def front(
-    points: Sequence[tuple[StudentFiles, float]], measure: Measure
-) -> list[tuple[StudentFiles, float]]:
+class Point(NamedTuple):
+    """A student and its cost, with the deviation of a cost that was measured."""
+
+    student: StudentFiles
+    cost: float
+    deviation: float = 0.0
+
+
+def front(points: Sequence[Point], measure: Measure) -> list[Point]:
     """Return the Pareto front, the cheapest first.
 
-    A student is on it if no other one is both better and cheaper.
+    A student is on it if no better one is cheaper, or as cheap up to the deviations of both costs:
+    noise puts no student on the front.
     """
-    best, found = math.inf, []
-    for student, cost in sorted(points, key=lambda p: (p[1], measure.of(p[0].figures))):
-        if measure.of(student.figures) < best:
-            best = measure.of(student.figures)
-            found.append((student, cost))
-    return found
+    judged = [p for p in points if measure.of(p.student.figures) < math.inf]
+    judged.sort(key=lambda p: (measure.of(p.student.figures), p.cost))
+    found = [
+        point
+        for place, point in enumerate(judged)
+        if not any(
+            better.cost <= point.cost + math.hypot(better.deviation, point.deviation)
+            for better in judged[:place]
+        )
+    ]
+    return sorted(found, key=lambda p: p.cost)
 
 
 def trade_off(
-    points: Sequence[tuple[StudentFiles, float]],
+    points: Sequence[Point],
     measure: Measure,
     cost: str,
     lines: Mapping[str, float],
@@ -59,17 +71,19 @@ def trade_off(
         return None
     alt = library("altair", "report", "--page")
     on_front = front(points, measure)
-    best = {student.number for student, _ in on_front}
+    best = {point.student.number for point in on_front}
     rows = [
         {
             "student": student.number,
             "cost": value,
+            "low": value - deviation,
+            "high": value + deviation,
             "quality": student.figures[measure.name],
             "front": "on the front" if student.number in best else "behind it",
             "settings": ", ".join(f"{n} {v}" for n, v in student.settings.items()),
             "url": f"#card-{student.number}",
         }
-        for student, value in points
+        for student, value, deviation in points
     ]
     rows.sort(key=lambda row: row["front"] == FRONT[0])  # drawn last, so that they cover the others
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(zero=False, nice=True))
@@ -84,12 +98,15 @@ def trade_off(
     names = base.mark_text(dy=-13, fontSize=12).encode(text="student:O")
     path = [row for row in rows if row["front"] == FRONT[0]]
     step = alt.Chart(alt.Data(values=path)).mark_line(strokeWidth=2, opacity=0.6)
-    chart = alt.layer(*_rules(alt, lines), step.encode(x=x, y=y), marks, names)
+    spread = base.mark_rule(strokeWidth=1).encode(x=alt.X("low:Q", title=cost), x2="high:Q")
+    spreads = [spread] if any(point.deviation for point in points) else []
+    chart = alt.layer(*_rules(alt, lines), step.encode(x=x, y=y), *spreads, marks, names)
     table = [(r["student"], r["settings"], r["quality"], r["cost"], r["front"]) for r in rows]
     return {
         "title": f"{measure.name} against {cost}",
         "about": f"{_axis(measure)}. The line joins the Pareto front: no student is both better"
-        " and cheaper than a student on it. A point leads to the student's card.",
+        " and cheaper, or as cheap up to the deviations of their costs. A point leads to the"
+        " student's card.",
         "spec": _spec(chart),
         "headings": ("student", "settings", measure.name, cost, "Pareto front"),
         "rows": [*table, *((name, "", value, "", "") for name, value in lines.items())],

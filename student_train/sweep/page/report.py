@@ -4,15 +4,17 @@ time."""
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from teachonce.student_train.cli import format_number
-from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
+from teachonce.student_train.output.ranking import DEVIATION, SCORES, Measure, flat, measures_of
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.student_train.sweep.page.charts import (
+    Point,
     bundle,
     curves,
     importance_bars,
@@ -20,7 +22,6 @@ from teachonce.student_train.sweep.page.charts import (
     trade_off,
 )
 from teachonce.student_train.sweep.runs import METRICS, RUNS, read_runs, validations
-from teachonce.student_train.sweep.table import SCORES, flat
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import misfit, read_small
@@ -34,7 +35,6 @@ TEXT_ALONE = {"mlm": "MLM only", "next": "next alone"}
 """The losses that need no teacher, and the name of a line for the best student of each."""
 MOST_CARD = 1 << 20
 WHAT = "--page"
-SMALLEST_BEST = ("ms", "bytes", "loss", "nats", "perplexity")
 SMALLER = 0.75
 """The size of the student that is named second, as a share of the best one's."""
 CONSTANT = ("Matthews", "entity F1")
@@ -59,9 +59,10 @@ class StudentFiles:
     card: str = ""
 
     @property
-    def latency(self) -> float | None:
-        found = [v for name, v in self.figures.items() if name.endswith("cpu sentence_ms")]
-        return found[0] if found else None
+    def latency(self) -> Measure | None:
+        """The measure of milliseconds per sentence on the CPU."""
+        found = [name for name in self.figures if name.endswith("cpu sentence_ms")]
+        return Measure(found[0], "milliseconds") if found else None
 
     @property
     def trained(self) -> bool:
@@ -70,7 +71,7 @@ class StudentFiles:
 
     def shown(self, measure: Measure) -> str:
         """Return the figure of a measure, with its deviation over seeds if there is one."""
-        deviation = self.figures.get(f"{measure.name} deviation")
+        deviation = self.figures.get(f"{measure.name} {DEVIATION}")
         more = "" if deviation is None else f" ± {format_number(deviation)}"
         found = self.figures.get(measure.name)
         return "" if found is None else f"{format_number(found)}{more}"
@@ -89,10 +90,10 @@ def write_report(folder: Path) -> Path:
         _read(folder, path, number, run)
         for number, (path, run) in enumerate(zip(paths, runs["runs"], strict=True), 1)
     ]
-    measures = _measures(students, runs["varied"])
+    measures = measures_of([s.figures for s in students], runs["varied"])
     references = runs.get("references", {}).items()
     others = {name: figures_of({SCORES: each}) for name, each in references}
-    views = [_view(students, measure, runs["varied"], others) for measure in measures]
+    views = [_view(students, measure, runs["varied"], others, folder) for measure in measures]
     lines = _all_lines(students, measures[0], others) if measures else {}
     page = folder / PAGE
     write_page(
@@ -148,38 +149,29 @@ def _is_inside(path: Path, folder: Path) -> bool:
     return path.is_file() and path.resolve().is_relative_to(folder.resolve())
 
 
-def _measures(students: Sequence[StudentFiles], varied: Sequence[str]) -> list[Measure]:
-    """List the quality measures of the students: scores of tasks, then validation figures, the most
-    comparable first."""
-    met = list(dict.fromkeys(name for s in students for name in s.figures))
-    found = list[Measure]()
-    for name in met:
-        heading = name.rpartition(" ")[2]
-        other = any(word in heading for word in (*SMALLEST_BEST, "deviation"))
-        if " " in name and not other:
-            found.append(Measure(name, "a score of a task, in percent", largest=True))
-    general = (*MEASURES, *([LOSS] if compares_losses(varied) else []))
-    return [*found, *(m for m in general if m.name in met)]
-
-
 def _view(
     students: Sequence[StudentFiles],
     measure: Measure,
     varied: Sequence[str],
     others: Mapping[str, Mapping[str, Any]],
+    folder: Path,
 ) -> dict[str, Any]:
     """Make the charts of a measure, each with its table."""
     lines = _all_lines(students, measure, others)
     done = [s for s in students if measure.of(s.figures) < math.inf]
-    sizes = [(s, s.bytes / 1e6) for s in done if s.bytes]
-    times = [(s, s.latency) for s in done if s.latency]
+    sizes = [Point(s, s.bytes / 1e6) for s in done if s.bytes]
+    times = [
+        Point(s, s.figures[ms.name], s.figures.get(f"{ms.name} {DEVIATION}", 0.0))
+        for s in done
+        if (ms := s.latency)
+    ]
     charts = [
         trade_off(sizes, measure, "megabytes of weights", lines),
         trade_off(times, measure, "milliseconds a sentence, CPU", lines),
         importance_bars(importances(done, measure, varied), measure),
         curves(students, measure, lines),
     ]
-    choice = _choice(students, measure, lines)
+    choice = _choice(students, measure, lines, folder)
     return {"measure": measure, "choice": choice, "charts": [chart for chart in charts if chart]}
 
 
@@ -214,12 +206,16 @@ def _lead(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list
 
 
 def _choice(
-    students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float]
+    students: Sequence[StudentFiles],
+    measure: Measure,
+    lines: Mapping[str, float],
+    folder: Path,
 ) -> dict[str, str]:
     """Return a sentence with the student to ship by a measure, and the command that exports it; {}
     if no trained student has a figure.
 
-    lines: reference values, of which `teacher` is compared with the student.
+    lines: reference values, of which `teacher` is compared with the student. folder: the sweep's,
+        as it was typed; an absolute path is not shown.
     """
     done = [s for s in _ranked(students, [measure]) if s.trained and s.bytes]
     done = [s for s in done if measure.of(s.figures) < math.inf]
@@ -239,7 +235,11 @@ def _choice(
             f"; the best that is at least a quarter smaller is number {small[0].number}, with"
             f" {small[0].shown(measure)} in {readable(small[0].bytes or 0)}"
         )
-    return {"text": f"{text}.", "command": f"student-export {best.folder} --to onnx --out ready"}
+    place = Path(folder.name) if folder.is_absolute() else folder
+    path = shlex.quote(str(place / best.folder))
+    if folder.is_absolute():
+        text += f". In the folder that has {place}, this command exports it"
+    return {"text": f"{text}.", "command": f"student-export {path} --to onnx --out ready"}
 
 
 def of_teacher(student: StudentFiles, measure: Measure, lines: Mapping[str, float]) -> str:

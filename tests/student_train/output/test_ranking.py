@@ -9,7 +9,9 @@ from teachonce.student_train.output.ranking import (
     OF_LOSS,
     compares_losses,
     describe_best,
+    flat,
     measure_of,
+    measures_of,
     ranked,
 )
 from teachonce.student_train.settings.options import TrainOptions
@@ -56,6 +58,22 @@ def test_the_loss_ranks_students_that_learnt_by_the_same_one() -> None:
     assert measure_of(other) is None and ranked(other) == other
     assert "best      unknown" in describe_best(other)
     assert compares_losses(["seed", "lr"]) and not compares_losses(["seed", "vocab"])
+
+
+def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
+    def scored(folder: str, accuracy: float, nats: float, **more: float) -> dict[str, Any]:
+        scores = {"speed": {"cpu sentence_ms": 1.0}, "mood": {"accuracy": accuracy, **more}}
+        return row(folder, scores=scores, **{NATS: nats})
+
+    rows = [scored("a", 80.0, 1.2), scored("b", 90.0, 1.5, **{"accuracy deviation": 99.0})]
+    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
+    assert describe_best(ranked(rows)).startswith(
+        "best      b: mood accuracy 90 (a score of a task"
+    )
+    names = [measure.name for measure in measures_of([flat(each) for each in rows], ["lr"])]
+    assert names == ["mood accuracy", NATS]
+    bits = [row(n, scores={"text": {"bits/byte": x}}) for n, x in (("a", 2.0), ("b", 1.0))]
+    assert [each["folder"] for each in ranked(bits)] == ["b", "a"]
 
 
 def test_settings_of_the_loss_are_options() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from teachonce.student_train.output.ranking import MEASURES
 from teachonce.student_train.sweep import main as student_sweep
-from teachonce.student_train.sweep.page.charts import front, importances
+from teachonce.student_train.sweep.page.charts import Point, front, importances
 from teachonce.student_train.sweep.page.report import StudentFiles, write_report
 from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
@@ -51,7 +51,11 @@ def write_sweep(folder: Path) -> Path:
         (out / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 4')
         speed = {
             "mood": {"accuracy": 90 - quality},
-            "speed": {"cpu sentence_ms": size / 50 + number / 10, "disk_bytes": size * 900},
+            "speed": {
+                "cpu sentence_ms": size / 50 + number / 10,
+                "cpu sentence_ms deviation": 0.25,
+                "disk_bytes": size * 900,
+            },
         }
         problem = f"step 3: diverged {EVIL}" if state == "failed" else ""
         done = state == "finished"
@@ -67,8 +71,17 @@ def write_sweep(folder: Path) -> Path:
 
 def test_the_front_has_those_that_none_beats() -> None:
     points = [(5, 2.0), (1, 3.0), (3, 1.0), (4, 1.5), (2, 2.5)]  # cost, nats
-    made = [(student(n, **{NATS.name: nats}), float(cost)) for n, (cost, nats) in enumerate(points)]
-    assert [cost for _, cost in front(made, NATS)] == [1, 2, 3]
+    made = [Point(student(n, **{NATS.name: nats}), cost) for n, (cost, nats) in enumerate(points)]
+    assert [point.cost for point in front(made, NATS)] == [1, 2, 3]
+
+
+def test_noise_of_a_cost_puts_no_student_on_the_front() -> None:
+    """The second is .01 ms faster than the better first, within the deviations of both."""
+    points = [(2.00, 1.0), (1.99, 1.1), (1.5, 1.2)]  # ms, nats
+    made = [Point(student(n, **{NATS.name: x}), ms, 0.02) for n, (ms, x) in enumerate(points)]
+    assert [point.cost for point in front(made, NATS)] == [1.5, 2.0]
+    exact = [point._replace(deviation=0.0) for point in made]
+    assert [point.cost for point in front(exact, NATS)] == [1.5, 1.99, 2.0]
 
 
 def test_the_setting_that_decides_matters_most() -> None:
@@ -104,7 +117,9 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     text = f"Ship number 2, because its mood accuracy of {accuracy:.4g} is the best of 6 students"
     assert f"{text} (a score of a task, in percent), {100 * accuracy / 93:.1f} % of the" in page
     assert f"smaller is number 1, with {90 - (2.5 - 128 / 400 - 0.2 + 0.01):.4g} in 115 kB." in page
-    assert "student-export student2 --to onnx --out ready" in page
+    assert "In the folder that has sweep, this command exports it." in page
+    assert "student-export sweep/student2 --to onnx --out ready" in page
+    assert "5.32 ± 0.25" in page  # ms
     assert "not trained" not in page and "of the teacher's mood accuracy</th>" in page
     content = json.loads((tmp_path / "sweep/runs.json").read_text())
     content["runs"][1]["scores"]["mood"]["Matthews"] = 0.0
