@@ -225,6 +225,19 @@ def draws_violation(
     return Violation(token, "has ids that do not ascend", "ids")
 
 
+def bound_by_kept(following: Array, ids: Array, logprobs: Floats) -> tuple[Array, Floats]:
+    """Return what the stored ids say of the tokens that follow: bool [N] and log-probability [N].
+
+    following [N]; ids, logprobs [N, K], best first. Where a following token is among the ids (True)
+    its log-probability is the returned one, elsewhere it is at most that.
+    """
+    places = (ids == following[:, None]) & ~np.isneginf(logprobs)
+    inside, least = places.any(axis=1), logprobs[:, -1]
+    found: Floats = logprobs[np.arange(len(ids)), places.argmax(axis=1)]
+    # A row with empty places does not bound the tokens that it leaves out.
+    return inside, np.where(inside, found, np.where(np.isneginf(least), 0, least))
+
+
 def observed_violation(
     features: Features, tokens: Array, lengths: Array, observed: Array, kept: tuple[Array, ...]
 ) -> Violation | None:
@@ -244,11 +257,7 @@ def observed_violation(
         if not kept:
             return None
         logprobs: Floats = level.logprobs.from_codes(kept[1])
-        places = (kept[0] == np.roll(tokens, -1)[:, None]) & ~np.isneginf(logprobs)
-        inside, least = places.any(axis=1), logprobs[:, -1]
-        found_at = logprobs[np.arange(len(values)), places.argmax(axis=1)]
-        # A row with empty places does not bound the tokens that it leaves out.
-        expected = np.where(inside, found_at, np.where(np.isneginf(least), 0, least))
+        inside, expected = bound_by_kept(np.roll(tokens, -1), kept[0], logprobs)
         slack = LOG_SLACK + bound(level, "rest", values) + bound(level, "logprobs", expected)
         floor = max(level.rest.lowest, level.logprobs.lowest)  # codecs hold no lower values
         above = np.maximum(values, floor) - np.maximum(expected, floor)

@@ -26,7 +26,7 @@ say = partial(click.echo, err=True)
 @click.command(
     "import",
     epilog=examples(
-        "feature-store import capture store.zarr --tokenizer my-teacher",
+        "feature-store import capture store.zarr --model my-teacher",
         "feature-store import run store.zarr --tokenizer my-teacher --tokens tokens.npy",
     ),
 )
@@ -42,7 +42,14 @@ say = partial(click.echo, err=True)
     "--tokenizer",
     metavar="MODEL",
     type=Text(ALIASES, paths=True),
-    help="The teacher, named as for teacher-dump, or the folder of its tokenizer.",
+    help="The teacher, named as for teacher-dump, or the folder of its tokenizer.  [default:"
+    " --model]",
+)
+@click.option(
+    "--model",
+    type=Text(ALIASES, paths=True),
+    help="Compare a sample of captured logits with this checkpoint, and refuse them if they differ"
+    " by more than the precision of an engine.  [default: not compared]",
 )
 @click.option(
     "--codec", type=NameOrAdded(BUILT_IN, GROUP), default="default", help="As in teacher-dump."
@@ -84,8 +91,9 @@ def import_(
     """Write a store from a capture of another tool.
 
     SOURCE is a capture of DistillKit (Parquet of logits), of Megatron-LM (archives of top-k
-    logits), of speculators or SpecForge (a file of states for each sample), or a folder of datasets
-    with texts and their vectors in `label`. Ids are decoded with --tokenizer; tokens that differ if
+    logits), of vLLM or SGLang (Parquet of examples/capture_vllm.py or capture_sglang.py), of
+    speculators or SpecForge (a file of states for each sample), or a folder of datasets with texts
+    and their vectors in `label`. Ids are decoded with --tokenizer; tokens that differ if
     their text is tokenised again are left out and counted. After a stop, the same command
     continues.
     """

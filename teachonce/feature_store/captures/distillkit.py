@@ -29,7 +29,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
 from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample, same_length
 from teachonce.feature_store.captures.schema import OTHER, Numbers
-from teachonce.feature_store.captures.tables import Table, numbers, open_table
+from teachonce.feature_store.captures.tables import Table, first_width, numbers, open_table
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
@@ -92,7 +92,7 @@ class DistillKit:
         self._compression: Compression | LegacyCompression | None = None
         if layout is not PLAIN:
             self._compression = self._settings(options)
-        k = self._compression.k if self._compression else self._k_of_first_row()
+        k = self._compression.k if self._compression else first_width(table, PLAIN[0])
         vocabulary = self._compression.d if self._compression else 0
         self.contents = CaptureContents(topk=k, vocabulary=max(vocabulary, teacher.vocabulary))
         self.settings: dict[str, Any] = {}
@@ -117,13 +117,6 @@ class DistillKit:
                 " settings of this capture by --compression"
             )
         return found
-
-    def _k_of_first_row(self) -> int:
-        ids = PLAIN[0]
-        for where, cells in self._table.rows([ids.name]):
-            if width := int(numbers(ids, cells[ids.name], where).shape[1]):
-                return width
-        raise UserError(f"{self._table.path}: holds no row; nothing to import")
 
     def files(self) -> list[Path]:
         """Return the files of the table."""
@@ -221,4 +214,4 @@ def _rows(decode: Decode, cells: Cells, where: str, span: slice) -> Rows:
     return Rows(topk=decode(cells, where, span))
 
 
-FORMAT = Format("distillkit", recognises, DistillKit, frozenset({"compression"}))
+FORMAT = Format("distillkit", recognises, DistillKit, frozenset({"model", "compression"}))

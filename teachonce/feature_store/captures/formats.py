@@ -21,6 +21,8 @@ _MODULES = "teachonce.feature_store.captures"
 BUILT_IN = {
     "distillkit": ("distillkit", "FORMAT"),
     "megatron": ("megatron", "FORMAT"),
+    "vllm": ("engine_rows", "VLLM"),
+    "sglang": ("engine_rows", "SGLANG"),
     "speculators": ("hidden_files", "SPECULATORS"),
     "specforge": ("hidden_files", "SPECFORGE"),
     "sentence-transformers": ("cached_vectors", "FORMAT"),
@@ -39,13 +41,15 @@ class ImportOptions:
     """The options of `feature-store import`.
 
     layers: the layers of the captured states in the store's numbering (0 is the output of the
-    embeddings), the last layer included.
+    embeddings), the last layer included. model: the checkpoint with which a sample of captured
+    logits is compared.
     """
 
     source: Path
     target: Path
     format: str | None = None
     tokenizer: str | None = None
+    model: str | None = None
     codec: str = "default"
     compression: Path | None = None
     tokens: Path | None = None
@@ -56,7 +60,7 @@ class ImportOptions:
 
     def check(self, takes: frozenset[str], name: str) -> None:
         """Raise UserError for an option that does not apply to format `name`."""
-        own = {"compression", "tokens", "layers", "text_column", "max_length"}
+        own = {"compression", "tokens", "layers", "text_column", "max_length", "model"}
         for key in sorted(own - takes):
             if getattr(self, key):
                 raise UserError(

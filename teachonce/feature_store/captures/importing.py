@@ -13,6 +13,7 @@ import numpy as np
 
 from teachonce.feature_store.captures.files import Progress, file_versions, identity
 from teachonce.feature_store.captures.formats import Format, ImportOptions, format_of
+from teachonce.feature_store.captures.proof import Places, check_observed, compare_with_model
 from teachonce.feature_store.captures.sample import (
     Capture,
     CaptureContents,
@@ -119,12 +120,12 @@ def import_capture(
             # Before the survey, which reads the whole capture and may take an hour.
             StoreWriter.check_writable(options.target)
         chosen = format_of(options)
-        teacher = open_teacher(options.tokenizer)
+        teacher = open_teacher(options.tokenizer or options.model)
         capture = chosen.open(options, teacher)
         files = capture.files()
         before = file_versions(files)
         source = identity(chosen.name, options.source, files, progress)
-        survey = _survey(capture, stop)
+        survey = _survey(capture, options, stop)
         tokenizer = None
         if capture.contents.vector is None:
             backend = teacher.tokenizer.backend_tokenizer
@@ -141,6 +142,12 @@ def import_capture(
             check_finished(options.target, stored, described, features)
             say(f"{options.target}: was finished before, by the same command; nothing to do")
             return ImportSummary(chosen.name, finished_before=True)
+        if options.model:
+            say(
+                compare_with_model(capture, survey.samples, options.model, stop.check).line(
+                    options.model
+                )
+            )
         tally: Counter[str] = Counter()
         parts = _parts(options, capture, teacher, tokenizer, features, tally)
         _write(options, parts, features, described, files_stored, tally, stop)
@@ -153,18 +160,18 @@ def import_capture(
     return ImportSummary(chosen.name, **counts)
 
 
-def _survey(capture: Capture, stop: Stop) -> Survey:
+def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
     """Read all ids and all vectors, before anything is written.
 
     Raises UserError for ids beyond the vocabulary, for a sample that is too long, and as the
     capture does.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
-    vocabulary = capture.contents.vocabulary
+    vocabulary, places = capture.contents.vocabulary, Places()
     for sample in capture.samples():
         stop.check()
         samples += 1
-        _check_rows(sample, capture.contents)
+        _check_rows(sample, capture.contents, places)
         if sample.ids is None:
             vector = _vector(sample)
             normalised &= abs(float(np.linalg.norm(vector)) - 1) < UNIT
@@ -176,6 +183,7 @@ def _survey(capture: Capture, stop: Stop) -> Survey:
                 f"{sample.where}: token id {sample.ids[bad.argmax()]:,} is beyond the vocabulary of"
                 f" {vocabulary or 0:,}; give the tokenizer of the teacher that was captured"
             )
+    places.check(options.source)
     if not samples:
         raise UserError("the capture holds no sample; nothing to import")
     if longest > LONGEST:
@@ -186,13 +194,21 @@ def _survey(capture: Capture, stop: Stop) -> Survey:
     return Survey(samples, longest, normalised)
 
 
-def _check_rows(sample: Sample, contents: CaptureContents) -> None:
-    """Raise UserError if the logits of a sample cannot be read."""
+def _check_rows(sample: Sample, contents: CaptureContents, places: Places) -> None:
+    """Raise UserError if the logits of a sample cannot be read, or contradict its tokens."""
     if not contents.topk:
         return  # `samples` has checked the states, and `_survey` reads the vectors
-    found = sample.rows().topk
-    if found is not None:
-        best_first(*found, contents.topk, sample.where, Counter(), contents.vocabulary or 1)
+    rows, vocabulary = sample.rows(), contents.vocabulary or 1
+    if rows.topk is None or sample.ids is None:
+        return
+    best, logprobs, rest = best_first(
+        *rows.topk, contents.topk, sample.where, Counter(), vocabulary
+    )
+    same_length(sample.ids, len(best), "logits", sample.where)
+    if rows.observed is not None:
+        following = sample.ids[1:], best[:-1], logprobs[:-1], rows.observed[:-1]
+        check_observed(*following, sample.where)
+    places.add(sample.ids, best, logprobs, rest, vocabulary)
 
 
 def _vector(sample: Sample) -> Array:
@@ -212,7 +228,9 @@ def features_of(
     )
     longest = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
     vocabulary = contents.vocabulary or teacher.vocabulary
-    logits = contents.topk and LogitsSpec("topk", min(contents.topk, vocabulary), next_token=True)
+    logits = contents.topk and LogitsSpec(
+        "topk", min(contents.topk, vocabulary), next_token=True, observed=contents.observed
+    )
     return Features(
         max_length=(options.max_length or longest) if vector else survey.longest,
         width=contents.width or teacher.width or contents.vector or 1,
@@ -373,6 +391,8 @@ def _write_part(
             ids, logprobs, rest = _best_logprobs(each, rows, span, features, tally)
             # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
+            if rows.observed is not None:
+                made.put_observed(0, at, np.minimum(rows.observed[span], 0))
     writer.publish(made)
 
 

@@ -283,4 +283,4 @@ def _rows(batch: Microbatch, row: int, span: slice) -> Rows:
     return Rows(topk=(ids[span], values[span]))
 
 
-FORMAT = Format("megatron", recognises, Megatron, frozenset({"tokens"}))
+FORMAT = Format("megatron", recognises, Megatron, frozenset({"model", "tokens"}))

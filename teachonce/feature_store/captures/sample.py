@@ -20,12 +20,13 @@ class Rows:
     """The teacher's output for a sample of T tokens.
 
     hidden: states [T,D] by name. topk: the most likely ids of the next token and their
-    log-probabilities, both [T,K]; a log-probability of -inf marks an empty place. vector: the
-    vector [D] of the whole text.
+    log-probabilities, both [T,K]; a log-probability of -inf marks an empty place. observed [T]: the
+    log-probability of the token that really follows. vector: the vector [D] of the whole text.
     """
 
     hidden: Mapping[str, Floats] = field(default_factory=dict)
     topk: tuple[Array, Floats] | None = None
+    observed: Floats | None = None
     vector: Floats | None = None
 
 
@@ -49,12 +50,14 @@ class CaptureContents:
     """Names and sizes of the features in a capture.
 
     hidden, width: names and hidden size of the states. topk: number of ids stored for a token.
-    vector: width of the vectors of texts. vocabulary: its size, if the capture states it.
+    observed: whether the log-probability of each following token is captured as well. vector: width
+    of the vectors of texts. vocabulary: its size, if the capture states it.
     """
 
     hidden: tuple[str, ...] = ()
     width: int | None = None
     topk: int | None = None
+    observed: bool = False
     vector: int | None = None
     vocabulary: int | None = None
 

@@ -153,6 +153,17 @@ def _schema(path: Path) -> Any:
     return _with_arrow(path, read_and_check)
 
 
+def first_width(table: Table, field: Numbers) -> int:
+    """Return the numbers of a token in the first row of a column of lists of lists.
+
+    Raises UserError if there is none.
+    """
+    for where, cells in table.rows([field.name]):
+        if width := int(numbers(field, cells[field.name], where).shape[1]):
+            return width
+    raise UserError(f"{table.path}: holds no row; nothing to import")
+
+
 def numbers(field: Numbers, cell: Any, where: str) -> Array:
     """Return the numbers of a cell: a list, or a list of lists of equal length.
 

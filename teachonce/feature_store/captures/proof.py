@@ -1,0 +1,198 @@
+"""Prove captured logits: of the tokens that follow, at this place, by this model.
+
+Engines return rows of other tokens than those asked for: shifted by one place, or left in a cache
+by another prompt. Their numbers are log-probabilities all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from teachonce.feature_store.captures.sample import Capture, Sample
+from teachonce.store.format.value_laws import LOG_SLACK, bound_by_kept
+from teachonce.support.arrays import Array, Floats
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError
+
+SAMPLES = 32  # texts that run through --model
+# Nats of a row, the mean over its ids by their probability. SmolLM2-135M in bfloat16 differs from
+# float32 by .028 on average and .16 at most; with 3 % of noise on its weights by .18. The mean of
+# 64 rows after the prefix of another text is .94, of the rows of another text 7.4.
+USUAL = 0.15  # the median row at most
+OUTLIER, TIMES = 0.4, 10.0  # any row at most, or that many times the median row if it is more
+SIGMAS, NATS = 6.0, 1.0  # by which another place must fit better
+CAUSES = (
+    "the rows are those of other tokens: shifted by one place, or left by another text (prefix"
+    " caching, chunked prefill); capture again, as examples/capture_vllm.py does"
+)
+
+
+def check_observed(
+    following: Array, ids: Array, logprobs: Floats, observed: Floats, where: str
+) -> None:
+    """Raise UserError if the log-probabilities `observed` [T] of the tokens that follow contradict
+    the best ids and log-probabilities [T,K]."""
+    inside, expected = bound_by_kept(following, ids, logprobs)
+    off = (observed > expected + LOG_SLACK) | (inside & (observed < expected - LOG_SLACK))
+    if off.any():
+        row = int(off.argmax())
+        relation = "" if inside[row] else "at most "
+        raise UserError(
+            f"{where}, token {row}: the log-probability of the token that follows"
+            f" ({following[row]}) is {observed[row]:.3g}, and by the top-k ids {relation}"
+            f"{expected[row]:.3g}: {CAUSES}"
+        )
+
+
+class Places:
+    """Compares how well the rows of a capture predict the token that follows, the token itself and
+    the token after the next."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((2, 2))  # of differences and of their squares, for both places
+        self._count = 0
+
+    def add(self, ids: Array, best: Array, logprobs: Floats, rest: Floats, vocabulary: int) -> None:
+        """Add the rows [T,K] of a sample of tokens `ids` [T]."""
+        if len(ids) < 3:
+            return
+        # The rest may be -inf; a difference of log-probabilities must stay finite.
+        lowest = -np.log(1e4 * vocabulary)
+        outside = np.maximum(rest - np.log(max(1, vocabulary - best.shape[1])), lowest)[:-2]
+        scores = []
+        for place in (1, 0, 2):
+            tokens = ids[place : len(ids) - 2 + place]
+            inside, found = bound_by_kept(tokens, best[:-2], logprobs[:-2])
+            scores.append(np.where(inside, np.maximum(found, lowest), outside))
+        for number, score in enumerate(scores[1:]):
+            better = (score - scores[0]).astype(np.float64)
+            self._sums[number] += better.sum(), np.square(better).sum()
+        self._count += len(ids) - 2
+
+    def check(self, source: object) -> None:
+        """Raise UserError if the rows are those of another place."""
+        if not self._count:
+            return
+        mean, squares = (self._sums / self._count).T
+        error = np.sqrt(np.maximum(squares - mean**2, 0) / self._count)
+        for better, what in zip(
+            (mean > NATS) & (mean > SIGMAS * error),
+            ("the token itself", "the token after the next"),
+            strict=True,
+        ):
+            if better:
+                raise UserError(
+                    f"{source}: the logits of a token give {what} more probability than the token"
+                    " that follows: they are shifted by one place; capture again, or move the rows"
+                )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Differences of captured rows from a model, in nats: the median and the largest row."""
+
+    samples: int
+    rows: int
+    median: float
+    largest: float
+
+    def line(self, model: str) -> str:
+        """Describe the agreement for the output of an import."""
+        return (
+            f"proof     {counted(self.rows, 'row')} of {counted(self.samples, 'text')} agree with"
+            f" {model}: within {self.median:.2g} nats (median), {self.largest:.2g} at most"
+        )
+
+
+def compare_with_model(
+    capture: Capture, count: int, model: str, check: Callable[[], object]
+) -> Agreement:
+    """Run up to SAMPLES of the `count` texts of a capture through a model, and compare their rows.
+
+    check: called for each text, to stop. Raises UserError if they differ by more than the precision
+    of an engine, or if the model cannot be the captured one.
+    """
+    teacher = _causal(model)
+    chosen = set(np.linspace(0, count - 1, min(count, SAMPLES)).astype(int).tolist())
+    found: list[tuple[Sample, Floats]] = []
+    for number, sample in enumerate(capture.samples()):
+        check()
+        if number in chosen:
+            found.append((sample, _differences(sample, teacher, model)))
+    every = np.concatenate([rows for _, rows in found])
+    agreement = Agreement(len(found), len(every), float(np.median(every)), float(every.max()))
+    if not agreement.median <= USUAL:
+        raise UserError(
+            f"--model {model}: the captured log-probabilities differ from its own by"
+            f" {agreement.median:.2g} nats (median of {len(every):,} rows), expected {USUAL} at"
+            " most: this is not the captured model, or the rows are shifted; give the checkpoint"
+            " that the engine ran, or capture again"
+        )
+    _refuse_outliers(found, model, agreement.median)
+    return agreement
+
+
+def _refuse_outliers(found: Iterable[tuple[Sample, Floats]], model: str, median: float) -> None:
+    for sample, rows in found:
+        if (bad := ~(rows <= max(OUTLIER, TIMES * median))).any():
+            raise UserError(
+                f"{sample.where}, token {bad.argmax()}: compared with {model},"
+                f" {counted(int(bad.sum()), 'row')} of this text are off by up to"
+                f" {rows.max():.2g} nats, and the median row by {median:.2g}: {CAUSES}"
+            )
+
+
+def _causal(model: str) -> Any:
+    from teachonce.checkpoints.names import resolve_teacher
+    from teachonce.teacher_dump.teacher.teacher import load_teacher
+    from teachonce.training.device import resolved_device, resolved_precision
+
+    device = resolved_device("auto")
+    precision = resolved_precision("auto", device) if device != "cpu" else "fp32"
+    try:
+        resolved = resolve_teacher(model)
+    except UserError as error:
+        raise UserError(f"--model: {error}") from error
+    return load_teacher(
+        resolved,
+        head="causal",
+        hidden="none",
+        attention="none",
+        device=device,
+        precision=precision,
+    )
+
+
+def _differences(sample: Sample, teacher: Any, model: str) -> Floats:
+    """Return for each row the mean difference of its log-probabilities from the teacher's, by the
+    captured probability [T]."""
+    import torch
+
+    rows = sample.rows()
+    assert sample.ids is not None and rows.topk is not None
+    limit = teacher.max_length() or len(sample.ids)
+    ids = sample.ids[:limit].copy()  # torch reads only arrays that can be written
+    best, logprobs = (values[: len(ids)] for values in rows.topk)
+    there = ~np.isneginf(logprobs)
+    if (largest := max(ids.max(), best[there].max())) >= teacher.vocabulary:
+        raise UserError(
+            f"--model {model}: has a vocabulary of {teacher.vocabulary:,}, and {sample.where} the"
+            f" id {largest:,}; give the model that was captured"
+        )
+    with torch.inference_mode():
+        inputs = teacher.run(ids[None], np.ones((1, len(ids)), bool)).head_input
+        live = [
+            raw.log_softmax(-1)
+            .gather(1, torch.from_numpy(np.where(there, best, 0)[chunk]).to(raw.device))
+            .cpu()
+            .numpy()
+            for chunk, raw in teacher.decoder.logits(inputs[0])
+        ]
+    mass = np.exp(logprobs)
+    error = np.abs(np.where(there, np.concatenate(live) - logprobs, 0))
+    found: Floats = (mass * error).sum(axis=1) / mass.sum(axis=1)
+    return found

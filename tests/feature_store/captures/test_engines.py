@@ -1,0 +1,235 @@
+"""Captures of vLLM and SGLang, which the examples write, and proofs of captures of any kind.
+
+The engines do not run here: objects of the same shape give the outputs of a real teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+
+from teachonce.store import open_store
+from tests.end_to_end.support import says
+from tests.examples.loading import example
+from tests.feature_store.captures.conftest import imported
+from tests.feature_store.captures.making import Taught, distillkit, megatron, stacked
+from tests.feature_store.captures.test_refusals import importing
+from tests.making.models import random_model, trained_tokenizer
+from tests.texts import ENGLISH, RUSSIAN
+
+TEXTS = (*ENGLISH, *RUSSIAN[:4])
+LONG = " ".join(ENGLISH)  # more than one window
+ENGINES = ("vllm", "sglang")
+
+
+class Engine:
+    """A GPT-2 of transformers with the methods of vLLM's LLM and of SGLang's Engine."""
+
+    def __init__(self, folder: Path, kept: int) -> None:
+        from transformers import AutoTokenizer, GPT2LMHeadModel
+
+        self.model = GPT2LMHeadModel.from_pretrained(folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, eos_token="<|endoftext|>")
+        self.kept = kept
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            found: torch.Tensor = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return found
+
+    def generate(
+        self,
+        prompts: Sequence[Any] = (),
+        settings: Any = None,
+        input_ids: Sequence[list[int]] = (),
+        **asked: Any,
+    ) -> list[Any]:
+        if input_ids:
+            assert asked["return_logprob"] and asked["logprob_start_len"] == 0
+            return [self._sglang(ids) for ids in input_ids]
+        return [self._vllm(each["prompt_token_ids"]) for each in prompts]
+
+    def _vllm(self, ids: list[int]) -> Any:
+        """Flat lists: of each token but the first its own entry, then the best ones."""
+        flat = SimpleNamespace(start_indices=[0], end_indices=[0], token_ids=[], logprobs=[])
+        for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
+            values, best = row.topk(self.kept)
+            flat.start_indices.append(len(flat.token_ids))
+            flat.token_ids += [follows, *best.tolist()]
+            flat.logprobs += [float(row[follows]), *values.tolist()]
+            flat.end_indices.append(len(flat.token_ids))
+        return SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=flat)
+
+    def _sglang(self, ids: list[int]) -> Any:
+        own: list[Any] = [(None, ids[0], None)]
+        best: list[Any] = [None]
+        for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
+            values, places = row.topk(self.kept)
+            own.append((float(row[follows]), follows, None))
+            pairs = zip(values.tolist(), places.tolist(), strict=True)
+            best.append([(value, token, None) for value, token in pairs])
+        return {"meta_info": {"input_token_logprobs": own, "input_top_logprobs": best}}
+
+
+def captured(engine: str, folder: Path, out: Path, kept: int = 16) -> Path:
+    """A capture as the example of the engine writes it."""
+    script, made = example(f"capture_{engine}"), Engine(folder, kept)
+    script.K, script.TOKENS = kept, 100
+    about = "settings" if engine == "vllm" else made.tokenizer
+    lines = [f"{text}\n" for text in (*TEXTS, "", LONG)]
+    script.capture(made, about, lines, str(out))
+    return out
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine(engine: str, teacher: Path, tmp_path: Path) -> None:
+    """Each token has the teacher's log-probabilities of the next, and of the one that follows."""
+    source = captured(engine, teacher, tmp_path / "rows.parquet")
+    said = imported(source, tmp_path / "a.zarr", teacher, "--model", teacher, "--codec", "exact")
+    says(said, f"{engine}, ", "topk:16 of 600, of the next token", "proof", "agree with")
+    store, live = open_store(tmp_path / "a.zarr"), Engine(teacher, 16)
+    assert store.features.logits and store.features.logits.observed
+    assert [record.text for record in store][: len(TEXTS)] == list(TEXTS)
+    for number in range(len(TEXTS)):
+        record = store[number]
+        row, logits = live.logprobs(record.token_ids.tolist()).numpy(), record.views[0].logits
+        best = np.take_along_axis(row, logits.ids.astype(np.int64), 1)
+        assert np.abs(logits.logprobs - best).max() < 1e-3
+        following = record.token_ids[1:].astype(np.int64)
+        observed = row[np.arange(len(following)), following]
+        assert np.abs(logits.observed[:-1] - observed).max() < 1e-3
+    windows = [store[number].token_ids for number in range(len(TEXTS), len(store))]
+    assert len(windows) > 1 and sum(map(len, windows)) == len(live.tokenizer(LONG).input_ids)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], object], only: int = -1) -> Path:
+    """Change the rows of a capture, or one of them."""
+    table = parquet.read_table(path)
+    rows = table.to_pylist()
+    for number, row in enumerate(rows):
+        if only in (-1, number):
+            change(row)
+    parquet.write_table(type(table).from_pylist(rows, table.schema), path)
+    return path
+
+
+def _later(row: dict[str, Any]) -> None:
+    for name in ("token_ids", "logprobs", "observed"):
+        row[name] = [row[name][0], *row[name][:-1]]
+
+
+def _earlier(row: dict[str, Any]) -> None:
+    for name in ("token_ids", "logprobs"):
+        row[name] = [*row[name][1:], row[name][-1]]
+
+
+@pytest.mark.parametrize("change", (_later, _earlier))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_of_another_place(
+    engine: str, change: Callable[[dict[str, Any]], None], teacher: Path, tmp_path: Path
+) -> None:
+    source = rewritten(captured(engine, teacher, tmp_path / "rows.parquet"), change)
+    line = importing(source, teacher)
+    says(line, "rows.parquet, row 0, token ", "of the token that follows", "shifted by one place")
+
+
+def test_rows_that_a_cache_kept(teacher: Path, tmp_path: Path) -> None:
+    """A prefix of another text: found by the tokens if the rows are that text's, and by --model if
+    they are of the right tokens after the wrong ones."""
+    source, sound = tmp_path / "rows.parquet", tmp_path / "sound.parquet"
+    rows = parquet.read_table(captured("vllm", teacher, sound)).to_pylist()
+
+    def other_text(row: dict[str, Any]) -> None:
+        for name in ("token_ids", "logprobs", "observed"):
+            row[name][:8] = rows[0][name][:8]
+
+    captured("vllm", teacher, source)
+    says(importing(rewritten(source, other_text, 5), teacher), "row 5, token ", "prefix caching")
+    live = Engine(teacher, 16)
+    ids = rows[5]["input_ids"]
+    assert len(ids) > 24
+    script = example("capture_vllm")
+    script.K = 16
+    wrong = script.row(live._vllm([*rows[2]["input_ids"][:12], *ids[12:]]))
+
+    def other_prefix(row: dict[str, Any]) -> None:
+        for name in ("token_ids", "logprobs", "observed"):
+            row[name][12:20] = wrong[name][12:20]
+
+    captured("vllm", teacher, source)
+    rewritten(source, other_prefix, 5)
+    line = importing(source, teacher, "--model", teacher)
+    says(line, "row 5, token 1", "of this text are off by up to", "prefix caching")
+
+
+def _other_model(folder: Path) -> Path:
+    """Another GPT-2 with the same tokenizer."""
+    tokenizer = trained_tokenizer("bpe-plain")
+    model = random_model("gpt2", tokenizer, "causal")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.flip(0))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ("vllm", "distillkit", "megatron"))
+def test_rows_of_another_model(
+    kind: str, teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    words: list[Any] = []
+    if kind == "vllm":
+        source = captured("vllm", teacher, tmp_path / "rows.parquet")
+    elif kind == "distillkit":
+        source = distillkit(tmp_path / "capture", samples, 16, 16)
+    else:
+        ids, logprobs = stacked(samples[:12], 16)
+        np.save(tmp_path / "tokens.npy", ids)
+        source = megatron(tmp_path / "run", [[logprobs]], 16)
+        words = ["--tokens", tmp_path / "tokens.npy"]
+    line = importing(source, teacher, "--model", _other_model(tmp_path / "other"), *words)
+    says(line, "--model", "differ from its own by", "is not the captured model")
+    says(imported(source, tmp_path / "a.zarr", teacher, "--model", teacher, *words), "agree with")
+
+
+@pytest.mark.parametrize(("place", "words"), [(0, "give the token itself"), (2, "after the next")])
+def test_rows_that_predict_another_place(
+    place: int, words: str, teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    """Without the log-probabilities that follow, a shift is seen in what the rows predict."""
+    sure = []
+    for sample in samples:
+        logits = np.zeros_like(sample.logprobs)
+        known = np.roll(sample.ids, -place)
+        logits[np.arange(len(known)), known] = 8
+        values = torch.from_numpy(logits).log_softmax(-1).numpy()
+        sure.append(Taught(sample.text, sample.ids, values, sample.states, sample.unnormed))
+    line = importing(distillkit(tmp_path / "capture", sure, 16, 16), teacher)
+    says(line, words, "shifted by one place")
+
+
+def test_rows_of_an_engine_that_do_not_fit(teacher: Path, tmp_path: Path) -> None:
+    source = tmp_path / "rows.parquet"
+
+    def refused(change: Callable[[dict[str, Any]], object], *more: Any) -> str:
+        captured("vllm", teacher, source, 4)
+        return importing(rewritten(source, change, 1), teacher, *more)
+
+    says(refused(lambda row: row["input_ids"].append(1)), "row 1", "logits (of all tokens but")
+    says(refused(lambda row: row["observed"].pop()), "row 1: token_ids has", "and observed")
+    fewer = lambda row: row.update({n: [v[:3] for v in row[n]] for n in ("token_ids", "logprobs")})  # noqa: E731
+    says(refused(fewer), "row 1: has 3 ids for a token, and the first row 4")
+    captured("vllm", teacher, source, 4)
+    says(importing(source, teacher, "--format", "sglang"), "engine=sglang", "capture_sglang.py")
+    says(importing(source, teacher, "--model", tmp_path / "gone"), "--model", "no such folder")
