@@ -28,6 +28,8 @@ from teachonce.student_train.settings.option_values import (
 )
 from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
+    NEXT_LOSS,
+    NEXT_STATES_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
     VECTOR_LOSS,
@@ -129,7 +131,8 @@ class OptionFields:
         " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, and ce=1 if"
         f" there are gold labels; for text vectors {_format_losses(VECTOR_LOSS)}, and"
         f" {_format_losses(STATES_LOSS)} if the store has hidden states; for scores"
-        f" {_format_losses(SCORE_LOSS)}",
+        f" {_format_losses(SCORE_LOSS)}; for a decoder {_format_losses(NEXT_LOSS)}, and"
+        f" {_format_losses(NEXT_STATES_LOSS)} if the store has hidden states",
         repeated=True,
         words=tuple(loss.name for loss in registry.LOSSES),
         read=parse_losses,

@@ -83,6 +83,23 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert pages - {"index"} == set(re.findall(r"^([\w/-]+)$", "\n".join(tables), re.MULTILINE))
 
 
+def test_the_page_of_defaults_has_the_commands_own() -> None:
+    """Each value in the column is in the default that the option's help shows."""
+    rows = 0
+    for part in re.split(r"(?m)^## ", (ROOT / "docs/defaults.md").read_text("utf-8")):
+        name, _, text = part.partition("\n")
+        for option, value in re.findall(r"(?m)^\| `(--[\w-]+)`.*? \| `(.+?)` \|", text):
+            command = COMMANDS[name]
+            (parameter,) = (each for each in command.params if option in each.opts)
+            record = parameter.get_help_record(click.Context(command))
+            shown = re.search(r"\[(?:env var.*; )?default: (.+)\]$", record[1] if record else "")
+            assert shown, option
+            for word in value.split(","):
+                assert re.search(rf"(?<![\w=]){re.escape(word)}(?![\w.])", shown[1]), (option, word)
+            rows += 1
+    assert rows > 8
+
+
 def test_every_loss_has_an_equation() -> None:
     text = (ROOT / "docs/losses.md").read_text("utf-8").partition("## Equations")[2]
     named = set(re.findall(r"`([a-z-]+)`", text.partition("## What")[0]))
