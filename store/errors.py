@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest_path
 
 
 class StoreError(UserError):
@@ -38,8 +38,8 @@ NO_NUMBERS = (
 )
 """Remedy if the values of a store break a law (FORMAT.md, section 6)."""
 MISSING = (
-    "no such file or folder; check the name, or type the command that makes it (`teacher-dump`,"
-    " `feature-store merge` or `feature-store convert`)"
+    "check the name, or type the command that makes it (`teacher-dump`, `feature-store merge` or"
+    " `feature-store convert`)"
 )
 NO_STORE = (
     "give the .zarr folder or .h5 file that teacher-dump wrote; if this was one, run"
@@ -50,6 +50,11 @@ NO_QUEUE = (
     " dump to a disk that all processes see and copy the store with `feature-store convert`, or use"
     " one process, without --shard and --ray"
 )
+
+
+def missing(path: object) -> str:
+    """Return the message for a path without a file or folder."""
+    return f"{path}: no such file or folder; {suggest_path(str(path))}{MISSING}"
 
 
 def command(name: str, path: object) -> str:

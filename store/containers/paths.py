@@ -13,7 +13,7 @@ from teachonce.store.containers.interface import Staging, StoreSource
 from teachonce.store.containers.not_a_store import not_a_store
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
-from teachonce.store.errors import MISSING, NO_QUEUE, StoreError
+from teachonce.store.errors import NO_QUEUE, StoreError, missing
 from teachonce.support.errors import UserError, of_path
 
 LocalStaging = ZarrStaging | Hdf5Staging
@@ -32,7 +32,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
 
 def _local(path: Path) -> StoreSource:
     if not path.exists():
-        raise StoreError(f"{path}: {MISSING}")
+        raise StoreError(missing(path))
     if path.is_dir():
         if not (path / "zarr.json").is_file():
             raise not_a_store(path)

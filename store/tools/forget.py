@@ -22,7 +22,7 @@ from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import shard_path
-from teachonce.store.errors import MISSING, StoreError
+from teachonce.store.errors import StoreError, missing
 from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import format_runs, parse_runs
 from teachonce.store.format.layout import VERSIONS
@@ -113,7 +113,7 @@ def forget(
         )
     staging = local_staging_of(path)
     if not staging.path.exists():
-        raise UserError(f"{path}: {MISSING}")
+        raise UserError(missing(path))
     try:
         with closing(Lease(staging.path)) as lease:
             PartQueue(staging.path).check_idle()

@@ -22,7 +22,7 @@ from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
 from teachonce.store.containers.zarr.tree import GROUP
-from teachonce.store.errors import MISSING, StoreError, without_remedy
+from teachonce.store.errors import StoreError, missing, without_remedy
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.layout import (
     VERSIONS,
@@ -63,7 +63,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         )
     staging = local_staging_of(path)
     if not staging.path.exists():
-        raise UserError(f"{path}: {MISSING}")
+        raise UserError(missing(path))
     lease = Lease(staging.path)
     try:
         PartQueue(staging.path).check_idle()

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from teachonce.store.containers.paths import local_staging_of
-from teachonce.store.errors import MISSING, StoreError
+from teachonce.store.errors import StoreError, missing
 from teachonce.store.format.identity import making_command
 from teachonce.store.read.manifests import missing_outside
 from teachonce.store.write.part_queue import PartQueue
@@ -27,7 +27,7 @@ def seal(path: str | Path) -> bool:
     """
     staging = local_staging_of(path)
     if not staging.path.exists():
-        raise UserError(f"{path}: {MISSING}")
+        raise UserError(missing(path))
     if StoreWriter.peek(path, "sealed"):
         return False
     with closing(Lease(staging.path)) as lease:

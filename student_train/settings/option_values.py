@@ -13,7 +13,7 @@ from teachonce.store.containers.cache_option import (
     parse_disk_cache,
 )
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest_path
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
@@ -44,7 +44,7 @@ def is_made_of_text(word: str) -> bool:
 def check_vocabulary(word: str, option: str = "--vocab") -> None:
     """Raise UserError unless `word` names a vocabulary or an existing folder."""
     if not re.fullmatch(VOCABULARY, word.lower()) and not Path(word).is_dir():
-        file = "is a file; " if Path(word).is_file() else ""
+        file = "is a file; " if Path(word).is_file() else suggest_path(word)
         raise UserError(
             f"{option} {word}: {file}expected a size (5k, 8000), a folder with a tokenizer,"
             " teacher, pruned:SIZE, words, words:SIZE or mixed-vocab"

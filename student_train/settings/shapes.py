@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.plugins import load_outside
 
 TINY = "264x3x12"
@@ -102,8 +103,9 @@ def _transformer(kind: str, size: str, inner: int) -> Shape:
     if not found:
         raise ValueError(
             "expected tiny, HxLxA or modernbert:HxLxA (hidden size x layers x heads, such as"
-            " 264x3x12; HxLxAxF: feed-forward size as well), teacher:L (L of its layers),"
-            " bilstm:E,H (embeddings, LSTM) or static:D (vectors of word pieces)"
+            " 264x3x12; HxLxAxF: feed-forward size as well), llama:HxLxA, qwen3:HxLxA or gpt2:HxLxA"
+            " (decoders), teacher:L (L of its layers), bilstm:E,H (embeddings, LSTM), static:D"
+            " (vectors of word pieces), or the folder of a model"
         )
     width, layers, heads = map(int, found.groups()[:3])
     feed_forward = inner * width if found[4] is None else int(found[4])
@@ -234,7 +236,8 @@ def parse_student(student: str, option: str = "--student ", default: str = DEFAU
     kind = named or default
     if (found := find_kind(kind, option)) is None:
         raise UserError(
-            f"{option}{student}: unknown kind of student {kind}; there are {', '.join(SHAPES)}"
+            f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}there are"
+            f" {', '.join(SHAPES)}"
         )
     try:
         return found.read(kind, size)
@@ -242,4 +245,5 @@ def parse_student(student: str, option: str = "--student ", default: str = DEFAU
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with
         hint = "".join(f": {before}{size}?" for size in meant)
-        raise UserError(f"{option}{student}: {problem}{hint}") from None
+        near = suggest_path(student) if os.sep in student else suggest(student, ("tiny", *SHAPES))
+        raise UserError(f"{option}{student}: {near}{problem}{hint}") from None

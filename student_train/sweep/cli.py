@@ -19,6 +19,7 @@ from teachonce.support.extras import check_library
 from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, options_of, scoped
 from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
+from teachonce.support.usage_errors import Names
 
 OUT_HELP = (
     "Folder of the students, each named after its settings, and of their table (sweep.json)."
@@ -51,7 +52,7 @@ OF_SWEEP = (
     ),
     click.Option(
         ["--prune"],
-        type=click.Choice(("median", "asha", "none")),
+        type=Names(("median", "asha", "none")),
         help="Stop students early at a validation. median: if half of the trials were better at"
         " that step. asha: if at its 1st, 3rd, 9th, ... validation it is not among the best third"
         " of the students that reached it. Both need Optuna: `pip install 'teachonce[tune]'`."

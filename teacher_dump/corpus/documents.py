@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.console import counted
+from teachonce.support.errors import suggest_path
 from teachonce.support.options import flag_of
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import READERS, CorpusSource, FileSource
@@ -251,7 +252,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
         seen = sorted(map(Path, glob.glob(str(path), recursive=True)))
         return _several(name, seen, columns, skipped)
     raise CorpusError(
-        f"{name}: no such file or folder (seen from {Path.cwd()}); "
+        f"{name}: no such file or folder (seen from {Path.cwd()}); {suggest_path(path)}"
         f"for a dataset of the hub write {HUB}{name}"
     )
 

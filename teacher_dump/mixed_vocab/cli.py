@@ -9,6 +9,7 @@ import click
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, click_options, options_of, read_words
+from teachonce.support.usage_errors import Names
 from teachonce.teacher_dump.mixed_vocab.options import (
     ONLY_DUMP,
     RECIPES,
@@ -56,7 +57,7 @@ def _parameters() -> list[click.Parameter]:
         *(click_option(StageOneDump, name) for name in first),
         click.Option(
             ["--recipe"],
-            type=click.Choice(tuple(RECIPES)),
+            type=Names(tuple(RECIPES)),
             help="Published options; student-train has the recipe of stage II with the same name.",
         ),
         *click_options(MixedVocabOptions),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
 from teachonce.support import files
-from teachonce.support.errors import UserError, first_line, suggest
+from teachonce.support.errors import UserError, first_line, suggest, suggest_path
 from teachonce.support.hub_client import bound_hub_client
 
 GGUF = b"GGUF"  # the first bytes of such a file
@@ -138,11 +138,7 @@ def finder(model: ResolvedModel) -> Find:
 
 def _near(name: str) -> str:
     """Suggest a similar alias, or a folder next to the missing one."""
-    path = Path(os.path.expanduser(name))
-    with suppress(OSError):
-        neighbours = [str(each) for each in path.parent.iterdir() if each.is_dir()]
-        return suggest(str(path), [*ALIASES, *neighbours])
-    return suggest(name, ALIASES)
+    return suggest(name, ALIASES) or suggest_path(os.path.expanduser(name))
 
 
 def resolve_vectors(name: str) -> ResolvedModel:
@@ -181,7 +177,10 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     places = (folder / gguf, Path(os.path.expanduser(gguf)))
     file = next((path.resolve() for path in places if path.is_file()), None)
     if file is None:
-        raise UserError(f"--gguf {gguf}: no such file in {folder} or {Path.cwd()}; check the name")
+        raise UserError(
+            f"--gguf {gguf}: no such file in {folder} or {Path.cwd()};"
+            f" {suggest_path(folder / gguf)}check the name"
+        )
     with file.open("rb") as opened:
         if opened.read(len(GGUF)) != GGUF:
             raise UserError(

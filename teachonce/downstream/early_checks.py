@@ -32,7 +32,7 @@ from teachonce.downstream.options import (
 from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
 from teachonce.student_train.settings.shapes import parse_student
-from teachonce.support.errors import UserError, suggest
+from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
     click_option,
@@ -137,7 +137,7 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
                     f"{path}: only teacher-dump reads the hub; save the data set in Python:"
                     " load_dataset(NAME, split=SPLIT).save_to_disk(FOLDER), and give the folder"
                 )
-            raise UserError(f"{path}: cannot be read: No such file or directory; check the path")
+            raise UserError(f"{path}: no such file or folder; {suggest_path(path)}check the path")
     others = filter(None, (options.teacher, options.documents_by, options.candidates_by))
     names = options.model if models is None else models
     if options.vocab and not any(name.startswith(PREFIX) for name in names):

@@ -22,6 +22,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
 from teachonce.support.plugins import NameOrAdded
+from teachonce.support.usage_errors import OneLineGroup
 
 VOCAB_HELP = (
     "A student's vocabulary, as in student-train: a size, a folder, teacher, pruned:N or words."
@@ -35,7 +36,7 @@ allow_partial = click.option(
 # Commands import what they need themselves: --help and completion must not wait for NumPy or torch.
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(cls=OneLineGroup, context_settings=CONTEXT)
 @version_option
 def main() -> None:
     """Inspect, verify, repair and copy feature stores."""

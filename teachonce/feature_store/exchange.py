@@ -18,6 +18,7 @@ from teachonce.support.completion import PATH, Text
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 from teachonce.support.plugins import NameOrAdded
+from teachonce.support.usage_errors import Names
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 say = partial(click.echo, err=True)
@@ -118,9 +119,7 @@ def import_(
 )
 @click.argument("store", type=PATH)
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option(
-    "--to", "kind", type=click.Choice(formats.EXPORTS), required=True, help="Format of TARGET."
-)
+@click.option("--to", "kind", type=Names(formats.EXPORTS), required=True, help="Format of TARGET.")
 @click.option(
     "--columns",
     metavar="A,B,...",
@@ -128,7 +127,7 @@ def import_(
 )
 @click.option(
     "--floats",
-    type=click.Choice(["float32", "float16"]),
+    type=Names(["float32", "float16"]),
     help="Dtype of states, maps and vectors in parquet and datasets.  [default: float32]",
 )
 @printed

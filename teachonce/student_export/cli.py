@@ -11,10 +11,11 @@ from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import LIBRARIES, ExportOptions
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors, version_option
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest_path
 from teachonce.support.extras import check_library
 from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options, read_words
+from teachonce.support.usage_errors import OneLineCommand
 
 HELP = """Export the student in FOLDER to ONNX, OpenVINO, TorchScript or GGUF, and compare each file
 with the student. FOLDER is a model of transformers or sentence-transformers.
@@ -52,7 +53,8 @@ def _refuse_early(options: ExportOptions) -> None:
     if options.out.exists():
         raise UserError(f"--out {options.out}: exists already; choose another")
     if options.check is not None and not options.check.is_file():
-        raise UserError(f"--check {options.check}: no such file; check the path")
+        near = suggest_path(options.check)
+        raise UserError(f"--check {options.check}: no such file; {near}check the path")
     resolve_vectors(str(options.folder))
     for name in options.to:
         extra, modules = LIBRARIES.get(name, ("", ()))
@@ -60,7 +62,13 @@ def _refuse_early(options: ExportOptions) -> None:
             check_library(module, extra, f"--to {name}")
 
 
-@click.command(help=HELP, epilog=EXAMPLES, context_settings=CONTEXT, params=_parameters())
+@click.command(
+    cls=OneLineCommand,
+    help=HELP,
+    epilog=EXAMPLES,
+    context_settings=CONTEXT,
+    params=_parameters(),
+)
 @version_option
 @command_errors
 def main(**words: Any) -> None:

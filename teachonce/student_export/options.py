@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import Range, check_values, option
 
 ABOUT = "export.json"
@@ -30,7 +30,9 @@ LIBRARIES = {
 def _check_formats(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in FORMATS:
-            raise UserError(f"--to {name}: expected one of {', '.join(FORMATS)}")
+            raise UserError(
+                f"--to {name}: {suggest(name, FORMATS)}expected one of {', '.join(FORMATS)}"
+            )
 
 
 @dataclass(frozen=True)

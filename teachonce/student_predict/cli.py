@@ -14,6 +14,7 @@ from teachonce.student_predict.options import PredictOptions
 from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options
+from teachonce.support.usage_errors import OneLineCommand
 
 HELP = """Print an answer to each TEXT as a line of JSON. FOLDER is a student, any other model of
 transformers or sentence-transformers, or a folder of student-export.
@@ -43,7 +44,13 @@ def _parameters() -> list[click.Parameter]:
     return [folder, texts, *click_options(PredictOptions)]
 
 
-@click.command(help=HELP, epilog=EXAMPLES, context_settings=CONTEXT, params=_parameters())
+@click.command(
+    cls=OneLineCommand,
+    help=HELP,
+    epilog=EXAMPLES,
+    context_settings=CONTEXT,
+    params=_parameters(),
+)
 @version_option
 @command_errors
 def main(**words: Any) -> None:

@@ -7,6 +7,8 @@ import re
 import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
 
 from teachonce.support.redaction import redacted
 
@@ -86,3 +88,18 @@ def suggest(word: str, known: Iterable[str]) -> str:
     alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
     close = alike or get_close_matches(word, every, n=1)
     return f"did you mean {close[0]}? " if close and close[0] != word else ""
+
+
+NEIGHBOURS = 10_000  # names in a folder that are compared with a missing one
+
+
+def suggest_path(path: str | Path) -> str:
+    """Return `did you mean PATH? ` for the file or folder whose name is nearest to a missing one;
+    "" if there is none near."""
+    missing = Path(path)
+    try:
+        with os.scandir(missing.parent) as entries:
+            names = [entry.name for entry in islice(entries, NEIGHBOURS)]
+    except OSError:
+        return ""
+    return suggest(str(missing), [str(missing.with_name(name)) for name in names])

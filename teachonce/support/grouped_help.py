@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from teachonce.support.usage_errors import OneLineCommand, OneLineGroup
+
 REST = "Other options"
 Groups = Mapping[str, Sequence[str]]
 """Names of options, in their order, by heading."""
@@ -17,7 +19,7 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-class CommandWithSubcommands(click.Group):
+class CommandWithSubcommands(OneLineGroup):
     """A command that also has subcommands: it runs itself unless its first word names one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -40,7 +42,7 @@ class CommandWithSubcommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class GroupedCommand(click.Command):
+class GroupedCommand(OneLineCommand):
     """A command whose --help shows options under headings; those in no group come last."""
 
     def __init__(self, *args: Any, groups: Groups, **kwargs: Any) -> None:

@@ -38,6 +38,7 @@ from click.shell_completion import CompletionItem
 from teachonce.support.completion import Text
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.plugins import NameOrAdded, added_object
+from teachonce.support.usage_errors import Names
 
 KEY = "option"  # of a field's metadata
 
@@ -286,9 +287,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     """Return the type by which click parses a word of an option."""
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     if about.choices:
-        return (
-            NameOrAdded(about.choices, about.added) if about.added else click.Choice(about.choices)
-        )
+        return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
     numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: _Number()}

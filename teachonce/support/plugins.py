@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.usage_errors import Names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -64,7 +65,7 @@ def _load(entry: EntryPoint, what: str) -> Any:
         ) from error
 
 
-class NameOrAdded(click.Choice[str]):
+class NameOrAdded(Names):
     """One of the built-in names, or a name that an installed package adds to `group`."""
 
     def __init__(self, names: tuple[str, ...], group: str) -> None:

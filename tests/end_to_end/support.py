@@ -71,7 +71,7 @@ def refused(command: click.Command, *words: Word) -> str:
     """The one error line of a command that must fail."""
     result = invoke(command, *words)
     assert result.exit_code in (1, 2), result.output
-    lines = [line for line in result.stderr.splitlines() if line and not _is_usage(line)]
+    lines = result.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("Error: "), result.stderr
     return lines[0]
 
@@ -80,10 +80,6 @@ def says(line: str, *words: str) -> None:
     """The line holds all these words."""
     for word in words:
         assert word in line, line
-
-
-def _is_usage(line: str) -> bool:
-    return line.startswith(("Usage: ", "Try '"))
 
 
 def start(module: str, *words: Word) -> subprocess.Popen[str]:

@@ -165,7 +165,7 @@ def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: st
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"kind": "other"}, "'other' is not one of 'span', 'match'"),
+        ({"kind": "other"}, "'other': expected one of span, match"),
         ({"rate": 0}, "--rate 0: expected a finite number above 0"),
         ({"steps": "many"}, "'many': expected a whole number, such as 200, 50k or 2m"),
         ({"best": "perhaps"}, "'perhaps' is not a valid boolean"),

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.plugins import added_object
 from teachonce.teacher_dump.job.options import PART_TOKENS
 
@@ -88,8 +88,8 @@ def _load_format(name: str) -> Format:
         found = added_object(GROUP, name)
     if found is None:
         raise UserError(
-            f"--format {name}: expected one of {', '.join(FORMATS)}; if another package adds it"
-            f" ({GROUP}), install that package"
+            f"--format {name}: {suggest(name, FORMATS)}expected one of {', '.join(FORMATS)}; if"
+            f" another package adds it ({GROUP}), install that package"
         )
     if not isinstance(found, Format):
         raise UserError(f"--format {name}: expected a Format, got {type(found).__name__}")
@@ -100,7 +100,7 @@ def format_of(options: ImportOptions) -> Format:
     """Return the format that --format names, or recognise it from the files. Raises UserError."""
     source = options.source
     if not source.exists():
-        raise UserError(f"{source}: no such file or folder; check the path")
+        raise UserError(f"{source}: no such file or folder; {suggest_path(source)}check the path")
     kind = source.stat().st_mode  # opening a pipe would wait forever
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise UserError(f"{source}: is a pipe or a device; give a file or a folder")

@@ -206,7 +206,7 @@ def test_an_installed_package_adds_a_format(
     words = ("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
     assert "is no capture of a known format" in refused(*words)
     absent = run(*words, "--format", "lines")
-    assert absent.exit_code == 2 and "'lines' is not one of 'distillkit'" in absent.output
+    assert absent.exit_code == 2 and "--format lines: expected one of distillkit" in absent.output
     monkeypatch.syspath_prepend(str(info.parent))
     imported(source, tmp_path / "a.zarr", teacher, "--format", "lines", "--codec", "exact")
     store = open_store(tmp_path / "a.zarr")

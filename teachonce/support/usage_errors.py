@@ -1,0 +1,101 @@
+"""Commands whose usage errors are one line: click writes four."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from teachonce.support.errors import suggest, suggest_path
+
+
+class OneLineCommand(click.Command):
+    """A command that ends in one line for an unknown option, a wrong value, a missing argument."""
+
+    def make_context(self, info_name: str | None, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(info_name, *args, **kwargs)
+        except click.UsageError as error:
+            raise one_line(error, str(info_name)) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)  # a group parses the words of its subcommand here
+        except click.UsageError as error:
+            raise one_line(error, ctx.command_path) from error
+
+
+class OneLineGroup(OneLineCommand, click.Group):
+    """A group of commands, of which each ends in one line."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first word names."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            known = self.list_commands(ctx)
+            ctx.fail(
+                f"{args[0]}: no such command; {suggest(args[0], known)}expected one of"
+                f" {', '.join(known)}"
+            )
+        return super().resolve_command(ctx, args)
+
+
+class UsageLine(click.UsageError):
+    """A usage error that is printed as one line."""
+
+    def show(self, file: Any = None) -> None:
+        click.ClickException.show(self, file)
+
+
+class Names(click.Choice[str]):
+    """A choice of names; a wrong one is answered by the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        near = suggest(str(value), self.choices)
+        return f"{value!r}: {near}expected one of {', '.join(self.choices)}"
+
+
+def one_line(error: click.UsageError, path: str) -> click.UsageError:
+    """Return a usage error as one line, which ends with the command that lists the options.
+
+    path: the command's name, for errors without a context. The help that a group prints if it is
+    called without a word stays as it is.
+    """
+    if isinstance(error, UsageLine | click.exceptions.NoArgsIsHelpError):
+        return error
+    line, near = _what(error)
+    ctx = error.ctx
+    return UsageLine(
+        f"{line}; {near}`{ctx.command_path if ctx else path} --help` lists all options", ctx
+    )
+
+
+def _what(error: click.UsageError) -> tuple[str, str]:
+    """Return what is wrong, and a suggestion."""
+    ctx = error.ctx
+    if isinstance(error, click.NoSuchOption):
+        params = ctx.command.get_params(ctx) if ctx else []
+        known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
+        # Without the dashes, which all options have in common.
+        near = suggest(error.option_name.lstrip("-"), [name.lstrip("-") for name in known])
+        return f"{error.option_name}: no such option", near.replace("mean ", "mean --")
+    if isinstance(error, click.MissingParameter) and error.param:
+        return f"{_name(error.param, ctx)} is missing", ""
+    if isinstance(error, click.BadParameter) and error.param:
+        value, words = "", error.message
+        if found := re.fullmatch(r"\w+ '(.*)' does not exist\.", words):  # of click.Path
+            near = suggest_path(found[1])
+            return f"{_name(error.param, ctx)} {found[1]}: no such file or folder", near
+        if found := re.fullmatch(r"('[^']*'|\"[^\"]*\"):? (.*)", words):
+            value, words = f" {found[1][1:-1]}", found[2]
+        return f"{_name(error.param, ctx)}{value}: {words.rstrip('.')}", ""
+    return re.sub("^Option '(.+?)'", r"\1", error.format_message().rstrip(".")), ""
+
+
+def _name(param: click.Parameter, ctx: click.Context | None) -> str:
+    """Return an option as it is typed, or the word that stands for an argument in the help."""
+    if isinstance(param, click.Option):
+        return max(param.opts, key=len)
+    return param.make_metavar(ctx) if ctx else param.human_readable_name

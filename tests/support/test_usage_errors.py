@@ -1,0 +1,78 @@
+"""Words that a command cannot parse: one line, exit code 2, the nearest name, where to look."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from teachonce.downstream.cli import main as downstream
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.student_export.cli import main as student_export
+from teachonce.student_predict.cli import main as student_predict
+from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.sweep.cli import main as student_sweep
+from teachonce.teacher_dump.cli import main as teacher_dump
+
+LINES: list[tuple[click.Command, str, str, str]] = [
+    (
+        *(student_train, "student-train", "--stor a.zarr"),
+        "--stor: no such option; did you mean --store? `{} --help` lists all options",
+    ),
+    (
+        *(student_train, "student-train", "--store"),
+        "--store requires an argument; `{} --help` lists all options",
+    ),
+    (
+        *(student_train, "student-train", "--store a.zarr --lr x"),
+        "--lr x: expected a number, such as 3 or 1e-3; `{} --help` lists all options",
+    ),
+    (teacher_dump, "teacher-dump", "", "--model is missing; `{} --help` lists all options"),
+    (
+        *(teacher_dump, "teacher-dump", "--model m --codec exakt"),
+        "--codec exakt: did you mean exact? expected one of default, exact, small;"
+        " `{} --help` lists all options",
+    ),
+    (
+        *(feature_store, "feature-store convert", "a.zarr b.h5 --codec exakt"),
+        "--codec exakt: did you mean exact? expected one of exact, default, small;"
+        " `{} --help` lists all options",
+    ),
+    (
+        *(feature_store, "feature-store info", ""),
+        "PATH is missing; `{} --help` lists all options",
+    ),
+    (
+        *(feature_store, "feature-store show", "a.zarr x"),
+        "NUMBER x: is not a valid integer; `{} --help` lists all options",
+    ),
+    (
+        *(student_sweep, "student-sweep", "--trials 0"),
+        "--trials: 0 is not in the range x>=1; `{} --help` lists all options",
+    ),
+    (student_export, "student-export", "s", "--out is missing; `{} --help` lists all options"),
+    (
+        *(student_predict, "student-predict", "s --bad"),
+        "--bad: no such option; `{} --help` lists all options",
+    ),
+    (
+        *(downstream, "downstream", "--tusk mlm"),
+        "--tusk: no such option; did you mean --task? `{} --help` lists all options",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "path", "words", "line"), LINES)
+def test_one_line(command: click.Command, path: str, words: str, line: str) -> None:
+    name, *below = path.split()
+    found = CliRunner().invoke(command, [*below, *words.split()], prog_name=name)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert found.stderr == f"Error: {line.format(path)}\n"
+
+
+def test_an_unknown_command_is_answered_by_the_nearest() -> None:
+    found = CliRunner().invoke(feature_store, ["inof"], prog_name="feature-store")
+    assert found.exit_code == 2
+    words = "Error: inof: no such command; did you mean info? expected one of convert, export, "
+    assert found.stderr.startswith(words)
+    assert found.stderr.endswith("verify; `feature-store --help` lists all options\n")
