@@ -15,6 +15,7 @@ from teachonce.support.arrays import ranges, starts
 Index = NDArray[np.int64]
 Octets = NDArray[np.uint8]
 BLANK = ord(" ")
+# Below every place, so that a maximum with the places before it leaves it out.
 NO_EDGE = -1
 
 
@@ -70,11 +71,13 @@ class TextBytes:
     @classmethod
     def of(cls, text: FlatText) -> TextBytes:
         points = text.codepoints
+        # The bytes of a character follow from its code point, so no character is encoded by itself.
         sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000).astype(np.int64)
         place = starts(sizes)
         raw = points.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "surrogatepass")
         begin = place[text.start] + np.arange(len(text.start))
         flat = np.zeros(len(raw) + len(text), np.uint8)
+        # Without this byte, the end of a text and the start of the next one would be one edge.
         unused = begin[1:] - 1
         used = np.ones(len(flat), bool)
         used[unused] = False
@@ -121,6 +124,8 @@ def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) 
         return place
     end = place[some]
     number = np.arange(1, len(octets.flat) + 1)
+    # solid[i] is the place behind the last byte up to i that is no blank, so that runs of blanks
+    # need no loop.
     solid = np.maximum.accumulate(np.where(octets.flat == BLANK, 0, number))
     before = end - np.where(end > 0, solid[end - 1], 0)  # blanks right before the end
     missing = np.maximum(blanks[some] - before, 0)
@@ -149,9 +154,11 @@ def _inside_characters(
     behind = np.flatnonzero(~final) + 1
     from_text = ranges(place[behind] - size[behind], size[behind])
     from_piece = ranges(pieces.start[ids[behind]], size[behind])
+    # A place that is counted back lies before the text if a normaliser made its characters longer.
     inside = (from_text >= 0) & (from_text < len(octets.flat))
     same = inside & (octets.flat[np.where(inside, from_text, 0)] == pieces.flat[from_piece])
     wrong = np.zeros(len(ids), np.int64)
+    # Sums by prefixes: np.add.reduceat gives a piece without bytes the value of its neighbour.
     bounds = starts(~same)[starts(size[behind])]
     wrong[behind] = (np.diff(bounds) > 0).astype(np.int64)
     # How many wrong pieces come behind each token in its group.
@@ -217,6 +224,7 @@ def shared_runs(
         marked = np.zeros(len(shared), bool)
         marked[side.ends[side.ends != NO_EDGE]] = True
         shared &= marked
+    # No token ends at the start of a text, and the first run begins there.
     shared[octets.start] = True
     cuts = np.flatnonzero(shared)
     runs = [side.runs(cuts) for side in sides]

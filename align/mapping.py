@@ -63,6 +63,8 @@ class VocabularyMap:
             splits.append(_unk_ids(student) if split is None else split)
         start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
+        # The alignment `bytes` needs them for every batch, and they depend on the vocabularies
+        # alone.
         own, theirs = PieceBytes.of(teacher), PieceBytes.of(student)
         return cls(match, start, ids, unknown, own, theirs)
 
@@ -133,6 +135,7 @@ class _StudentPieces:
 
     def special(self, number: int, teacher: Vocabulary) -> int:
         """Return the student's id for a special token of the teacher, or -1."""
+        # By role first: [CLS] of one vocabulary is <s> of another.
         for role, own in teacher.roles.items():
             if own == number and role in self.student.roles:
                 return self.student.roles[role]
@@ -160,6 +163,8 @@ class _StudentPieces:
         if self.style == "blank":
             return self._greedy((b" " if begins else b"") + text, True)
         ids: list[int] = []
+        # The student's pre-tokenizer never gives its model two words at once, though a teacher's
+        # piece may hold several.
         for word, begins_one in _words(text, begins, self.isolates):
             pieces = self._greedy(word, begins_one or self.style != "prefix")
             if pieces is None:
@@ -172,6 +177,8 @@ class _StudentPieces:
         begin = 0
         while begin < len(word):
             first = starts and begin == 0
+            # Bounded by the longest piece: otherwise a teacher's token of n bytes would take n^2
+            # lookups.
             for end in range(min(len(word), begin + self.longest), begin, -1):
                 number = self.tables[first, end == len(word)].get(word[begin:end], -1)
                 if number >= 0:
@@ -188,7 +195,9 @@ def _words(text: bytes, begins: bool, isolates: bool) -> list[tuple[bytes, bool]
     try:
         characters = text.decode()
     except UnicodeDecodeError:
+        # Part of a character has neither blanks nor punctuation.
         return [(text, begins)]
+    # BERT's pre-tokenizer makes a word of each of these, whatever is next to them.
     if isolates:
         characters = "".join(f" {c} " if isolated(c) else c for c in characters)
     words = [word.encode() for word in characters.split()]

@@ -65,6 +65,7 @@ def clean(text: str) -> str:
     """
     cleaned = []
     for character in text:
+        # These three are control characters as well, which are dropped below.
         if character in "\t\n\r" or unicodedata.category(character)[0] == "Z":
             cleaned.append(" ")
         elif character != "\ufffd" and unicodedata.category(character)[0] != "C":
@@ -94,6 +95,7 @@ def _chain(steps: list[Normaliser]) -> Normaliser:
 def _bert(settings: dict[str, Any]) -> Normaliser:
     lowercase = settings.get("lowercase", True)
     accents = settings.get("strip_accents")
+    # In a BertNormalizer, `strip_accents: null` means the value of `lowercase`.
     steps: list[Normaliser] = []
     if settings.get("clean_text", True):
         steps.append(clean)
@@ -117,4 +119,5 @@ def _replace(settings: dict[str, Any]) -> Normaliser:
     # A replacement of blanks, or by the mark ▁, only writes word starts.
     if compiled.search(" ") or compiled.search("  ") or "\u2581" in content:
         return str
+    # A function, as re would read backslashes in `content` as references to groups.
     return lambda text: compiled.sub(lambda _: content, text)

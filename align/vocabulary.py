@@ -52,6 +52,8 @@ def isolated(character: str) -> bool:
     """Return whether BERT's pre-tokenizer makes this character a word: punctuation and Chinese."""
     code = ord(character)
     if code < 128:
+        # BERT takes all ASCII symbols for punctuation, such as $ and ^, which are no punctuation in
+        # Unicode.
         return 32 < code < 127 and not character.isalnum()
     chinese = any(low <= code <= high for low, high in CJK)
     return chinese or unicodedata.category(character)[0] == "P"
@@ -102,6 +104,7 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
     if raw:
         return Piece(bytes.fromhex(raw[1]), False, False)
     marked = False
+    # `##` by itself is a piece with the text of two number signs.
     if marks.style == "prefix" and len(token) > len(marks.mark):
         marked = token.startswith(marks.mark)
         token = token.removeprefix(marks.mark)
@@ -119,6 +122,8 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
         begins = text[:1] == b" "
         return Piece(text.removeprefix(b" "), begins, begins)
     if marks.style == "prefix":
+        # Isolated punctuation is a word wherever it stands, so `.` does not show that a word
+        # begins.
         alone = marks.isolates and not marked and len(token) == 1 and isolated(token)
         return Piece(text, not marked and not alone, marked, alone)
     return Piece(text, True, marked, True)
@@ -173,6 +178,7 @@ class Vocabulary:
         for number, entry in added.items():
             tokens[number], special[number] = entry["content"], entry["special"]
         roles = _roles(settings, tokens, special)
+        # The model's own unk token need not be among the added tokens, which are those with a flag.
         special[list(roles.values())] = True
         marks = _marks(settings)
         literal = added.keys() - vocabulary.keys()  # tokens of the model have marks
@@ -224,6 +230,7 @@ def _marks(settings: dict[str, Any]) -> Marks:
     byte_level = "ByteLevel" in types
     prefix = model.get("continuing_subword_prefix") or ("##" if kind == "WordPiece" else "")
     suffix = model.get("end_of_word_suffix")
+    # Before byte level: CLIP's tokenizer has both, and marks the ends of words alone.
     if suffix:
         return Marks("suffix", suffix, byte_level, isolates)
     if byte_level:
@@ -232,6 +239,7 @@ def _marks(settings: dict[str, Any]) -> Marks:
         return Marks("prefix", prefix, False, isolates)
     raw_bytes = bool(model.get("byte_fallback"))
     blank = next((s["replacement"] for s in steps if s.get("type") == "Metaspace"), "\u2581")
+    # The BPE of Llama 2 has no Metaspace step: normalisers (Prepend, Replace) write its blanks.
     written = {s.get("prepend") or s.get("content") for s in steps} & {"\u2581"}
     if kind == "Unigram" or "Metaspace" in types or written:
         return Marks("blank", blank, False, isolates, raw_bytes)
@@ -244,6 +252,7 @@ def _roles(settings: dict[str, Any], tokens: list[str], special: Booleans) -> di
     The post-processor, the model and the padding settings name them; if not, the usual names do.
     """
     number = {token: i for i, token in enumerate(tokens) if special[i]}
+    # Special tokens win: an ordinary piece can have the name of one.
     everything = {token: i for i, token in enumerate(tokens) if token} | number
     names = _named_roles(settings)
     roles = {}

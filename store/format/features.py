@@ -34,7 +34,10 @@ PROBLEM_TYPES = (SEVERAL_LABELS, "regression")
 OutputKind = Literal["one label", "several labels", "numbers"]
 
 MAX_LABELS = 2**16
+# 255 characters, as a file system allows. No name begins with a dot, as temporary files and leases
+# do.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+# So that a reader may hold ids as int32.
 LIMIT = 2**31
 
 
@@ -106,6 +109,7 @@ class LogitsSpec:
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"tier": self.tier, "size": self.size}
+        # Absent if false: stores from before a key existed keep their bytes.
         found |= {key: True for key in FLAGS if getattr(self, key)}
         return found | ({} if self.cap is None else {"cap": self.cap})
 
@@ -207,6 +211,8 @@ class TaskSpec:
         found: dict[str, Any] = {"kind": self.kind, "labels": list(self.labels)}
         names = ("later_label", "separator", "problem_type")
         more = {name: getattr(self, name) for name in names}
+        # Absent if None: stores of teachers without them keep the bytes from before the keys
+        # existed.
         return found | {key: value for key, value in more.items() if value is not None}
 
     @staticmethod
@@ -342,6 +348,7 @@ class Features:
         }
         more = {"task": self.task, "embedding": self.embedding}
         found |= {key: spec.to_json() for key, spec in more.items() if spec}
+        # Absent if false, as for the keys of logits.
         return found | {key: True for key in MARKS if getattr(self, key)}
 
     @staticmethod
@@ -358,6 +365,7 @@ class Features:
         vector = EmbeddingSpec.from_json(value["embedding"]) if "embedding" in value else None
         marks: dict[str, Any] = {key: key in value for key in MARKS}
         for key in MARKS:
+            # `false` is refused: one meaning has one form, so that equal features have equal bytes.
             if value.get(key, True) is not True:
                 raise StoreError(f"features: {key} must be true or absent, got {value[key]!r:.80}")
         for key in ("hidden", "attention"):

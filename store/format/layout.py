@@ -20,6 +20,7 @@ from teachonce.support.arrays import Array
 FORMAT = "teachonce"
 VERSIONS = (1, 2)
 """Version 1 lists the parts in the manifest. Version 2, for many parts, has an index."""
+# Times the longest row, 2^20 numbers of 4 bytes, this is 2^62: no size overflows int64.
 MAX_COUNT = 2**40
 MAX_PART = 10**9
 EMBEDDING = "sequence/embedding"
@@ -30,6 +31,7 @@ def part_number(name: str) -> int | None:
     """Return the number of the part with this name in the group `parts`; None for a name that no
     part has, such as "01"."""
     number = int(name) if name.isdecimal() else -1
+    # Also leaves out digits of other scripts, which `isdecimal` and `int` accept.
     return number if str(number) == name else None
 
 
@@ -116,6 +118,7 @@ class Counts:
             raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
 
         def count(number: object, key: str, least: int = 0) -> int:
+            # `type`, not isinstance: true is an int in Python.
             if type(number) is not int or not least <= number <= most:
                 raise StoreError(f"{where}: {key} is {number!r}; the store is damaged")
             return number
@@ -210,6 +213,8 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
         "token/end": _token(np.int32, tokens),
         "token/special": _token(np.bool_, tokens),
     }
+    # Only if the features say so: stores without these arrays keep the bytes that they had before
+    # the arrays existed.
     if features.context:
         arrays[CONTEXT] = _flat(np.int32, sequences)
     if features.learn:
@@ -276,6 +281,7 @@ def teacher_array(values: Array) -> ArraySpec:
     return ArraySpec(values.dtype, values.shape, FAST if values.dtype.itemsize > 1 else None)
 
 
+# The first pattern that fits wins, so a general one stands behind the particular ones of its group.
 _DIMENSIONS = {
     re.compile(path): names
     for path, names in {
@@ -322,6 +328,8 @@ def dimension_names(path: str, dimensions: int) -> tuple[str, ...]:
     if path.endswith("/logits/ids") and dimensions == 1:
         return ("draw",)  # tier `sample`; ids of `topk` are [N, K]
     for pattern, names in _DIMENSIONS.items():
+        # A codec of another package may store an array with more dimensions than this table has
+        # names.
         if len(names) >= dimensions and pattern.fullmatch(path):
             return names[:dimensions]
     leaf = path.rpartition("/")[2]

@@ -61,6 +61,7 @@ def encode_sequences(
     Raises StoreError, which names the sequence and token.
     """
     sequences, tokens = len(token_start) - 1, int(token_start[-1])
+    # Checked in int64, because a wrong number may become a right one in a narrower type.
     arrays = {
         name: np.asarray(getattr(given, name), dtype)
         for name, dtype in (

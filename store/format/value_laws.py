@@ -82,6 +82,7 @@ def _out_of_range(
 ) -> Violation | None:
     """Return the first row with a value below `low`, above `high`, or NaN."""
     # Minimum and maximum take a tenth of the time of comparing each value.
+    # NaN passes neither comparison, as minimum and maximum of an array with NaN are NaN.
     fits = (low is None or values.min() >= low) and (high is None or values.max() <= high)
     if fits:
         return None
@@ -99,6 +100,7 @@ def row_violation(values: Array) -> Violation | None:
         return None
     if found := _first_row(~np.isfinite(values), "is NaN or infinite"):
         return found
+    # The squares of all rows together may overflow where those of no single row do.
     rows = values.reshape(len(values), -1)
     squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
     return _first_row(squares > LARGEST, "is too large: its squares sum to infinity in float32")
@@ -141,7 +143,10 @@ def _scale_violation(
         return None
     mean, deviation = calibration[place[2]]
     with np.errstate(all="ignore"):
+        # 128 and not 127: a forged int8 code may be -128.
         factor, far = 128 * float(deviation.max()), float(np.abs(mean).max())
+        # If each of D numbers is below sqrt(LARGEST / D), the sum of their squares is below
+        # LARGEST.
         limit = float(np.sqrt(LARGEST / features.width))
         if float(np.uint16(largest).view(np.float16)) * factor + far < limit:
             return None
@@ -169,6 +174,7 @@ def topk_violation(
             return found
         if found := repeated_id(ids, values):
             return found
+        # The best of V probabilities is at least their mean, 1/V.
         least = -np.log(features.vocabulary) - FAR_BELOW
         if found := _first_row(values[:, 0] < least, "has a best id that is far too improbable"):
             return found
@@ -203,6 +209,7 @@ def mass_violation(
 def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
     """Return the first row [K] that has an id twice. Places of log-probability -inf are empty."""
     size = ids.shape[1]
+    # Empty places repeat the best id (FORMAT.md, section 6), so each gets a number that no id has.
     behind = np.arange(size, dtype=np.int64) + 2**32
     ordered = np.sort(np.where(np.isneginf(logprobs), behind, ids), axis=1)
     found = _first_row(ordered[:, 1:] == ordered[:, :-1], "has an id twice")
@@ -217,6 +224,7 @@ def draws_violation(
     if found := _first_row(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
         return found._replace(leaf="counts")
     follows = np.diff(ids.astype(np.int64), prepend=-1) > 0
+    # The first id of a token may be below the last one of the token before.
     follows[start[:-1][start[:-1] < len(ids)]] = True
     place = _first_row(~follows, "")
     if place is None:
@@ -257,6 +265,8 @@ def observed_violation(
         if not kept:
             return None
         logprobs: Floats = level.logprobs.from_codes(kept[1])
+        # The last row of a sequence meets the first token of the next one here; `ends` leaves it
+        # out below.
         inside, expected = bound_by_kept(np.roll(tokens, -1), kept[0], logprobs)
         slack = LOG_SLACK + bound(level, "rest", values) + bound(level, "logprobs", expected)
         floor = max(level.rest.lowest, level.logprobs.lowest)  # codecs hold no lower values
@@ -275,6 +285,7 @@ def attention_violation(features: Features, codes: Array, lengths: Array) -> Vio
             return found
         sums = np.add.reduceat(values, rows, dtype=np.float64)
         off = np.abs(sums - 1) - MASS_SLACK
+        # Sound maps stay within the slack, so that the bound is computed for others alone.
         if (off > 0).any():
             off -= np.add.reduceat(bound(features.level, "attention", values), rows)
     return _first_row(off > 0, "has probabilities that do not sum to 1")

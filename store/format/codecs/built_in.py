@@ -53,12 +53,16 @@ class Float16(Elementwise):
         return wide(codes, xp)
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        # 2^-25 is half of the smallest float16, 2^-24.
         return np.abs(values) * 2.0**-11 + 2.0**-25
 
 
+# Equal steps of a log-probability are equal relative steps of the probability. float16 has the same
+# size, but from -8 on it errs by up to 2^-8 instead of 2^-11.
 FIXED_STEP = 1024.0
 FIXED_LAST = 65534
 FIXED_ZERO = 65535
+# 254 steps reach down to -63, and near 0 they are 1/1024 apart. Mean KL of 16 ids: 4e-5.
 ROOT_STEP = 32.0
 ROOT_LAST = 254
 ROOT_ZERO = 255
@@ -121,6 +125,7 @@ class Root(Elementwise):
         return roots
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        # Half a step of the root: (r + 1/64)^2 - r^2 = r/32 + 2^-12.
         return np.sqrt(np.maximum(0, -values)) / 32 + 2.0**-12
 
 
@@ -153,6 +158,7 @@ class Square(Elementwise):
         return roots
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
+        # Half a step of the root: (r + s/510)^2 - r^2 = rs/255 + s^2/510^2.
         return self.step * np.sqrt(values) / 255 + self.step**2 * 4e-6
 
 
@@ -162,6 +168,8 @@ class Coarse(Square):
 
     packing: Packing | None = DENSE
 
+    # 255 = 5 x 51, so that 1 keeps its code. Packed with zstd, a token's maps take 29 bytes in
+    # place of 68, with errors of at most 0.02.
     step = 5
 
     @property
@@ -182,6 +190,7 @@ SCALE_UP = 1.001  # the most by which rounding up to float16 raises a (normal) s
 class Int8(Codec):
     """Stores codes -127..127, with a scale for each token."""
 
+    # bitshuffle and lz4 save 1 % of normalised int8 states, and reading would have to decode them.
     packing: Packing | None = None
 
     names = ("values", "scale")
@@ -258,6 +267,7 @@ class Int4(Codec):
         tokens, groups = scale.shape
         there = 2 * packed.shape[1]
         values = xp.empty((tokens, groups * self.group), dtype=xp.float32, device=packed.device)
+        # As int8, a shift to the right extends the sign bit of a nibble.
         values[:, 0:there:2] = (packed << 4) >> 4
         values[:, 1:there:2] = packed >> 4
         values[:, there:] = 0
@@ -284,10 +294,12 @@ def _scale_up(peak: Floats, levels: int) -> NDArray[np.float16]:
     """Return the smallest float16 scale with peak <= levels * scale, so that nothing is clipped."""
     wanted = peak / np.float32(levels)
     scale = wanted.astype(np.float16)
+    # Rounding to the nearest float16 may give less than the peak needs.
     low = scale.astype(np.float32) * np.float32(levels) < peak
     return np.where(low, np.nextafter(scale, np.float16(np.inf)), scale)
 
 
 def _divide(values: Floats, scale: Array) -> Floats:
     divisor = scale.astype(np.float32)
+    # A scale of 0 means that all values are 0 (FORMAT.md, section 7).
     return np.divide(values, np.where(divisor == 0, np.float32(1), divisor), dtype=np.float32)

@@ -24,6 +24,8 @@ class Packing(NamedTuple):
     shuffle: str
 
 
+# Bit-packed ids were no smaller than with bitshuffle and lz4, which decodes 2.1 GB a second. Levels
+# above 1 gain nothing.
 FAST = Packing("lz4", 1, "bitshuffle")
 DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time to save 1 %
 
@@ -79,6 +81,7 @@ class Codec(ABC):
 
     def unlike(self, found: Mapping[str, Any]) -> list[str]:
         """Return the keys of the description `found` that would change how arrays are decoded."""
+        # Only these keys: writers may word the others differently (FORMAT.md, section 7).
         expected = self.description
         return [key for key in ("encoding", *self.binds) if found.get(key) != expected[key]]
 
@@ -124,6 +127,8 @@ class HiddenCodec:
     """
 
     codec: Codec
+    # A single channel at 18 deviations would set the scale of every token. Normalised by channel,
+    # int8 has half the error: relative L2 0.7 % in place of 1.4 %.
     normalised: bool = True
 
     @property

@@ -72,6 +72,7 @@ EXACT = Level(
 )
 DEFAULT = Level(HiddenCodec(Int8()), Fixed(), Fixed(), Float16(), Square())
 SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE, Int4(64))
+# Written before groups of 64, which need half the scales, and maps with steps of 5.
 FIRST_SMALL = replace(SMALL, hidden=HiddenCodec(Int4(32)), attention=Square(DENSE))
 
 LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL)}
@@ -124,6 +125,7 @@ def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int
     if not isinstance(encodings, Mapping):
         raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")
     unlike = [level.unlike(encodings, kinds) for level in forms_of(name)]
+    # The error names the keys of the form that differs least, not of all forms.
     nearest = min(range(len(unlike)), key=lambda form: len(unlike[form]))
     for key, expected, found in unlike[nearest]:
         raise StoreError(
