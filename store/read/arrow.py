@@ -26,6 +26,8 @@ from teachonce.support.errors import suggest
 
 FLOATS = ("float32", "float16")
 BATCH_BYTES = 2**24  # of the rows of one batch
+# A quarter of what a training reads at once: nothing is shuffled here, so more would only take
+# memory.
 POOL_BLOCKS = 16  # of 4,096 tokens, which a stream reads at once
 LEAST_TOKENS, MOST_TOKENS = 256, 2**16  # of a batch
 LABELS = 20  # that the description of a column lists

@@ -50,6 +50,7 @@ class CachedSlices:
         end = min(end, self.shape[0])
         self._fill(begin, end)
         rows = self._cache.rows[begin:end]
+        # A view of the cache: a change in place would stay for all later epochs.
         rows.flags.writeable = False
         return rows
 
@@ -63,6 +64,7 @@ class CachedSlices:
 
     def _fill(self, begin: int, end: int) -> None:
         cache, blocks = self._cache, _blocks(begin, end)
+        # Read without the lock: a flag is set after its rows are there, and never unset.
         if cache.cached[blocks].all():
             return
         # A block is never written twice: another reader may hold a view of it.

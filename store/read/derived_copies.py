@@ -93,6 +93,7 @@ def _add_to_user_list(entry: DerivedCopy, path: str) -> None:
 
 def _add(file: Path, entry: DerivedCopy) -> None:
     """Append a line unless the list has it. Raises OSError."""
+    # Otherwise the list would grow by a line with each training on the store.
     if any(old._replace(time="") == entry._replace(time="") for old in _lines(file)):
         return
     if not file.parent.is_dir():

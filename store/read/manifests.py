@@ -77,6 +77,7 @@ def _read_lengths(value: object, features: Features, sequences: int, where: str)
         return None
     dtype = length_dtype(features)
     try:
+        # Without `validate`, other characters are dropped in silence.
         data = base64.b64decode(value, validate=True)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise StoreError(f"{where}: the manifest's lengths are not base64; {DAMAGED}") from error
@@ -117,6 +118,7 @@ def sealed_manifest(
 def _parsed(data: bytes, attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
+    # RecursionError: nested brackets of a forged manifest.
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
     if not isinstance(value, dict):
@@ -147,6 +149,7 @@ def checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
         try:
             return _checked_array(source, name, entry)
         except StoreError:
+            # What a network tore looks like damage: it is fetched again before it is believed.
             source.forget(name)
             raise
 

@@ -26,6 +26,7 @@ def checksum(array: Slices) -> str:
     """Return the hexadecimal SHA-256 of an array, as in the manifest; reads slices of rows."""
     found = hashlib.sha256()
     row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    # A multiple of the rows of a chunk, so that no chunk is decoded twice.
     step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
     for begin in range(0, array.shape[0], step):
         rows = array.read(begin, min(begin + step, array.shape[0]))
@@ -107,6 +108,7 @@ class PartReader:
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:
+            # So that another attempt fetches it again.
             self._source.forget(f"parts/{self.part.number}/{name}")
             self._open.pop(name, None)
             raise StoreError(f"{self.where}: {name} does not match its checksum; {DAMAGED}")
@@ -127,6 +129,8 @@ class PartReader:
         """int64 [n + 1]: where the tokens of each sequence begin."""
         counts = self.part.counts
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
+        # Where a map begins follows from the lengths: by wrong ones the map of another sequence is
+        # read.
         if int((np.diff(start) ** 2).sum()) != counts.squares:
             raise StoreError(f"{self.where}: the lengths do not match counts.squares; {DAMAGED}")
         if self._lengths is not None and not np.array_equal(np.diff(start), self._lengths):

@@ -65,6 +65,7 @@ class PartIndex:
         """Choose the arrays to cache from their first use on; None, the initial state: no array."""
         with self._opening:
             self._cache_policy = cache_policy
+            # The cache of an array ends with its part, so none is closed.
             self._open_parts = len(self._entries) if cache_policy else OPEN_PARTS
             self._parts.clear()
 

@@ -84,6 +84,7 @@ def _broken_masks(part: PartReader, view: int, lengths: Array) -> list[str]:
     after = np.zeros(len(spans), np.int64)
     after[1:] = end[:-1]
     heads = start[:-1]
+    # A sequence without words at the end of the part begins behind the last word.
     after[heads[heads < len(spans)]] = 0
     limit = np.repeat(lengths, np.diff(start))
     bad = (begin < after) | (begin >= end) | (end > limit) | (action >= ACTIONS)

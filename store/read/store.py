@@ -91,6 +91,8 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
             return FeatureStore(source, attributes, features, manifest)
     with suggest_repair():
         hidden = () if cache is not None else features.hidden  # a cache may have the calibration
+        # Requested together: one answer after another took twice as long to open a store over a
+        # network.
         source.announce(["manifest", *(p for name in hidden for p in calibration_paths(name))])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
@@ -143,6 +145,8 @@ class FeatureStore(Sequence[Record]):
         return again, (self.path,), self.watch.opened
 
     def __setstate__(self, checksum: str) -> None:
+        # Otherwise a worker would read other texts than its parent if the store was rewritten
+        # meanwhile.
         self.watch.compare(checksum)
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
@@ -332,6 +336,7 @@ class FeatureStore(Sequence[Record]):
         `columns` and `floats` as for `to_parquet`. The table has a `schema`, and `batches()` of
         some 16 MB, which are read on iteration.
         """
+        # Imported here: reading and training do not wait for pyarrow.
         from teachonce.store.read.arrow import Table
 
         about = {key: self.meta[key] for key in ("features", "identity", "software")}

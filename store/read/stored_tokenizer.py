@@ -60,6 +60,7 @@ def _loaded(data: bytes) -> Tokenizer:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+    # A file may ask to pad each text to any length, and would decide how much memory that takes.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -68,6 +69,7 @@ def _loaded(data: bytes) -> Tokenizer:
 @lru_cache(8)
 def _try_loading(data: bytes) -> None:
     """Load a tokenizer in a process with bounds. Raises as `run_bounded` does."""
+    # Arguments travel as JSON; in latin-1 each byte is a character.
     run_bounded(_load_there, data.decode("latin-1"), seconds=SECONDS, memory=MEMORY)
 
 

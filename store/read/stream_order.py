@@ -108,6 +108,7 @@ def order_blocks(parts: Array, seed: int, epoch: int) -> Array:
     # With few parts at a time, a reader needs to have few parts open.
     numbers, place = np.unique(parts, return_inverse=True)
     rank = np.empty(len(numbers), np.int64)
+    # The last number of a key, 0 to 3, makes the draws of an epoch independent of one another.
     rank[permutation(len(numbers), seed, epoch, 0)] = np.arange(len(numbers))
     within = np.empty(len(parts), np.int64)
     within[permutation(len(parts), seed, epoch, 1)] = np.arange(len(parts))
@@ -127,6 +128,7 @@ def shuffled_batches(
     B * max length <= batch_tokens, or B = `batch_texts` if given.
     """
     mixed = permutation(len(lengths), seed, epoch, 2, pool)
+    # Shuffled before a stable sort: sequences of one length have other neighbours in each epoch.
     ordered = mixed[np.argsort(-lengths[mixed], kind="stable")]
     batches = _fill(ordered, lengths, batch_tokens, batch_texts)
     return [batches[number] for number in permutation(len(batches), seed, epoch, 3, pool)]

@@ -70,6 +70,7 @@ def _write(
 
         def flush() -> None:
             if group:
+                # Row groups are cut by bytes, not by pyarrow's limit of rows.
                 out.write_table(pa.Table.from_batches(group), row_group_size=2**31 - 1)
                 on_rows(sum(len(batch) for batch in group))
                 group.clear()

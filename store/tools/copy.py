@@ -248,6 +248,8 @@ def convert(
     with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
         for place in progress(range(len(parts))):
             copy_part(writer, parts[place].number, store, place, store, 0)
+        # Before sealing: parts from before and after a rewriting of the source must not become one
+        # store.
         store.watch.check()
         writer.seal()
     store.close()

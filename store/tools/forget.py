@@ -126,6 +126,7 @@ def forget(
                 plan = _find_removal(store, wanted(store), missing_ok)
                 if not plan.numbers:
                     return plan.forgotten
+                # Before the change: caches are named by the text that the store has now.
                 removed = remove_caches(store)
                 before(store)
                 _carry_out(staging, plan, lease, request, progress)
@@ -275,6 +276,8 @@ def _carry_out(
         "shared": plan.forgotten.shared,
         "text": plan.forgotten.text,
     }
+    # A kill before this line leaves the store as it was. After it, the next call finishes by the
+    # journal.
     staging.unseal(attributes | {FORGETTING: journal})
     plan.store.close()
     _finish(staging, lease)

@@ -151,6 +151,7 @@ class PartWriter:
         path = f"view{view}/hidden/{name}"
         numbers = self._claim(path, rows)
         values = self._shaped(path, states, (len(numbers), self._features.width))
+        # Before encoding: rounded to int8, NaN becomes an ordinary number.
         self._check_law(path, numbers, row_violation(values))
         hidden = self._features.level.hidden
         with np.errstate(over="ignore"):
@@ -159,6 +160,7 @@ class PartWriter:
         far = np.abs(values) >= limit
         self._check(path, numbers, far, f"is more than {limit:.3g} deviations away", EXACT)
         for key, array in hidden.codec.encode(values).items():
+            # A scale is rounded up, and may so decode to states whose squares overflow.
             law = find_violation(self._features, self._calibration, f"{path}/{key}", array)
             self._check_law(f"{path}/{key}", numbers, law)
             self._arrays[f"{path}/{key}"][numbers] = array
@@ -329,4 +331,6 @@ class PartWriter:
             draws=tuple(self._gather_draws(v) if sampled else 0 for v in views),
         )
         arrays, self._arrays = self._arrays, {}
+        # In the order of the format: HDF5 lays arrays out as they are written, and equal parts must
+        # have equal bytes.
         return counts, {name: arrays[name] for name in part_arrays(features, counts)}

@@ -155,12 +155,15 @@ def complete(
             read(name)
 
         def same(name: str, values: Array) -> tuple[str, Array]:
+            # Without fingerprints: another release of zarr may word zarr.json differently.
             if Entry.of(values, None) != entries[name]._replace(fingerprint=None):
                 raise _other(source.path, name)
             return name, values
 
         def checked() -> Iterator[tuple[str, Array]]:
             left = set(entries)
+            # In the order in which a new store has them, as HDF5 lays arrays out as they are
+            # written.
             for name, values in outside.arrays(features):
                 if name in left:
                     left.remove(name)

@@ -176,6 +176,7 @@ class StoreWriter:
         self._check_number(number)
         with existing.writing(self.path, f"part {number} of "), self._leased():
             yield
+            # Again: if the lease was lost meanwhile, another process may be writing this part.
             self._lease.check()
             self._staging.publish(number)
         self.published.add(number)
