@@ -99,7 +99,8 @@ def _exported_front(front: str) -> str:
 
 def _how_to_run(student: LoadedStudent, made: Exported) -> str:
     usage = FORMATS[made.format].usage
-    if student.kind == DECODER and usage is not None:
+    both = DECODER in FORMATS[made.format].kinds and student.kind != DECODER
+    if usage is not None and not both:
         return usage(made.file, bool(student.tokenizer.chat_template))
     library = LIBRARIES[made.format]
     return f"""In this folder, with `pip install {library} tokenizers numpy`:

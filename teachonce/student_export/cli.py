@@ -17,8 +17,8 @@ from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options, read_words
 from teachonce.support.usage_errors import OneLineCommand
 
-HELP = """Export the student in FOLDER to ONNX, OpenVINO, TorchScript or GGUF, and compare each file
-with the student. FOLDER is a model of transformers or sentence-transformers.
+HELP = """Export the student in FOLDER to ONNX, OpenVINO, TorchScript, GGUF or model2vec, and
+compare each file with the student. FOLDER is a model of transformers or sentence-transformers.
 
 \b
 onnx         onnx/model.onnx, model_quantized.onnx (int8) or model_q4.onnx (int4):
@@ -30,6 +30,7 @@ torchscript  torchscript/model.pt: libtorch
 gguf         decoders: gguf/model.gguf, model-q8_0.gguf and others: llama.cpp;
              `pip install 'teachonce[gguf]'`; it is compared if
              llama-cpp-python is installed, too
+model2vec    static students: model2vec/model.safetensors, a table of word vectors
 
 Each file includes the pooling and the modules after it. The folder also holds the tokenizer and
 export.json, which lists inputs, output, labels and prompts. An export whose agreement with the

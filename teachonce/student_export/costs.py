@@ -96,6 +96,7 @@ def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]
         "onnx": "onnxruntime",
         "openvino": "openvino",
         "gguf": "llama_cpp",
+        "model2vec": "numpy",
     }
     import_module(libraries.get(format, "torch"))
     return lambda: FORMATS[format].open(path, output, 1)

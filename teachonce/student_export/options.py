@@ -10,13 +10,14 @@ from teachonce.support.options import Range, check_values, option
 
 ABOUT = "export.json"
 """The file of a folder of exports that describes them."""
-FORMATS = ("onnx", "openvino", "torchscript", "gguf")
+FORMATS = ("onnx", "openvino", "torchscript", "gguf", "model2vec")
 GGUF = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 QUANTISED = {
     "onnx": ("int8", "int4"),
     "openvino": ("int8",),
     "torchscript": (),
     "gguf": GGUF,
+    "model2vec": (),
 }
 """The values of --quantize that each format supports."""
 LIBRARIES = {

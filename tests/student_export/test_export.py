@@ -264,6 +264,47 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     assert export_check(student, None).share(run) == 1
 
 
+def test_word_vectors_for_model2vec(
+    make_tokenizer: MakeTokenizer, shallow: Path, tmp_path: Path
+) -> None:
+    """The library's own loader gives the vectors of sentence-transformers, dense layers included,
+    and so do the README's lines and student-predict."""
+    from model2vec import StaticModel
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
+
+    torch.manual_seed(0)
+    table = StaticEmbedding(make_tokenizer("wordpiece").backend_tokenizer, embedding_dim=8)
+    linear = Dense(8, 12, bias=False, activation_function=None)
+    expected = SentenceTransformer(modules=[table, linear, normalize()], device="cpu")
+    expected.save(str(tmp_path / "student"), create_model_card=False)
+    out = tmp_path / "out"
+    said = run(tmp_path / "student", "--to", "model2vec", "--out", out).output
+    assert "model2vec/model.safetensors: agreement 100.00 %" in said
+    vectors = StaticModel.from_pretrained(out / "model2vec").encode(TEXTS)
+    assert vectors == pytest.approx(expected.encode(TEXTS), abs=1e-6)
+    answers = [json.loads(line) for line in predicted(out, *TEXTS)]
+    assert [each["vector"] for each in answers] == pytest.approx(vectors, abs=1e-4)
+    code = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, check=True)
+    assert done.stdout.count(b"[") == 3  # two vectors
+    line = refused(embedder(shallow, tmp_path / "e"), "--to", "model2vec", "--out", tmp_path / "no")
+    assert line == (
+        "Error: --to model2vec: exports static students (static:256) alone, and this student has"
+        " layers; give --to onnx"
+    )
+    assert not (tmp_path / "no").exists()
+
+
+def predicted(folder: Path, *texts: str) -> list[str]:
+    """The lines that student-predict prints."""
+    from teachonce.student_predict.cli import main as student_predict
+
+    done = CliRunner().invoke(student_predict, [str(folder), *texts])
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
 def test_an_operator_that_cannot_be_exported_is_one_line(
     make_tokenizer: MakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,9 @@ class ExportFormat:
         None if it is needed in any case.
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format that holds a
         tokenizer of its own.
-    usage: `usage(file, chats)` returns Markdown that shows how to run a decoder, for the
-        model card; `chats`: whether it has a chat template.
+    usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
+        `chats`: whether a decoder has a chat template. Without it, and for students that are no
+        decoders in a format that exports both, the card has a program of NumPy and tokenizers.
     """
 
     names: Mapping[str, str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from teachonce.student_export.formats import (
     ExportFormat,
     gguf,
+    model2vec,
     onnx,
     onnx_decoder,
     openvino,
@@ -42,5 +43,12 @@ FORMATS = {
         runner=(gguf.RUNNER, "pip install llama-cpp-python"),
         tokens=gguf.token_ids,
         usage=gguf.usage,
+    ),
+    "model2vec": ExportFormat(
+        model2vec.NAMES,
+        model2vec.write_float,
+        model2vec.open_runner,
+        kinds=frozenset({"embedding"}),
+        usage=model2vec.usage,
     ),
 }
