@@ -21,6 +21,8 @@ from teachonce.support.errors import UserError
 
 # Activations of one forward pass on a CPU, counted by `bytes_of_text`. The true number is about
 # twice as large with eager attention and float32.
+# 64 texts of 512 tokens take 2.3 GB in place of 5.6 of a ModernBERT `tiny`, and 1.27 times the
+# time.
 CPU_BUDGET = 2**30
 GPU_SHARE = 8  # on a GPU, an eighth of its memory
 
@@ -282,6 +284,7 @@ def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
         attention_mask=inputs.present.long(),
         output_hidden_states=True,
         output_attentions=maps,
+        # Keys and values for a next token would only take memory.
         **({"use_cache": False} if "causal" in _kind_of(student).models else {}),
         **({} if types is None else {"token_type_ids": types}),
     )

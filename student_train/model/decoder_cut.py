@@ -262,6 +262,8 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     if positions := [name for name, axes in parts.around.items() if "P" in axes]:
         config.max_position_embeddings = len(weights[positions[0]])
+    # Making a model draws random weights. The student's own must not depend on whether a teacher
+    # was made.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         names = list(type(student.base_model)(config).state_dict())
     (words,) = (name for name in names if _axes(name, parts) is None)

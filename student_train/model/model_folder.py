@@ -70,6 +70,7 @@ class ModelFolder:
         found = network.base_model.state_dict()
         output = network.get_output_embeddings()
         if not missing and output is not None and output.bias is not None:
+            # By memory, not by name: output embeddings may be tied to the word embeddings.
             own = {value.data_ptr() for value in (output.weight, output.bias)}
             whole = network.state_dict().items()
             heads = {name: value for name, value in whole if not name.startswith(encoder)}

@@ -180,6 +180,7 @@ def _take_split(
         narrow = torch.from_numpy(_to_width(rows, known, words.shape[1], svd=True)[known])
         narrow *= words.std() / narrow.std()
     else:
+        # The copied layers read exactly these channels, so rows are taken as they are.
         theirs = np.flatnonzero(vocabulary.match[: len(teacher)] >= 0)
         own = vocabulary.match[theirs]  # special tokens among them, which have no bytes
         rows[own], known[own] = teacher[theirs], True

@@ -88,6 +88,7 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
     before = check_output(out, resume)
     if before is None:
         return None
+    # As it is read back from the file, where a tuple is a list.
     report = json.loads(json.dumps(report))
     now = report["settings"]
     for which, paths in (("store", [now["store"]]), ("others", now["others"])):
@@ -108,6 +109,7 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
             else f"{out} exists already, a finished student of other settings: {differences};"
             " give another --out"
         )
+    # They are there if a kill came between the result and their removal.
     if "result" in before:
         remove_checkpoints(out / "checkpoints")
     return before

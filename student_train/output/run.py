@@ -158,6 +158,8 @@ def train_student(
                 say("losses    none of them uses the text vectors in the store")
             if ranks.lead:
                 for each in stores:
+                    # Before there is a folder, so that after any kill `forget` names it as a copy
+                    # of the text.
                     record_copy(each.path, each.manifest, "student", out)
                 out.mkdir(exist_ok=True)
                 files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
@@ -233,6 +235,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     tokenizer = student_tokenizer(options.vocab, store, others=others, pattern=pattern)
     fit_tokenizer(tokenizer, plan)
     how = resolved_start(options.init, plan.shape, store)
+    # So that each process of a training draws the same initial weights.
     torch.manual_seed(options.seed)
     student = make_student(
         options.student,
@@ -379,6 +382,7 @@ def _finish(
     report = {**report, "result": result}
     card = model_card(report, hub_id(stores[0]), student, head is not None)
     files.write(out / "README.md", card.encode())
+    # Last, as its `result` is what marks a student as finished.
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")
     return report

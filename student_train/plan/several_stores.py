@@ -113,6 +113,7 @@ def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
 def _texts(store: FeatureStore) -> dict[tuple[int, str], str]:
     """Return the checksums of the text, token and mask arrays, by part and name."""
     return {
+        # Checksums of the manifests: neither text is read.
         (place, name): entry.sha256
         for place, part in enumerate(store.manifest.parts)
         for name, entry in part.arrays.items()

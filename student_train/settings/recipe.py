@@ -68,6 +68,7 @@ def find_recipe(name: str) -> Recipe:
     return known[inner]
 
 
+# Reading and checking all of them takes 60 ms, and a command does it several times.
 @functools.cache
 def all_recipes() -> Mapping[str, Recipe]:
     """Read the recipes of this package, by name."""

@@ -13,15 +13,22 @@ from teachonce.student_train.losses.registry import Term, find, loss_names, name
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.errors import UserError, suggest
 
+# Hidden states with weight 30 (the best of 3, 10 and 30): 4.42 nats a token for a BERT of 128x2x2,
+# where masked-LM training alone has 6.02.
 DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
+# Not shown to be better than `next` alone: with `hidden=0.3` 2.378 and 2.376 bits a byte after half
+# a million tokens.
 NEXT_LOSS: Mapping[str, float] = {"next": 0.5, "kl-next": 0.5}
 NEXT_STATES_LOSS: Mapping[str, float] = {"hidden": 0.3}
+# In addition to VECTOR_LOSS: rank correlation .695 for .681 at equal steps. With 10 no better.
 STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 VECTOR_TEXTS = 128
 """Defaults: the losses of a store with text vectors, the losses of hidden states in addition, the
 texts per batch; SCORE_LOSS is for scores."""
+# Of the three for masked LMs: `reduce` reaches 4.39 nats for 4.42, in one and a half times the time
+# of a step; `match` 4.47.
 DEFAULT_ALIGNMENT = "span"
 
 

@@ -138,6 +138,7 @@ class Sweep:
             starts = _check(checked, stores)
             if self.ray is None and self.jobs is None:
                 execution.here(stores, starts)
+        # Otherwise the prepared students stay in this process's memory while the workers train.
         starts.clear()
         if self.ray is not None:
             self._on_ray(execution, planned[0].device, Home.here(self.folder, lease), saved)

@@ -116,9 +116,12 @@ class Cluster:
         self._home, self._stop, self._say = home, stop, say
         self._running = dict[Any, Key]()
         self._started, self._line = 0, ""
+        # On the driver's node: a mailbox that is lost with another node would end the sweep.
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
+        # Each worker that waits for an answer takes one of these threads. The mailbox needs no
+        # processor.
         mailbox = ray.remote(num_cpus=0, max_concurrency=1000)(Mailbox)
         self._mailbox = mailbox.options(scheduling_strategy=here).remote()
         self._task = remote_worker(ray, worker, gpus)
@@ -151,6 +154,7 @@ class Cluster:
         """Return the reports of workers that are still running."""
         alive = self._running.values()
         sent = self._ray.get(self._mailbox.reports.remote())
+        # A worker that was taken for dead may have reported before it ended.
         return [(key[0], *what) for key, *what in sent if key in alive]
 
     def _ended(self, task: Any) -> Event:

@@ -144,6 +144,8 @@ class Trials:
         if number < len(self.known):  # drawn by an earlier command
             before = self.known[number]
             self.study.enqueue_trial(before["params"])
+        # constant_liar: trials that still run count as bad, so that several at once search in
+        # different places.
         self.study.sampler = self.optuna.samplers.TPESampler(
             seed=self.seed + number, constant_liar=True
         )

@@ -189,6 +189,7 @@ class Distiller(nn.Module):
         """Compute the student's vectors [B,D] of the texts."""
         head = self.vector_head
         assert head is not None
+        # The modules of sentence-transformers take padded batches.
         states = read.last.new_zeros(*read.present.shape, read.last.shape[1])
         states[read.present] = read.last
         present = pooled_tokens(self.student, batch.inputs.ids, batch.inputs.present)
@@ -252,11 +253,15 @@ class Sides:
         own = any(term.loss.of_text_alone for term in terms)
         causal = any(term.loss.of_next for term in terms)
         seconds = [wanted.inputs for wanted in batch.aligned.values()]
+        # Left out if nothing reads it: under `reduce` alone the student reads only its second
+        # input.
         if own or not seconds or None in seconds or batch.vectors is not None:
             native = distiller.encode(batch.inputs, maps)
         # The order of these decides the last bits of gradients.
         self._native = native.last if own else None
         self._masked = None
+        # Of the tokens with a label alone: with 120,000 pieces the head costs as much as the
+        # encoder.
         if own and not (causal and exceeds(len(batch.masked), distiller.vocabulary)):
             self._masked = distiller.logits(native.last[batch.masked])
         self._aligned = {

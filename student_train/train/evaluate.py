@@ -119,6 +119,7 @@ class Spread:
     def add(self, states: Mapping[str, torch.Tensor]) -> None:
         """Count states [G,D], by what they are compared for."""
         for name, each in states.items():
+            # The share is a small difference of two large sums, which float32 would lose.
             each = each.double()
             self.counts[name] = self.counts.get(name, 0) + len(each)
             total = each.sum(dim=0)

@@ -176,6 +176,7 @@ class _StudentTraining(Training):
         options = plan.options
         self.out, self.callbacks, self.say = out, callbacks, callbacks.say
         self.device = torch.device(options.device)
+        # The projections are drawn next.
         torch.manual_seed(options.seed)
         every = list(zip(plan.sources, collators, strict=True))
         groups = [every] if options.combine == "outputs" else [[each] for each in every]
@@ -334,6 +335,8 @@ class _StudentTraining(Training):
 
     def validate(self) -> None:
         """Compute the held-out losses, pass them to the schedule, and store the best weights."""
+        # One process validates for all: their schedules and best weights must not differ in the
+        # last bits.
         each = [each.validate() for each in self.trainings] if self.ranks.lead else []
         each = self.ranks.agreed(each)
         found = dict(each[0])
@@ -345,6 +348,7 @@ class _StudentTraining(Training):
             self.schedule.validated(found["valid_loss"])
             best = self.best["found"]["valid_loss"] if self.best else math.inf
             if self.options.best and found["valid_loss"] < best:
+                # A copy, as the next step changes the tensors of a state dict in place.
                 self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
         for line in (warning_of_constant_states(found), self._warning_of_divergence(found)):
             if line:
@@ -372,6 +376,7 @@ class _StudentTraining(Training):
     def save(self) -> None:
         if self.out is None:
             return
+        # Before the checkpoint, which says how many of these bytes a resumed training keeps.
         metrics = synced_metrics(self.out)
         state = {
             **self.state(),

@@ -30,6 +30,7 @@ Chart = dict[str, Any]
 def bundle() -> str:
     """Return the JavaScript library (Vega-Lite) that draws the charts."""
     script = library("vl_convert", "report", "--page").javascript_bundle()
+    # HTML ends a script at these letters, also within a string.
     return str(script).replace("</script", "<\\/script")
 
 
