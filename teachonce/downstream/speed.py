@@ -78,6 +78,7 @@ class MeasuredModel:
     @torch.inference_mode()
     def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
         """Run a forward pass over each of the inputs; return the seconds of all."""
+        # Before the clock starts: copying to a GPU is no part of the time.
         inputs = [ids.to(device) for ids in inputs]
         masks = [torch.ones_like(ids) for ids in inputs]
         _wait(device)
@@ -244,6 +245,7 @@ def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: 
     subject.run([subject.sentences[0]], device)  # libraries allocate buffers at their first call
     try:
         ctypes.CDLL(None).malloc_trim(0)  # else a batch reuses freed memory, and nothing grows
+        # 5 resets VmHWM, the peak of the process (proc(5)).
         PEAK_RESET.write_text("5")
         before = status_bytes("VmRSS")
         subject.run(inputs, device)

@@ -76,6 +76,7 @@ def own_texts(student: LoadedStudent) -> list[str]:
             first,
             attention_mask=torch.ones_like(first),
             do_sample=True,
+            # Of all pieces: `generate` draws from the 50 best by default.
             top_k=0,
             max_length=length,
             min_length=length,

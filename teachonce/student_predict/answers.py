@@ -144,6 +144,8 @@ class Predictor:
         if not self.pairs:
             vectors, cuts = self._truncated(sides)
             for vector, cut in zip(vectors, cuts, strict=True):
+                # By their text, the shortest that gives the same float32: 0.1, not
+                # 0.10000000149011612.
                 yield {"vector": [float(str(number)) for number in vector], **cut}
             return
         (one, first), (other, second) = (self._truncated([side]) for side in sides)

@@ -60,6 +60,7 @@ def main(**words: Any) -> None:
 
     given = given_texts(options)
     if not (options.folder / ABOUT).is_file():
+        # Before torch loads, which takes seconds: a wrong name is an error at once.
         resolve_vectors(str(options.folder))
     from transformers.utils import logging
 

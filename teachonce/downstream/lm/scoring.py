@@ -153,6 +153,7 @@ def bits_per_byte(
 
 def _figures(nats: float, documents: Documents) -> dict[str, float]:
     loss, bits = nats / documents.predicted, nats / documents.bytes / math.log(2)
+    # exp of a larger number overflows a float.
     perplexity = math.exp(min(loss, 700))
     return {"primary": bits, "bits_per_byte": bits, "loss": loss, "perplexity": perplexity}
 
@@ -200,4 +201,5 @@ def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> 
     wanted = torch.from_numpy(asked[:, 1:])
     labels = torch.from_numpy(ids[:, 1:])[wanted].to(logits.device)
     predicted = logits[:, :-1][wanted.to(logits.device)].float()
+    # In float64, as sums of millions of tokens lose digits in float32.
     return functional.cross_entropy(predicted, labels, reduction="none").double().sum()

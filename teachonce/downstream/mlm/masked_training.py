@@ -229,6 +229,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.batch_size,
         learning_rate=_lr(settings),
+        # A number below 1 is a share of all steps (transformers 5, which has no warmup_ratio).
         warmup_steps=0.05,
         weight_decay=0.01,
         lr_scheduler_type="linear",

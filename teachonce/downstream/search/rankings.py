@@ -47,6 +47,7 @@ class Nearest:
         places = self.seen + np.broadcast_to(np.arange(len(documents)), found.shape)
         scores = np.concatenate([self.scores[rows], found], axis=1)
         places = np.concatenate([self.places[rows], places], axis=1)
+        # Earlier documents come first in `scores`, so that a stable sort lets them win a tie.
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.depth]
         return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
 

@@ -293,6 +293,8 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float) -> TrainingAr
         eval_strategy="epoch",
         save_strategy="epoch",
         logging_strategy="epoch",
+        # The folder is temporary: nothing is resumed from it, and the optimizer's state is twice
+        # the weights.
         save_only_model=True,
         save_total_limit=1,
         include_num_input_tokens_seen=COUNTED,

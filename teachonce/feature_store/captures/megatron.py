@@ -197,6 +197,7 @@ def _rank(path: Path) -> tuple[int, int]:
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file of an archive, in its order."""
     try:
+        # "r:" refuses compressed archives, which could unpack to any size.
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
                 if member.isreg() and not member.issparse():
@@ -258,6 +259,7 @@ def _tokens(options: ImportOptions) -> Array:
         )
     regular([options.tokens])
     try:
+        # Mapped, as the tokens of a whole run need not fit into memory.
         found = np.load(options.tokens, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy reads the header as an expression of Python
         raise UserError(f"--tokens {options.tokens}: {first_line(error)}") from None

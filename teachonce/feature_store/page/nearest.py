@@ -76,6 +76,7 @@ def _vectors(batch: Batch, state: str) -> Floats:
         # Normalised by channel: a few channels of large variance would decide every cosine.
         values = batch.hidden[state].normalised()
         values[batch.special] = 0
+        # Each sequence has a token: reduceat would give an empty one the row of the next.
         vectors = np.add.reduceat(values, batch.start[:-1], axis=0)
     else:
         assert batch.embedding is not None

@@ -136,6 +136,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     Raises UserError if llama-cpp-python is missing, or cannot load the file.
     """
+    # By default llama.cpp keeps the logits of the last token alone.
     model = _loaded(path, threads, logits_all=True)
 
     def run(inputs: dict[str, Array]) -> Array:

@@ -155,6 +155,7 @@ def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     pre = pattern_of(settings, where)
     named = {number: piece for piece, number in tokenizer.get_vocab().items()}
+    # Rows without a piece are named as convert_hf_to_gguf.py of llama.cpp names them.
     pieces = [named.get(number, f"[PAD{number}]") for number in range(rows)]
     kinds = [NORMAL if number in named else UNUSED for number in range(rows)]
     for each in settings["added_tokens"]:

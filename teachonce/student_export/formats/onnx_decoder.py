@@ -19,6 +19,7 @@ console.log(await write("Once upon a time", { max_new_tokens: 40 }));
 ```"""
 DTYPES = {"model.onnx": "fp32", "model_quantized.onnx": "q8", "model_q4.onnx": "q4"}
 """The `dtype` with which transformers.js looks for a file."""
+# torch.export takes sizes of 0 and 1 for constants.
 BATCH, TOKENS, BEFORE = 2, 4, 3  # of the example: any number but 0 and 1
 
 

@@ -26,6 +26,7 @@ def write_float(student: Any, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="export-") as scratch:
         source = Path(scratch) / "model.onnx"
         onnx.write_float(student, source)
+        # By default OpenVINO rounds weights to float16 when it saves.
         openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
 
 
