@@ -14,6 +14,7 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.support.arrays import Floats
 from teachonce.teacher_dump.teacher.heads import Decoder, all_logits
 
+# A normal variable is further away twice in 10^9 times.
 STANDARD_ERRORS = 6.0  # allowed distance of random draws from their expectation
 FLOOR = -63.0  # log-probabilities below it count as equal
 Calibration = tuple[Floats, Floats]
@@ -168,6 +169,7 @@ class Errors:
             self._logprobs(record, f"{here}/{key}", key, ours, theirs)
         lowest = live.min(axis=1)
         error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
+        # Twice: the error is a difference of two log-probabilities of the teacher that runs again.
         self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
 
     def _logprobs(self, record: Record, name: str, kind: str, live: Floats, stored: Floats) -> None:
@@ -201,6 +203,7 @@ class Errors:
         counts = stored.counts[start[0] : start[-1]].astype(np.float64)
         token = np.repeat(np.arange(len(logs)), np.diff(start))
         drawn = logs.double()[torch.from_numpy(token).to(logs.device), ids].cpu().numpy()
+        # 0 times -inf would be NaN.
         logs = logs.double().clamp(min=-1e4)
         entropy = -(logs.exp() * logs).sum(-1)
         variance = ((logs.exp() * logs.square()).sum(-1) - entropy.square()).clamp(min=0)

@@ -68,6 +68,7 @@ def annotation_of(
         return None if name is None else Annotation((name,))
     if any(isinstance(each, dict) and "result" in each for each in value):
         return _agreed(value, column, where, text)
+    # Label Studio writes an empty list for a text that nobody has annotated.
     if value == [] and column is not None and column.endswith("annotations"):
         return None
     return _annotation(value, column, where, text)
@@ -80,6 +81,7 @@ def _agreed(
     found = [
         _annotation(each.get("result") or [], column, where, text)
         for each in value
+        # The annotator skipped the text.
         if isinstance(each, dict) and not each.get("was_cancelled")
     ]
     if any(each != found[0] for each in found):

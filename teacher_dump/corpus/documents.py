@@ -190,6 +190,7 @@ class Corpus:
         """
         found: dict[str, str] = {}
         for source in self.sources:
+            # The place in the earlier source replaces that in a later one.
             found = source.met(kind) | found
         return found
 
@@ -237,6 +238,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
     if is_saved(path):
         return [HubSource(name, columns, saved=True)]
     if path.is_dir():
+        # Sorted: a file system lists in any order, and a store numbers the documents.
         seen = sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path)))
         return _several(name, seen, columns, skipped)
     if path.is_file():

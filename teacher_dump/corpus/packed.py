@@ -95,6 +95,7 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         filled = 0
+        # Filled, as `peek` in `text_files` looks at the head of a file with one call.
         while filled < len(buffer):
             try:
                 found = self._stream.read(len(buffer) - filled)

@@ -23,6 +23,7 @@ from teachonce.teacher_dump.corpus.tables import dataset_table, is_saved, saved_
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
+# site-packages and dist-packages lie inside the library's folder, and differ by machine.
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "lib2to3", "site-packages"}
 SKIPPED_FOLDERS |= {"test", "tests"}
 
@@ -130,6 +131,7 @@ class HubSource(CorpusSource):
         found |= {"split": self._split, "revision": self._revision}
         self._identified = self._checked or self._hashed()
         if self._identified is not None:
+            # Only the name, as for files: the folder may be moved.
             found |= {"name": Path(self._dataset).resolve().name, "sha256": self._identified}
         return found
 
@@ -167,6 +169,7 @@ class PythonDocs(CorpusSource):
         return [text for text in dict.fromkeys(folded) if text]
 
     def identity(self) -> dict[str, Any]:
+        # An escape in a docstring may be a lone surrogate.
         joined = "\n".join(self._paragraphs).encode("utf-8", "surrogatepass")
         return {
             "kind": PYTHON_DOCS,
@@ -188,7 +191,9 @@ def library_sources() -> Iterator[tuple[Path, Path]]:
 def _docstrings(path: Path) -> Iterator[str]:
     try:
         with warnings.catch_warnings():
+            # Invalid escapes in the library's own strings are SyntaxWarnings.
             warnings.simplefilter("ignore")
+            # As bytes: then `parse` heeds an encoding that the file declares.
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return

@@ -145,6 +145,7 @@ def _is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:
+        # A missing number is an empty cell.
         return not cell
     return True
 
@@ -169,7 +170,9 @@ def _tsv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with its first line; cells may contain line feeds."""
+    # By default 131,072 characters.
     csv.field_size_limit(text_files.MAX_LINE)
+    # Without `strict`, a quote that is never closed makes the rest of the file one cell.
     rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
     while True:
         number = rows.line_num + 1
@@ -216,6 +219,7 @@ def _json(path: Path, seen: Seen) -> Table:
 def _array(path: Path, seen: Seen) -> Rows:
     """Yield the objects of an array, or of a file with one object after another, with lines."""
     # An array may be a single line, so the whole text is in memory, but only one object.
+    # One less than the largest: `readline` is called with one byte more.
     text = "\n".join(read_lines(path, seen, longest=sys.maxsize - 1))
     decoder, line, counted_to = json.JSONDecoder(), 1, 0
     place = _skip_blanks(text, 0)
@@ -308,6 +312,7 @@ def _kinds(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
 def _is_text(kind: Any) -> bool:
     import pyarrow as pa
 
+    # A column of categories, as pandas writes it.
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)

@@ -59,6 +59,8 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
+                # A line cut at `longest` may end inside a character: below it is refused as too
+                # long.
                 if len(raw) <= longest or error.reason != "unexpected end of data":
                     raise _not_utf8(path, number, position, raw, error) from None
             if len(raw) > longest:

@@ -26,6 +26,7 @@ from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.schedule import Schedule
 
 LINES = 20  # lines of losses that a training prints
+# As in BERT's pre-training (Devlin et al. 2019, A.2), whose code clips gradients at 1.
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
 BETAS = (0.9, 0.999)

@@ -62,6 +62,7 @@ class MixedTeacher(nn.Module):
         ids = torch.full((len(words.weight),), -1)
         if same is not None:
             ids[: len(same)] = torch.from_numpy(same.astype("int64"))
+        # Not in checkpoints: it follows from the two tokenizers.
         self.register_buffer("same", ids, persistent=False)
         self._one_output = tied and same is not None
         self._start(words.weight.detach(), seed)
@@ -126,6 +127,7 @@ class MixedTeacher(nn.Module):
         states = states.flatten(0, 1)[batch.rows]
         own = batch.labels_own
         logits = functional.linear(states[~own], self._outputs(), self.bias)
+        # Down to the student's width: projecting all embeddings up would take more multiplications.
         narrow = functional.linear(states[own], self.up.weight.T)
         own_logits = functional.linear(narrow, self.student.weight, self.student_bias)
         return _summed(logits, batch.labels[~own]), _summed(own_logits, batch.labels[own])

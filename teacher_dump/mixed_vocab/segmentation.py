@@ -188,6 +188,7 @@ def masked(
     with 0.1, and is unchanged with 0.1 (Devlin et al. 2019, section 3.1).
     """
     order = chance.permutation(np.flatnonzero(~pieces.special))
+    # Rounded at random, so that the share is right on average.
     count = min(MASKED, max(1, int(probability * len(order) + chance.random())))
     own = pieces.own[order]
     allowed = own | (np.cumsum(~own) <= MASKED_BY_TEACHER)
@@ -246,6 +247,7 @@ class Mixer:
                 pieces = shortened(pieces, self.longest)
                 made.append(masked(pieces, self.sides, self.probability, chance))
         batches = length_batches([len(sequence.ids) for sequence in made], self.batch_tokens)
+        # The 1 makes it another stream than that of text `number`.
         chance = np.random.default_rng([self.seed, epoch, number, 1])
         for which in chance.permutation(len(batches)):
             yield [made[i] for i in batches[which]]

@@ -75,6 +75,7 @@ def mixed_vocab(
             if not ranks.lead:
                 return None
     summary = dump(options.dump, say, stage_one)
+    # Kept until now: while there is no store, a stopped run continues from it.
     options.checkpoint().unlink(missing_ok=True)
     return summary
 

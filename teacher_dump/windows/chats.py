@@ -33,6 +33,7 @@ class ChatRenderer:
         self.check(tokenizer, name)
         self._tokenizer, self._name, self._learn = tokenizer, name, learn
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+        # The longest first, as a token may begin with another.
         self._ends = tuple(sorted(specials, key=len, reverse=True))
         own = own_first(tokenizer.backend_tokenizer)
         is_bos = own is not None and own == tokenizer.bos_token_id
@@ -125,5 +126,6 @@ def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array) -> A
     low, high = (offsets + begin).T
     edges = np.array(spans, np.int64).reshape(-1, 2)
     place = np.searchsorted(edges[:, 0], low, "right") - 1
+    # Special tokens have an empty span, which lies inside of none.
     inside = (place >= 0) & (high > low)
     return np.asarray(inside & (high <= edges[np.maximum(place, 0), 1] if len(edges) else inside))

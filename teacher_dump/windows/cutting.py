@@ -145,6 +145,7 @@ def _cut_batch(
     while active:
         plans = [cutter.plan() for cutter in active]
         proposed = list(zip(active, plans, strict=True))
+        # One call for all documents: `encode_batch` uses all cores.
         tried = iter(encode([cutter.text[b:e] for cutter, plan in proposed for b, e, _ in plan]))
         for cutter, plan in proposed:
             cutter.accept(plan, [next(tried) for _ in plan])
@@ -245,6 +246,7 @@ class Cutter:
             self.windows.append(replace(window, context=_tokens_before(window, self._end - begin)))
             self._begin, self._end = following, end
             self._surplus, self._ceiling = 0, len(self.text)
+        # A rejection discards all windows proposed after it, so that the number grows anew from 1.
         self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)
 
     def _shorten(self, begin: int, end: int, surplus: int) -> None:

@@ -49,6 +49,7 @@ class Labels:
         if any(name.lstrip("-").isdigit() for name in task.labels):
             ids = {NO_LABEL: -1}
         self._numbers = ids | {name: number for number, name in enumerate(task.labels)}
+        # The corpus has tags of words; `later_label` is for pieces that are no beginning of a word.
         self._names = [name for name in task.labels if name != task.later_label]
         # Whether a label is a number -> the first such label and its place.
         self._first_seen: dict[bool, tuple[str, str]] = {}
@@ -198,10 +199,12 @@ class Labels:
         tags = np.full(len(window.ids), -1, np.int32)
         begin, end = window.offsets.astype(np.int64).T
         pieces = np.flatnonzero(~window.special & (begin < end))
+        # A normalizer may swap characters: make the spans ascend, for `searchsorted`.
         begins, ends = (np.maximum.accumulate(side[pieces]) for side in (begin, end))
         later = self.task.later_number
         last = window.document_begin + len(window.text)
         inside = [tag for tag in gold.tags if window.document_begin <= tag[0] < last]
+        # Backwards, so that the first word has the last say on a piece over several words.
         for first, after, name in reversed(inside):
             place = int(np.searchsorted(ends, first - window.document_begin, "right"))
             if place < len(pieces) and begin[pieces[place]] < after - window.document_begin:

@@ -67,6 +67,7 @@ class Truncation:
                 place = int(end[len(ids) - count - 1])
                 span, expected = (place, len(text)), ids[len(ids) - count :]
             else:
+                # Tokens that are parts of one character all have its span.
                 place = int(min(end[count - 1], begin[count]))
                 span, expected = (0, place), ids[:count]
             stretch = text[span[0] : span[1]]
