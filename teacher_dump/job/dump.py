@@ -281,6 +281,7 @@ def check_finished(
         with closing(open_store(out)) as store:
             parts = len(store.manifest.parts)
             numbers = [store.part(place).all("sequence/document") for place in range(parts)]
+            # Documents are numbered from 0, and parts hold them in order.
             documents = 1 + int(numbers[-1][-1])
             return documents, len(store), int(store.meta["tokens"]), parts
     except StoreError as error:
@@ -313,6 +314,7 @@ def _decoder_like(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if kind not in ("llama", "qwen3", "gpt2"):
         return "llama:256x4x4"
+    # A width of 256 is a whole number of such heads.
     return f"{kind}:256x4x{256 // size if size in (32, 64, 128) else 4}"
 
 

@@ -189,6 +189,7 @@ class _Sample(Corpus):
 
     def __init__(self, corpus: Corpus, tokenizer: Any, limit: int | None) -> None:
         super().__init__(corpus.sources, corpus.columns)
+        # Always the same, so that a second `--plan` gives the same estimate.
         chance = random.Random(0)
         self.characters = 0
         self._documents: list[Document] = []

@@ -37,6 +37,7 @@ from teachonce.teacher_dump.windows.window import Window
 if TYPE_CHECKING:
     from teachonce.store.format.features import Calibration
 
+# The 16 bytes of `store.tools.documents` as NumPy's fixed-width bytes, which it can sort.
 DIGEST = "S16"
 # `merge` accepts stores that differ in these keys of the identity. A grown store must equal a whole
 # dump of the grown corpus, which has one value of each.
@@ -125,6 +126,7 @@ class Growth:
                 sequences[place] = None if chosen.all() else chosen
                 counts.update(self._counts(place, chosen))
         counts["parts"] = len(sequences)
+        # Numbers of dropped documents are not used again.
         counts["documents"] = int(stored.numbers.max()) + 1
         is_new = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
         is_new[corpus.numbers[new]] = True

@@ -130,6 +130,7 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
     if spec := features.logits:
         logits = list(output.logits)
         if spec.observed:
+            # Before the log-partition, as `_reader` orders them.
             part.put_observed(view, rows, logits.pop(-2))
         puts: dict[str, Callable[..., None]] = {
             "topk": part.put_topk,
@@ -175,6 +176,7 @@ def calibration(
 
 def mean_and_deviation(parts: list[Array]) -> tuple[Array, Array]:
     """Measure mean and deviation [D] of states [n,D]. A constant channel has deviation 1."""
+    # Along this axis NumPy adds one row after the other, which in float32 loses digits.
     states = np.concatenate(parts).astype(np.float64)
     deviation = states.std(axis=0)
     deviation[deviation == 0] = 1.0  # encoding divides by it

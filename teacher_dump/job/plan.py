@@ -109,6 +109,7 @@ class DumpPlan:
             "arguments": {
                 **{name: getattr(options, name) for name in ARGUMENTS},
                 "max_length": self.features.max_length,
+                # Without the number of the GPU: a dump may continue on another.
                 "device": options.device.partition(":")[0],
                 **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
                 **({"remote_code": True} if options.trust_remote_code else {}),
@@ -242,6 +243,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
         layer_groups(options.attention, layers, "--attention ")
     pieces = config.get("vocab_size")
     if options.logits and isinstance(pieces, int):
+        # For its error: the width is known only once the teacher is loaded.
         _logits_of(options.logits, 1, pieces)
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:

@@ -39,6 +39,7 @@ class Progress:
         self._limit, self._by_documents, self._say = limit, by_documents, say
         self._seen = self._tokens = self._here = self._done = 0
         self._started = self._reported = time.perf_counter()
+        # `disable=None`: no bar without a terminal.
         self.bar: Any = tqdm(
             unit="tok", unit_scale=True, desc=what, disable=None, total=self._limit
         )

@@ -109,6 +109,7 @@ class _Worker:
             if self._store_exists() and (part := self.queue.take(*self.shard)):
                 self._make(part, behind)
                 continue
+            # The store is complete only once the last parts of this process are published, too.
             behind.finish()
             if not self._seal():
                 if not (waited or self.filler):
@@ -324,6 +325,8 @@ class _QueueFiller:
     def _work(self, parts: Iterator[list[Window]]) -> None:
         try:
             self._put_all(parts)
+        # Without the lease another process may have changed the files, so that the error means
+        # nothing.
         except (UserError, OSError):
             try:
                 self._lease.check()

@@ -58,6 +58,7 @@ class BatchOutput:
         for name, maps in self.attention.items():
             found[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
         if self.logits:
+            # A NaN or an infinite logit makes the log-partition NaN or infinite (-inf alone does not).
             last = self.logits[-1].reshape(len(self.logits[-1]), -1)
             bad = np.asarray(~np.isfinite(last).all(axis=1))
             found["logits"] = bad if self.of_sequences else self._any(bad)
@@ -106,6 +107,7 @@ def forward(
                     " start a new dump with a smaller --max-length or --attention none"
                 )
             half = len(batch) // 2
+            # Reversed by `extendleft`: the first half is run first.
             queue.extendleft([(batch[half:], wide), (batch[:half], wide)])
             tally["halved"] += 1
             continue
@@ -162,5 +164,6 @@ def _run(
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
+    # Outside of `except`, whose error holds the stack and thus the tensors of the batch.
     torch.cuda.empty_cache()
     return None

@@ -86,6 +86,7 @@ def best_logits(
     row with a NaN logit has a NaN sum.
     """
     n, width = states.shape
+    # Triton's ranges have a power of 2 as their length.
     vocabulary, slots = len(weight), max(16, triton.next_power_of_2(k))
     blocks = triton.cdiv(n, ROWS)
     tiles = triton.cdiv(vocabulary, COLUMNS)

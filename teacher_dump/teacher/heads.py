@@ -224,7 +224,9 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tu
     partitions: list[torch.Tensor] = []
     for rows, logits in decoder.logits(values):
         log_partition = logits.logsumexp(-1)
+        # In float32 a sum near 1 would not grow by a probability below 3e-8.
         cumulative = (logits - log_partition[:, None]).double().exp_().cumsum(-1)
+        # By rounding, the sum of all probabilities is not quite 1.
         chance = torch.from_numpy(uniform[rows]).to(cumulative) * cumulative[:, -1:]
         draws.append(
             torch.searchsorted(cumulative, chance, right=True).clamp_(max=logits.shape[-1] - 1)
@@ -242,6 +244,7 @@ def observed_logprobs(
     """
     ids = torch.from_numpy(following.astype(np.int64)).to(values.device)
     found = decoder.logits_of(values, ids).cpu().numpy() - log_partition
+    # Both numbers are rounded, so that their difference may be above 0.
     return np.asarray(np.minimum(found, 0))
 
 

@@ -246,6 +246,7 @@ class Teacher:
         if self.head == "mlm" and self.decoder:
             encoder = f"{self.model.base_model_prefix}."
             for name, value in self.model.state_dict().items():
+                # BERT has the bias of its decoder twice, under two names.
                 if not name.startswith(encoder) and value.shape != self.decoder.bias.shape:
                     found[name] = value
             found["decoder.bias"] = self.decoder.bias
@@ -261,6 +262,7 @@ class Teacher:
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
+            # NumPy has no bfloat16, all of whose values float32 has.
             digest.update(value.float().cpu().contiguous().numpy().data)
         if self.decoder:
             for value in self.head_arrays():

@@ -78,6 +78,7 @@ class BiLstmConfig(PreTrainedConfig):
         if classifier_pooling != "max":
             self.classifier_pooling = classifier_pooling
         self.pad_token_id = pad_token_id
+        # E numbers with this deviation have a length of 1.
         self.initializer_range = initializer_range or embedding_size**-0.5
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**common)
@@ -177,6 +178,7 @@ def last_of(states: Tensor, present: Tensor) -> Tensor:
     the forward state of the last token, and the backward state of the first."""
     forwards, backwards = states.chunk(2, dim=2)
     rows = torch.arange(len(states), device=states.device)
+    # Of equal numbers `argmax` finds the first: the last token that is present, or the first below.
     end = present.shape[1] - 1 - present.int().flip(1).argmax(dim=1)
     return torch.cat([forwards[rows, end], backwards[rows, present.int().argmax(dim=1)]], dim=1)
 
@@ -234,6 +236,7 @@ def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
     ((of_input, of_state, *biases),) = lstm.all_weights
     state = cell = inputs.new_zeros(len(inputs), lstm.hidden_size)
     mask = functional.dropout(torch.ones_like(state), share)
+    # For all tokens at once: only the product with the state must wait for the token before.
     given = functional.linear(inputs, of_input, biases[0] + biases[1])
     states = []
     for now in given.unbind(1):

@@ -274,6 +274,7 @@ def write_sentence_folder(
             _write(folder / path / "config.json", write(step) | names)
         if weights := step.state_dict():
             save_file(
+                # safetensors refuses tensors that are not contiguous.
                 {k: v.detach().float().cpu().contiguous() for k, v in weights.items()},
                 folder / path / "model.safetensors",
             )

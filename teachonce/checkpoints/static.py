@@ -34,6 +34,7 @@ class StaticConfig(PreTrainedConfig):
         self.special_ids = list(special_ids)
         self.pad_token_id = pad_token_id
         self.initializer_range = initializer_range
+        # Else the base class would set it to the value in a file.
         common.pop("num_hidden_layers", None)
         super().__init__(**common)
 

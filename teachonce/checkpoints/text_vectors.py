@@ -65,6 +65,7 @@ def text_vectors(
             f"{name}: its pooling expects states of size {pooled}, and the transformer's hidden"
             f" size is {width}; copy the whole folder"
         )
+    # Dropout would make vectors random.
     _check_fit(head.eval(), name)
     fit_tokenizer(tokenizer, settings)
     text = _prompt(name, settings, prompt)

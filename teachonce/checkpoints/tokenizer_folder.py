@@ -84,8 +84,10 @@ def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
     if tokenizer.truncation_side != "right":
         settings["truncation_side"] = tokenizer.truncation_side
     settings["model_max_length"] = max_length
+    # A name that 4 knows, and 5 as well.
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     return {
+        # Sorted, so that equal tokenizers have equal hashes.
         name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
         for name, value in (("tokenizer.json", backend), ("tokenizer_config.json", settings))
     }
