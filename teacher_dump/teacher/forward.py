@@ -58,7 +58,7 @@ class BatchOutput:
         for name, maps in self.attention.items():
             found[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
         if self.logits:
-            # A NaN or an infinite logit makes the log-partition NaN or infinite (-inf alone does not).
+            # A logit of NaN or +inf makes the log-partition NaN or +inf.
             last = self.logits[-1].reshape(len(self.logits[-1]), -1)
             bad = np.asarray(~np.isfinite(last).all(axis=1))
             found["logits"] = bad if self.of_sequences else self._any(bad)

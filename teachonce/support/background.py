@@ -28,6 +28,7 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
     def put(kind: str, value: object) -> None:
         while not stop.is_set():
             try:
+                # With a timeout: `put` alone would wait for ever once nobody takes the items.
                 slots.put((kind, value), timeout=0.1)
                 return
             except queue.Full:

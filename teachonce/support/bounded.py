@@ -43,6 +43,7 @@ def run_bounded(
     Raises Exceeded if the process exceeds a limit or crashes; UserError, with its line, for any
     error of the function; TypeError for an argument that is not JSON.
     """
+    # glibc reserves 64 MB of address space for each arena, by default up to 8 of them a core.
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
     place = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
     bounds = {"seconds": seconds, "memory": memory}
@@ -88,6 +89,7 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which has it as well, ends both
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The soft limit sends SIGXCPU, which the parent reports; the hard one kills if it is ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 6))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:

@@ -65,6 +65,7 @@ class Repository:
         where = {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision}
         with hub_errors(self.id):
             found = getattr(HfApi(), method)(**where, **arguments)
+            # A generator asks the hub while it is read, so errors come only then.
             return list(found) if isgenerator(found) else found
 
     def files(self) -> dict[str, RepoFile]:
@@ -112,6 +113,7 @@ def open_repository(
         if get_token() is None:
             raise UserError(f"{id}: there is no token for the hub; {LOG_IN}")
         api = HfApi()
+        # None leaves it to the owner: an organisation's repositories may be private by default.
         api.create_repo(id, private=private or None, repo_type=kind, exist_ok=True)
         api.auth_check(id, repo_type=kind, write=True)
         if revision:

@@ -129,6 +129,7 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
+        # Before the file is closed, whose number the system may give to another file.
         self._beating.join()
         if _read(self.path).get("token") == self.token:
             self.path.unlink(missing_ok=True)
@@ -235,6 +236,7 @@ def _process(pid: object) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
+        # Field 22 of proc(5). The name in field 2 may hold blanks and brackets.
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     known = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": started}
     return {**known, "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}

@@ -36,6 +36,7 @@ def write_page(path: Path, templates: Path, name: str, what_for: str, **values: 
     )
     text = environment.get_template(name).render(**values)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A damaged text may hold a lone surrogate, which UTF-8 cannot encode.
     files.write(path, text.encode("utf-8", "replace"))
 
 

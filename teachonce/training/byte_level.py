@@ -44,6 +44,7 @@ def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer
         )
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
+    # Without its regex, which would split by GPT-2's pattern once more.
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     tokenizer.decoder = decoders.ByteLevel()
@@ -51,6 +52,7 @@ def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer
         vocab_size=size,
         min_frequency=2,
         special_tokens=list(SPECIALS.values()),
+        # Also the bytes that these texts lack: no text of a user has an unknown piece.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
 
+# Two: should the last be torn, the one before serves.
 RETAINED = 2  # checkpoints of a folder
 DIGEST_BYTES = 32
 NAME = re.compile(r"step-\d{9,}\.pt")
@@ -41,10 +42,12 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     import torch
 
     data = path.read_bytes()
+    # A view: a slice of bytes would copy the whole checkpoint.
     whole, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if hashlib.sha256(whole).digest() != digest:
         return None
     with fitting(path):
+        # On the CPU: the device of the process that saved it may be missing here.
         found = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
         state: dict[str, Any] = {**found}
     return state
@@ -72,6 +75,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write `state` as the checkpoint of a step; the folder retains the last RETAINED."""
     folder.mkdir(exist_ok=True)
     files.discard(folder, files.UNFINISHED)  # of a process that was killed as it saved
+    # With leading zeros, so that the order of names is that of steps.
     write_checkpoint(folder / f"step-{step:09d}.pt", {"step": step, **state})
     for old in _newest_first(folder)[RETAINED:]:
         old.unlink()

@@ -124,6 +124,7 @@ class Training(ABC):
                 if self.ranks.lead and (stopping or self.is_due()):
                     self.save()
                 if stopping:
+                    # Also in a process that has received no signal itself.
                     stop.request()
                     stop.check()
 

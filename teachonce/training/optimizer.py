@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # a command's --help must not wait for torch
     from torch import nn
 
 OPTIMIZERS = ("adamw", "lamb", "adadelta")
+# Of BERT's optimizer, of LAMB's authors, and of Zeiler 2012, section 4.1; torch's AdamW has 1e-8.
 EPSILON = 1e-6
 RHO = 0.95  # share of the past in Adadelta's averages (Zeiler 2012, section 4.1)
 ADADELTA_LR = 1.0  # the method has no rate of its own

@@ -102,6 +102,7 @@ class Ranks:
         with _peer_errors():
             distributed.all_reduce(somewhere, distributed.ReduceOp.MAX)
         used = [weight for weight, has in zip(weights, somewhere.tolist(), strict=True) if has]
+        # One call for all weights, each of which would wait for the network.
         flat = torch.cat([
             (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten()
             for weight in used
@@ -144,6 +145,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         return
     with _peer_errors():
         gpu = device.startswith("cuda")
+        # torch gathers objects by the backend of the CPU if there is one, and gradients by the
+        # GPU's.
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
     try:
         ranks = Ranks(distributed.get_rank(), distributed.get_world_size())

@@ -28,5 +28,6 @@ def waits(draws: Array, weights: Array) -> Array:
     order of the draws as it is."""
     import numpy as np
 
+    # Of 1 - draw, which is as uniform as the draw, and never 0.
     found: Array = -np.log1p(-draws) / weights
     return found

@@ -35,6 +35,7 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Return the factor for step 0, 1, ...: a pure function of step and validations so far."""
         if step < self.warmup:
+            # Not step / warmup: a rate of 0 would waste the first step.
             return (step + 1) / self.warmup
         if self.kind == "plateau":
             return 0.5**self.halvings

@@ -172,6 +172,8 @@ def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
     )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.train_from_iterator(
+        # The trainer takes texts and counts words itself, so that each word comes as often as in
+        # the text.
         chain.from_iterable(repeat(word, count) for word, count in coded),
         trainers.BpeTrainer(
             vocab_size=size,
@@ -190,6 +192,7 @@ def _folding(normalizer: Any) -> tuple[bool, bool]:
     does."""
     if normalizer is None:
         return False, False
+    # Some normalizers decompose é but keep its accent, and SentencePiece's put ▁ before a text.
     folded = [unicodedata.normalize("NFC", normalizer.normalize_str(c).strip("▁ ")) for c in "Aé"]
     return folded[0] == "a", folded[1] == "e"
 
