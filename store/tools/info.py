@@ -78,6 +78,7 @@ def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
     for file in folder.rglob("*"):
         if file.is_file():
             segments = file.relative_to(folder).parts[:-1]
+            # Zarr 3 keeps the chunks and shards of an array in its folder `c`.
             place = segments.index("c") if "c" in segments else len(segments)
             yield "/".join(segments[:place] or ("",)), file
 

@@ -86,6 +86,7 @@ def _is_same(file: RepoFile, path: Path) -> bool:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == file.lfs.sha256
     data = path.read_bytes()  # not in LFS, so it is small
+    # As git hashes a file.
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == file.blob_id
 
 
@@ -101,6 +102,7 @@ def _send_folder(
             " .h5 a store is one"
         )
     unknown = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
+    # They are patterns to the client, and a name may hold a star or a bracket.
     apart = [glob.escape(each) for each in sorted({ROOT, *unknown})]
     say(f"sending   {len(known):,} files to {target.id}")
     target.call(

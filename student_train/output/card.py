@@ -187,6 +187,7 @@ def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
     figures = {
         name.removeprefix("valid_"): value
         for name, value in report["result"].items()
+        # JSON has neither NaN nor infinity.
         if name.startswith("valid_") and isinstance(value, int | float) and math.isfinite(value)
     }
     if not figures:
@@ -200,6 +201,7 @@ def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
         },
         "metrics": [{"type": name, "value": value} for name, value in figures.items()],
     }
+    # JSON is YAML as well, and quotes whatever a name holds.
     return f"model-index: {json.dumps([{'name': title, 'results': [found]}])}\n"
 
 
@@ -369,6 +371,7 @@ def _pruned(cut: dict[str, int] | None) -> dict[str, str]:
 
 def _json(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    # In Markdown a bar ends a cell even inside of code.
     return text.replace("|", "\\|").replace("`", "'")[:LONGEST]
 
 

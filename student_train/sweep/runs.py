@@ -62,6 +62,7 @@ class Runs:
         self.references = dict[str, Any]()  # scores of other models, by name and task
         self.space = described(space) if searched else None
         self.before = read_runs(folder)
+        # As it is read back from the file, where a tuple is a list.
         space_now = json.loads(json.dumps(self.space))
         if self.before and self.before["space"] != space_now:
             other = "; ".join(

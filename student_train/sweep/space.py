@@ -68,6 +68,7 @@ def _dimension(name: str, value: Any, where: str, loss: str = "") -> Choices | I
 
 def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interval:
     low, high, log = (table.get(name, default) for name, default in RANGE.items())
+    # Not isinstance: true and false are integers.
     numbers = all(type(end) in (int, float) for end in (low, high))
     if not numbers or not table.keys() <= RANGE.keys() or type(log) is not bool:
         raise UserError(

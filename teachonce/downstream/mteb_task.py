@@ -28,6 +28,8 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
     embedder = Embedder(model, max_length)
     split = TEST if TEST in chosen.eval_splits else chosen.eval_splits[0]
     try:
+        # By default mteb returns what it has stored for a model of this name, which may have been
+        # trained again since.
         found = mteb.evaluate(embedder.model, chosen, cache=None, show_progress_bar=False)
         scores = found.task_results[0].scores[split]
     except Exception as error:  # of the hub, of data sets, of the task's own code

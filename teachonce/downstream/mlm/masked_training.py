@@ -90,6 +90,7 @@ def train_mlm(
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(PREFIX):
         start_from_frequencies(model, rows)
+    # The Trainer's number: with several GPUs in one process it is a batch for each.
     batch = _arguments(settings, every=1).train_batch_size
     if len(rows) < batch:
         raise UserError(
@@ -243,6 +244,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
         save_total_limit=1,
         disable_tqdm=True,  # `Progress` does it
         include_num_input_tokens_seen=COUNTED,
+        # So that each step has `batch_size` blocks, as the figure `tokens` takes for granted.
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,

@@ -17,6 +17,7 @@ from teachonce.student_train.output.report import read_report, trained_losses
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
+# With BLOCK documents, 4 MB of similarities.
 QUERIES_AT_ONCE = 256
 
 

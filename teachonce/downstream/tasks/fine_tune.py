@@ -28,6 +28,7 @@ from teachonce.support.errors import UserError
 from teachonce.training.optimizer import ADADELTA_LR, optimizer_of
 from teachonce.training.trackers import Facts
 
+# BERT's weight decay and betas (Devlin et al. 2019, A.2).
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
 SMALL_WIDTH = 384
@@ -156,6 +157,7 @@ def _one_seed(
     tracked: TrackedRun,
 ) -> dict[str, Any]:
     seed = settings.seed
+    # Before the head is drawn.
     set_seed(seed)
     tokenizer, model = task.load_fresh(source)
     lr = settings.lr or (ADADELTA_LR if settings.optimizer == "adadelta" else default_lr(model))
@@ -186,6 +188,8 @@ def _one_seed(
         trainer.add_callback(tracked)
         trainer.train()
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
+        # `argmax` takes the first of equal epochs, as the Trainer does: only a better one replaces
+        # it.
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # `predict` would score every split as if it were dev
         scores = {
@@ -259,6 +263,7 @@ def _scoring(folder: str) -> dict[str, Any]:
         "output_dir": folder,
         "per_device_eval_batch_size": 64,
         "disable_tqdm": True,  # `Progress` does it
+        # Without a GPU torch ignores it, and warns.
         "dataloader_pin_memory": torch.cuda.is_available(),
         "report_to": "none",
     }
@@ -290,6 +295,8 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float) -> TrainingAr
         bf16=settings.precision == "bf16",
         use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
         seed=settings.seed,
+        # Batches are drawn at random. Grouped by length they took 0.7 to 0.8 of the time, but one
+        # of three seeds was worse (benchmarks/RESULTS.md).
         eval_strategy="epoch",
         save_strategy="epoch",
         logging_strategy="epoch",

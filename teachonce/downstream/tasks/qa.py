@@ -161,6 +161,7 @@ class QA(Task):
     model_class = AutoModelForQuestionAnswering
     measures = {"exact match": "exact_match", "F1": "f1"}
     primary = "f1"
+    # Windows of 384 tokens that share 128, as in BERT's script for SQuAD (run_squad.py).
     max_length: ClassVar[int] = 384
 
     def __init__(self, columns: Mapping[str, str] | None = None, stride: int | None = None) -> None:

@@ -145,6 +145,8 @@ class DistillKit:
         if self._mask and cells[MASK.name].is_valid:
             mask = numbers(MASK, cells[MASK.name], where)[:count]
             same_length(ids, len(mask), "an attention_mask", where)
+        # The numbers before and behind are unlike their neighbours, so that both ends count as
+        # edges.
         edges = np.flatnonzero(np.diff(mask, prepend=mask[:1] - 1, append=mask[-1:] - 1))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             if mask[begin]:
