@@ -54,7 +54,8 @@ class BucketLease:
         _own[url] = self
 
     def _sign(self) -> bytes:
-        """Return the content of the lease; random, so that every write gives another ETag."""
+        """Return the content of the lease."""
+        # Random, so that every write gives another ETag.
         return lease_bytes(self.token) + secrets.token_hex(NONCE // 2).encode()
 
     def _take(self) -> None:

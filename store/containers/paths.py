@@ -61,7 +61,7 @@ def local_staging_of(path: str | Path) -> LocalStaging:
     """Choose the format to write by the name of a store on a disk.
 
     Raises UserError unless the name ends in .zarr or .h5, and if it belongs to anything but a
-    folder or file: opening a pipe would wait for its other end.
+    folder or file.
     """
     target = Path(path)
     if "://" in str(path):
@@ -69,6 +69,7 @@ def local_staging_of(path: str | Path) -> LocalStaging:
             f"{path}: this is done to a store at a local path, and stores are written there or to"
             " a bucket (s3://, gs://, az://); give such a name"
         )
+    # Opening a pipe would wait for its other end.
     if target.exists() and not (target.is_dir() or target.is_file()):
         raise UserError(f"{path}: is not a folder or an ordinary file; give another name")
     if target.suffix == ".zarr":

@@ -113,8 +113,8 @@ class _Ragged(NamedTuple):
 class Pool:
     """The requested arrays of some blocks, concatenated over sequences, not decoded.
 
-    Sequences are in the order of the store, so that neighbouring blocks are read at once; `place`
-    [n] maps the order of the given blocks to it. An `excerpt` of each array is read.
+    Sequences are in the order of the store; `place` [n] maps the order of the given blocks to it.
+    An `excerpt` of each array is read.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Pool:
         """
         features = parts.features
         self._index, self.features, self.view = parts, features, view
+        # So that neighbouring blocks are read at once.
         self._runs, self.index, self.place = _in_order(parts, blocks)
         self.lengths = np.concatenate([parts.lengths(begin, end) for begin, end in self._runs])
         self._edges = starts([end - begin for begin, end in self._runs])

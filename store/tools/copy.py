@@ -175,13 +175,13 @@ def copy_part(
 
     States are encoded with the calibration of `target`, and document numbers are raised by
     `documents`. A part that was published before a stop is compared instead. Raises UserError if it
-    came from another source, StoreError if an array of the source does not match its checksum:
-    the copy has checksums of its own, and would make damage look sound.
+    came from another source, StoreError if an array of the source does not match its checksum.
     """
     if number in writer.published:
         _check_copied(writer, number, store, place, target, documents)
         return
     with store.watch.reporting_changes():
+        # Compared with their checksums: the copy has its own, which would make damage look sound.
         counts, arrays = contents_of(store.part(place))
         if not _is_plain(writer, store, target):  # encoded again, NaN would be an ordinary number
             check_values(store.part(place), store.calibration)
@@ -196,11 +196,9 @@ def _check_copied(
     writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
     documents: int,
 ) -> None:  # fmt: skip
-    """Compare checksums of a published part with its source, without arrays that encoding alters.
-
-    Stores of equal identity may have unequal parts: a merge leaves out the arguments that differ,
-    and a GPU may have rounded otherwise.
-    """
+    """Compare checksums of a published part with its source; not of arrays that encoding alters."""
+    # Stores of equal identity may have unequal parts: a merge leaves out the arguments that differ,
+    # and a GPU may have rounded otherwise.
     published, part = writer.published_part(number).arrays, store.part(place)
     expected = {name: entry.sha256 for name, entry in part.part.arrays.items()}
     expected[DOCUMENT] = digest(part.document + documents)

@@ -285,10 +285,8 @@ class Unsealing:
 
 
 def _random() -> str:
-    """Return the random part of a temporary name.
-
-    In an untrusted folder a link placed under a predictable name would redirect the write.
-    """
+    """Return the random part of a temporary name."""
+    # In an untrusted folder a link placed under a predictable name would redirect the write.
     return secrets.token_hex(8)
 
 

@@ -219,12 +219,7 @@ class StoreWriter:
 
     def seal(self, release: bool = True) -> None:
         """Write the manifest, finish the store, and `release` its lease. Raises StoreError if no
-        part was published.
-
-        Only the lengths of sequences are read again: reading everything would take as long as
-        `feature-store verify`, and it was on the disk before the parts got their names. Entries of
-        parts go into the manifest as they are, so later readers find what a disk has lost since.
-        """
+        part was published."""
         self.published = self._staging.published()  # other processes may have written some
         if not self.published:
             raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
@@ -233,6 +228,10 @@ class StoreWriter:
             self._leased(),
             closing(self._staging.source()) as source,
         ):
+            # Only the lengths of sequences are read again: reading everything would take as long as
+            # `feature-store verify`, and it was on the disk before the parts got their names.
+            # Entries of parts go into the manifest as they are, so later readers find what a disk
+            # has lost since.
             self._staging.seal(partial(tree.sealed_root, source, self._attributes, self.features))
         if release:
             self.close()

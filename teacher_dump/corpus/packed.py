@@ -132,8 +132,7 @@ def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
 def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
     """Pass all bytes of a file to `seen`, in order, before the `with` block reads the file.
 
-    If the file has changed when the block ends, `seen` receives an extra block, so that a hash made
-    of the bytes matches neither version of the file.
+    If the file has changed when the block ends, `seen` receives an extra block.
     """
     if seen is ignore:
         yield
@@ -152,4 +151,5 @@ def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
         except OSError:
             after = b""
         if after != before.digest():
+            # So that a hash made of the bytes matches neither version of the file.
             seen(b"changed")

@@ -228,15 +228,13 @@ class _DocumentHashes:
 
 
 def _corpora(corpus: Any) -> list[Any]:
-    """List the corpora whose documents a store holds: the corpora of earlier growths, then its own.
-
-    The list is flat: without it each growth would nest the identity one level deeper.
-    """
+    """List the corpora whose documents a store holds: those of earlier growths, then its own."""
     before = corpus.get("grown_from") if isinstance(corpus, dict) else None
     if not isinstance(before, dict):
         return [corpus]
     earlier = before.get("corpora")
     own = {key: value for key, value in before.items() if key != "corpora"}
+    # Flat: otherwise each growth would nest the identity one level deeper.
     return [*(earlier if isinstance(earlier, list) else []), {**corpus, "grown_from": own}]
 
 

@@ -83,10 +83,10 @@ def identity_as_stored(
     """Return the identity of a dump, with the hashes of the store at `out` if they stand for the
     same teacher.
 
-    Hashes of one teacher differ because older releases of this software hashed all fields of
-    config.json, and because libraries add fields to config.json and tokenizer.json. Raises
-    UserError if the configuration differs but the weights are the same.
+    Raises UserError if the configuration differs but the weights are the same.
     """
+    # Hashes of one teacher differ because older releases of this software hashed all fields of
+    # config.json, and because libraries add fields to config.json and tokenizer.json.
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     stored = (attributes or {}).get("identity", {})
     theirs, found = stored.get("teacher"), deepcopy(identity)

@@ -42,8 +42,7 @@ class BiLstmConfig(PreTrainedConfig):
     2020, eq. 5); 0: they read h. `classifier_pooling`: texts are classified by `max`, the largest
     value of each channel, or `last`, the last state of either direction.
 
-    Word vectors start with a length of 1. Started at 0.02 a channel, as BERT's are, an LSTM without
-    norms still only guessed the frequencies of words after hundreds of steps.
+    Word vectors start with a length of 1.
     """
 
     model_type = "bilstm"
@@ -78,7 +77,9 @@ class BiLstmConfig(PreTrainedConfig):
         if classifier_pooling != "max":
             self.classifier_pooling = classifier_pooling
         self.pad_token_id = pad_token_id
-        # E numbers with this deviation have a length of 1.
+        # E numbers with this deviation have a length of 1. Started at 0.02 a channel, as BERT's
+        # are, an LSTM without norms still only guessed the frequencies of words after hundreds of
+        # steps.
         self.initializer_range = initializer_range or embedding_size**-0.5
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**common)

@@ -251,10 +251,8 @@ def adapter_error(model: str, file: Path) -> UserError:
 
 
 def _reach_hub(name: str) -> None:
-    """Make the hub's client read the cache alone if the hub does not answer.
-
-    Otherwise each look-up, even of a file that a model may lack, would take half a minute.
-    """
+    """Make the hub's client read the cache alone if the hub does not answer."""
+    # Otherwise each look-up, even of a file that a model may lack, would take half a minute.
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -56,10 +56,9 @@ def sync_tree(folder: Path) -> None:
 
 
 def open_weights(folder: Path) -> None:
-    """Give the .safetensors files in a folder and below the mode that the umask gives a new file.
-
-    safetensors creates them readable by their owner alone, and no other user could load the model.
-    """
+    """Give the .safetensors files in a folder and below the mode of a new file by the umask."""
+    # safetensors creates them readable by their owner alone, and no other user could load the
+    # model.
     probe = _unfinished(folder / "mode")
     file = create(probe)
     mode = stat.S_IMODE(os.fstat(file).st_mode)

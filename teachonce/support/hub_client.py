@@ -73,9 +73,10 @@ class _Factory:
 def _in_time(request: Any, send: Callable[[], Response]) -> Response:
     """Return a response once its headers are there, redirects included.
 
-    A socket's timeout begins again with each byte, so that headers could take years; a thread that
-    is given up bounds their time. Raises UserError when it is over.
+    Raises UserError if they take too long.
     """
+    # A socket's timeout begins again with each byte, so that headers could take years; a thread
+    # that is given up bounds their time.
     found: list[Response] = []
     failed: list[BaseException] = []
 

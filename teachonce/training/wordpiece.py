@@ -159,12 +159,10 @@ def _letters(words: Iterable[str]) -> list[str]:
 
 
 def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
-    """At most `size` pieces of the words: the letters, then what byte-pair merges make of them.
-
-    The trainer of WordPiece itself numbers the letters inside words by a hash table that is random
-    in every process, and breaks ties by these numbers: other runs, other pieces. So every letter,
-    first or inside (`##`), becomes a character of its own before a trainer sees it.
-    """
+    """At most `size` pieces of the words: the letters, then what byte-pair merges make of them."""
+    # The trainer of WordPiece itself numbers the letters inside words by a hash table that is
+    # random in every process, and breaks ties by these numbers: other runs, other pieces. So every
+    # letter, first or inside (`##`), becomes a character of its own before a trainer sees it.
     code = {letter: chr(PRIVATE + i) for i, letter in enumerate(letters)}
     coded = (
         (code[word[0]] + "".join(code[f"##{c}"] for c in word[1:]), count)

@@ -95,9 +95,9 @@ class NewFile(io.RawIOBase):
 
 
 def create_file(file: NewFile) -> h5py.File:
-    """Open a new file in HDF5, with checksums of its metadata and without timestamps, so that equal
-    stores have equal bytes."""
+    """Open a new file in HDF5, with checksums of its metadata and without timestamps."""
     created = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    # So that equal stores have equal bytes.
     created.set_obj_track_times(False)
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)

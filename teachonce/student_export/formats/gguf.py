@@ -143,6 +143,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
         rows = []
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
             own = ids[mask.astype(bool)].tolist()
+            # Else llama.cpp takes the text for a continuation of the one before.
             model.reset()
             model.eval(own)
             found = np.zeros((len(ids), model.n_vocab()), np.float32)

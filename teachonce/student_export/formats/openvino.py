@@ -33,10 +33,12 @@ def write_float(student: Any, path: Path) -> None:
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
     """Load a file. Raises UserError if openvino is missing."""
     openvino = library("openvino", EXTRA, "--to openvino")
+    # By default a processor with bfloat16 computes in it.
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     model = openvino.Core().compile_model(str(path), "CPU", settings)
 
     def run(inputs: dict[str, Array]) -> Array:
+        # The outputs of a call are memory that the next call overwrites.
         found: Array = model(inputs)[output].copy()
         return found
 
