@@ -95,6 +95,7 @@ def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrain
             " or with byte fallback); give a size such as 8k"
         )
     elif tokenizer.pad_token_id is None:
+        # Any token serves: padding is neither read nor predicted.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded

@@ -120,14 +120,12 @@ class Distiller(nn.Module):
 
     @staticmethod
     def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
-        """Make the mean pooling, and a map to the teacher's space if a loss compares with it.
-
-        The map has no bias: the mean of states can hold one.
-        """
+        """Make the mean pooling, and a map to the teacher's space if a loss compares with it."""
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
         projected = own != width and any(term.loss.projection != "none" for term in terms)
         nested = [width for term in terms for width in term.widths]
+        # Without a bias: the mean of states can hold one.
         dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
         if too_wide := [n for n in nested if n >= (width if projected else own)]:
             raise UserError(
