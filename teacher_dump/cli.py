@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -142,7 +143,20 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         click.echo(f"{counted(done.halved, 'time')} a batch did not fit into memory: halved")
     if done.widened:
         click.echo(f"{counted(done.widened, 'time')} NaN or infinity: run again in float32")
+    _report_unread(options.out)
     click.echo(f"next: student-train --store {options.out} {done.student}")
+
+
+def _report_unread(out: Path | str) -> None:
+    """Print which features no default loss reads; not of a bucket, which would be read for it."""
+    if "://" in str(out):
+        return
+    from teachonce.store import open_store
+    from teachonce.store.tools.info import unread_line
+
+    with open_store(out) as store:
+        if line := unread_line(store):
+            click.echo(f"unread: {line}")
 
 
 main.add_command(mixed_vocab)

@@ -24,6 +24,7 @@ METADATA = ""
 """Key for the bytes of groups, attributes and indices, which belong to no array."""
 SOURCES = 8  # shown of a corpus
 LABELS = 20  # shown of a task
+OPTIONAL = ("logits", "hidden", "attention")  # features that an option of teacher-dump leaves out
 HASH = 12  # characters shown of a hash
 
 
@@ -117,6 +118,42 @@ def _encoded(store: FeatureStore) -> Counter[str]:
     return kinds
 
 
+def read_by_default(features: Features) -> set[str]:
+    """Return the groups of features that students are trained on if no --loss is given."""
+    if features.task:
+        return {"task"}
+    states = {"hidden"} if features.hidden else set[str]()
+    if features.embedding:
+        return {"embedding"} | states
+    if features.logits and (features.logits.next_token or not states):
+        return {"logits"} | states
+    return states
+
+
+def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> str:
+    """Describe in a line the features that no default loss reads, and the options that leave them
+    out of a dump; "" if there are none.
+
+    sizes: the bytes of each kind of feature; None for those on the disk, or of a store behind a
+        URL those before compression.
+    """
+    if sizes is None:
+        sizes = _encoded(store) if "://" in store.path else _on_disk(Path(store.path))[1]
+    read, unread = read_by_default(store.features), Counter[str]()
+    for kind, size in sizes.items():
+        group = kind.partition("/")[2].partition("/")[0] if kind.startswith("view") else ""
+        if group in OPTIONAL and group not in read:
+            unread[group] += size
+    if not unread:
+        return ""
+    names = [group for group in OPTIONAL if group in unread]
+    options = " ".join(f"--{name} none" for name in names)
+    return (
+        f"{' and '.join(names)}, {readable(unread.total())}, which no default loss of student-train"
+        f" reads; {options} leaves them out of a dump"
+    )
+
+
 def describe(store: FeatureStore) -> dict[str, Any]:
     """Return everything that `feature-store info --json` prints."""
     tokens, encoded = max(1, store.meta["tokens"]), dict(sorted(_encoded(store).items()))
@@ -162,6 +199,7 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         ("created", about["created"]),
         ("content", f"SHA-256 {about['content']}"),
         *(("on disk", line) for line in _disk(about)),
+        *([("unread", line)] if (line := unread_line(store, about["bytes_by_feature"])) else []),
     ]
     previous, lines = "", []
     for name, value in rows:

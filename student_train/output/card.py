@@ -75,6 +75,9 @@ NUMBERS = Head(
 )
 
 
+ENCODER = Head(
+    "AutoModel", "feature-extraction", "encoder of texts", '"A text.", return_tensors=True'
+)
 EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model", '"A text."')
 HOW_TO_EMBED = """```python
 {imported}from sentence_transformers import SentenceTransformer
@@ -137,12 +140,18 @@ def model_card(
         base += f"datasets: {json.dumps(corpora)}\n"
     pairs = "separator" in report["store"]["features"].get("task", {})
     scores = pairs and student.config.num_labels == 1
+    untrained = not vectors and _has_untrained_head(student, settings, result["steps"])
     head = EMBEDDER if vectors else SCORER if scores else _head(student)
+    head = ENCODER if untrained else head
     library = "sentence-transformers" if vectors or scores else "transformers"
     if vectors:
         loading = _how_to_embed(student)
     else:
-        loading = HOW_TO_SCORE if scores else how_to_load(student, pairs)
+        loading = HOW_TO_SCORE if scores else how_to_load(student, pairs, head)
+    if untrained:
+        loading += (
+            "\n\nIts head over the vocabulary was not trained: no loss of the training reads it."
+        )
     title = f"{head.what[:1].upper()}{head.what[1:]}, student of {' and '.join([name, *more])}"
     origin = "with its initial weights: it was not trained"
     if result["steps"]:
@@ -228,12 +237,21 @@ def _settings(settings: dict[str, Any]) -> str:
     return "\n".join(f"| {key} | {_format(value)} |" for key, value in given.items())
 
 
-def how_to_load(student: PreTrainedModel, pairs: bool = False) -> str:
+def _has_untrained_head(student: PreTrainedModel, settings: dict[str, Any], steps: int) -> bool:
+    """Return whether a student was trained, but no loss trained its head over the vocabulary."""
+    if head_of(student) not in ("mlm", "causal") or not steps:
+        return False
+    losses = losses_for(None, trained_losses(settings))
+    return not any(loss.head == "vocabulary" for loss in losses)
+
+
+def how_to_load(student: PreTrainedModel, pairs: bool = False, head: Head | None = None) -> str:
     """Return Markdown with code that loads a student's folder and predicts for a text or a pair.
 
+    head: what it is loaded as; None for the head of its class.
     If transformers does not have the student's class, the code imports its module.
     """
-    head = _head(student)
+    head = head or _head(student)
     imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
     note = note or f"`{head.auto}` loads it as well.{_note_on_pooler(student)}"
     pair = '{"text": "A text.", "text_pair": "Another text."}'

@@ -36,10 +36,10 @@ def hub(
     return "acme/mini"
 
 
-def card(teacher: str, folder: Path) -> str:
+def card(teacher: str, folder: Path, *more: str) -> str:
     store = dumped(Path(teacher), write_corpus(folder / "corpus.txt"), folder / "store.zarr")
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--out", folder / "student")
-    ok(student_train, *words, *STUDENT)
+    ok(student_train, *words, *STUDENT, *more)
     return (folder / "student" / "README.md").read_text()
 
 
@@ -73,6 +73,19 @@ def test_a_teacher_of_this_machine_is_not(
     ):
         assert f"`valid_{figure}` {told}" in text
     assert "`valid_kl`" not in text  # it has not learnt by that
+
+
+def test_a_head_that_no_loss_trained_fills_no_mask(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = card(str(tiny_teacher("bert")), tmp_path, "--loss", "hidden=1")
+    assert "pipeline_tag: feature-extraction\n" in text and "fill-mask" not in text
+    assert "# Encoder of texts, student of bert\n" in text
+    assert "Its head over the vocabulary was not trained: no loss of the training reads it." in text
+    code = text.partition("```python\n")[2].partition("```")[0]
+    capsys.readouterr()
+    exec(code.replace("this folder", str(tmp_path / "student")), {})
+    assert capsys.readouterr().out.startswith("tensor([[[")
 
 
 @pytest.mark.parametrize("task", [None, "classification", "tagging"])

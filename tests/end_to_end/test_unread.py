@@ -1,0 +1,61 @@
+"""A dump and `info` say which features the default losses leave unread, and they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teachonce.feature_store.cli import main as feature_store
+from teachonce.store import open_store
+from teachonce.store.tools.info import read_by_default
+from teachonce.student_train.arguments import default_losses
+from teachonce.student_train.losses.registry import features_of, losses_for
+from teachonce.teacher_dump.cli import main as teacher_dump
+from tests.end_to_end.support import ok, write_corpus
+
+
+def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
+    """Dump a few texts; return the store and what was printed."""
+    words = ("--model", teacher, "--corpus", write_corpus(folder / "a.txt", 8), "--device", "cpu")
+    return folder / "a.zarr", ok(teacher_dump, *words, "--out", folder / "a.zarr", *more)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "more", "given", "unread"),
+    [
+        (("bert",), (), {}, "--logits none --attention none"),
+        (("bert",), ("--hidden", "none", "--attention", "none"), {}, ""),
+        (("gpt2",), (), {"student": "llama:16x1x2"}, "--attention none"),
+        (
+            ("distilbert", "classification", ("a", "b")),
+            ("--attention", "none"),
+            {},
+            "--hidden none",
+        ),
+    ],
+)
+def test_a_dump_says_what_no_default_loss_reads(
+    teacher: tuple[Any, ...],
+    more: tuple[str, ...],
+    given: dict[str, str],
+    unread: str,
+    tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    path, said = dump(tiny_teacher(*teacher), tmp_path, *more)
+    with open_store(path) as store:
+        kind = store.task.output_kind if store.task else None
+        losses = losses_for(kind, default_losses(given, [store]))
+        assert set(features_of(losses)) == read_by_default(store.features)
+    lines = (*said.splitlines(), *ok(feature_store, "info", path).splitlines())
+    found = [line for line in lines if line.startswith("unread")]
+    assert len(found) == (2 if unread else 0)
+    for line in found:
+        assert f"B, which no default loss of student-train reads; {unread} leaves them out" in line
+    if unread:  # the options that it names work
+        (tmp_path / "again").mkdir()
+        without = dump(tiny_teacher(*teacher), tmp_path / "again", *more, *unread.split())[1]
+        assert "unread" not in without
