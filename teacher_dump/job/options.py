@@ -27,7 +27,7 @@ from teachonce.support.options import (
 from teachonce.support.ray_cluster import check_address, check_gpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teachonce.teacher_dump.teacher.layer_groups import feature_words
-from teachonce.training.device import resolved_device
+from teachonce.training.device import resolved_device, resolved_precision
 from teachonce.training.rare_masks import MASK_WORDS
 
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
@@ -245,7 +245,10 @@ class DumpOptions:
     )
     device: str = option("auto", "auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device)
     precision: str = option(
-        "auto", "auto: bf16 on a GPU, else fp32.", choices=("auto", "bf16", "fp16", "fp32")
+        "auto",
+        "auto: bf16 if the hardware supports it (on a CPU also if it agrees with fp32 on the first"
+        " texts), else fp32. An unfinished store keeps its precision.",
+        choices=("auto", "bf16", "fp16", "fp32"),
     )
     limit: int | None = option(
         None, "Stop after this many tokens of the corpus: 50k, 2m.", within=at_least(1)
@@ -319,11 +322,14 @@ class DumpOptions:
             object.__setattr__(self, name, value)
 
     def resolved(self) -> Self:
-        """Replace every `auto` for this machine. Raises UserError if it lacks the requested GPU."""
+        """Replace every `auto` for this machine. Raises UserError if it lacks the requested GPU.
+
+        The precision stays `auto` on a CPU that multiplies bfloat16: the outputs decide.
+        """
         device = self.device if self.device == "cpu" else resolved_device(self.device)
-        precision = self.precision
-        if precision == "auto":
-            precision = "bf16" if device.startswith("cuda") else "fp32"
+        precision = resolved_precision(self.precision, device)
+        if device == "cpu" and precision == "bf16":
+            precision = self.precision
         return replace(self, device=device, precision=precision, corpus=self.sources())
 
     def sources(self) -> tuple[str, ...]:

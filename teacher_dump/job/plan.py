@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +183,8 @@ def planned(
     """
     model, corpus = check_inputs(options)
     resolved = options.resolved()
+    if options.precision == "auto":
+        resolved = replace(resolved, precision=_started_precision(options) or resolved.precision)
     say(settings_lines(resolved, bool(options.corpus)))
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
@@ -195,7 +198,8 @@ def planned(
                 f" vocabularies; restore it, or remove {resolved.out}.mixed-vocab to train on the"
                 " current text"
             )
-        teacher = _load_teacher(resolved, model)
+        teacher, precision = _load_teacher(resolved, model, corpus, say)
+        resolved = replace(resolved, precision=precision)
         for line in teacher.notes:
             say(f"{'unread':9} {line}")
         if teacher.first_token is not None:
@@ -278,20 +282,39 @@ def open_corpus(options: DumpOptions) -> Corpus:
     return Corpus.open(options.sources(), *columns, options.messages)
 
 
-def _load_teacher(options: DumpOptions, model: ResolvedModel) -> Teacher:
-    from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher  # loads torch
+def _started_precision(options: DumpOptions) -> str | None:
+    """Return the precision of the store at --out or of --grow-from; None if there is none."""
+    for path in (options.out, options.grow_from):
+        found = path and (StoreWriter.peek(path) or StoreWriter.peek(path, "sealed"))
+        if found:
+            precision = found["identity"].get("arguments", {}).get("precision")
+            return precision if isinstance(precision, str) else None
+    return None
 
-    teacher = load_teacher(
-        model,
-        head="none" if options.logits == "none" and options.head == "auto" else options.head,
-        hidden=options.hidden,
-        attention=options.attention,
-        device=options.device,
-        precision=options.precision,
-        vectors=VectorOptions(options.pooling, options.prompt),
-    )
-    teacher.start_with(options.bos)
-    return teacher
+
+def _load_teacher(
+    options: DumpOptions, model: ResolvedModel, corpus: Corpus, say: Callable[[str], object]
+) -> tuple[Teacher, str]:
+    """Load the teacher in the precision of the options, and return both; `auto` is replaced."""
+    from teachonce.teacher_dump.teacher.precision import TEXTS, load_fastest  # loads torch
+    from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
+
+    def load(precision: str) -> Teacher:
+        teacher = load_teacher(
+            model,
+            head="none" if options.logits == "none" and options.head == "auto" else options.head,
+            hidden=options.hidden,
+            attention=options.attention,
+            device=options.device,
+            precision=precision,
+            vectors=VectorOptions(options.pooling, options.prompt),
+        )
+        teacher.start_with(options.bos)
+        return teacher
+
+    if options.precision != "auto":
+        return load(options.precision), options.precision
+    return load_fastest(load, [each.text for each in islice(corpus, TEXTS)], say)
 
 
 def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:

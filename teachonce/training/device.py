@@ -10,6 +10,8 @@ from typing import Any
 
 from teachonce.support.console import check_device
 
+WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+
 
 def resolved_device(device: str) -> str:
     """Return the device that `--device` means here: of `auto` a GPU where there is one, and of
@@ -40,5 +42,8 @@ def _multiplies_bf16(device: str) -> bool:
 
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # The user's limit on the instructions of oneDNN, which multiplies the matrices of torch.
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() in WITHOUT_BF16:
+        return False
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -16,5 +16,7 @@ def set_environment() -> None:
     os.environ["HF_DATASETS_CACHE"] = os.environ["TEACHONCE_CACHE"] + "/datasets"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands have it
+    # No bfloat16 by `--precision auto`: expected numbers must not depend on the machine.
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
     if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: more threads would only wait
         os.environ["OMP_NUM_THREADS"] = "1"
