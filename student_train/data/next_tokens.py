@@ -89,7 +89,7 @@ def chunk_targets(
 ) -> ChunkTargets:
     """Return the runs that have a token before them on both sides, with their log-probabilities.
 
-    observed: [N], in row t the teacher's log-probability of token t + 1.
+    observed: [N], in row t the teacher's log-probability of token t + 1. The runs have its dtype.
     """
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     runs = [each.astype(np.int64) for each in (alignment.teacher, alignment.student)]
@@ -105,7 +105,7 @@ def chunk_targets(
         torch.from_numpy(before),
         torch.from_numpy(np.asarray(student.ids, np.int64)[before + 1]),
         torch.from_numpy(begins(lengths)),
-        torch.from_numpy(sums.astype(np.float32)),
+        torch.from_numpy(sums.astype(observed.dtype)),
     )
 
 

@@ -41,7 +41,7 @@ def fold(
 
     `vocabulary` [Vt] holds the student piece of each teacher piece, or -1. Probabilities of teacher
     pieces with the same student piece are added; pieces without a student piece join the rest. So
-    the outcomes still sum to one.
+    the outcomes still sum to one. Sums are float64, the targets of the dtype of `log_partition`.
     """
     mapped = np.where(ids < len(vocabulary), vocabulary[np.minimum(ids, len(vocabulary) - 1)], -1)
     order = np.argsort(mapped, axis=1, kind="stable")
@@ -58,13 +58,14 @@ def fold(
     unshared = np.where(piece == -1, mass, 0).sum(axis=1)
     valid = (piece >= 0) & (mass > 0)
     with np.errstate(divide="ignore"):
-        folded = np.log(np.where(valid, mass, 0)).astype(np.float32)
-        left = np.log(np.exp(rest.astype(np.float64)) + unshared).astype(np.float32)
+        folded = np.log(np.where(valid, mass, 0))
+        left = np.log(np.exp(rest.astype(np.float64)) + unshared)
     some = np.asarray(valid.any(axis=1))
     # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
     valid_piece = np.where(valid, piece, -1).max(axis=1, initial=-1)
     piece = np.where(valid, piece, valid_piece[:, None]).astype(np.int64)
-    columns = (piece, folded, valid, left, log_partition.astype(np.float32))
+    folded, left = (each.astype(log_partition.dtype) for each in (folded, left))
+    columns = (piece, folded, valid, left, log_partition)
     return LogitTargets(*(torch.from_numpy(value[some]) for value in columns)), some
 
 

@@ -22,4 +22,4 @@ def kept_logits(seed: int, k: int) -> tuple[Array, Array, Array, Array]:
     ids = np.argsort(-logits, axis=1)[:, :k]
     logprobs = np.take_along_axis(logits, ids, 1) - log_partition[:, None]
     rest = np.log(np.maximum(0, 1 - np.exp(logprobs).sum(1)))
-    return ids, logprobs, rest, log_partition
+    return ids, logprobs, rest, log_partition.astype(np.float32)

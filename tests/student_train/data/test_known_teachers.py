@@ -104,7 +104,7 @@ def test_runs_of_all_texts_have_the_probability_of_their_tokens(enumerated: Enum
             wanted.append(sum(s for s, end in zip(steps, theirs, strict=True) if last < end <= cut))
             pieces.append([p for p, end in zip(mine, own, strict=True) if last < end <= cut])
             last = cut
-    np.testing.assert_allclose(targets.logprobs.numpy(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(targets.logprobs.numpy(), wanted, rtol=1e-9)
     assert targets.following.tolist() == list(itertools.chain(*pieces))
     assert targets.begin.tolist() == np.cumsum([0, *map(len, pieces)])[:-1].tolist()
     assert len(wanted) > 2 * len(TEXTS)
@@ -114,9 +114,10 @@ def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -
     """At every place where both begin; none is lost, and none changes its first letter."""
     rows, before = places_before(enumerated.alignment, enumerated.theirs, enumerated.own)
     logprobs, count = enumerated.rows(), len(THEIRS) + 4
+    nothing: Any = np.zeros(len(logprobs))  # float64, as the targets then are
     stored = Logits(
         "topk",
-        np.zeros(len(logprobs), np.float32),
+        nothing,
         ids=np.tile(np.arange(count), (len(logprobs), 1)),
         logprobs=logprobs,
         rest=np.full(len(logprobs), -np.inf),
@@ -132,12 +133,10 @@ def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -
     for theirs, own in spelled.items():
         wanted[:, own] += np.exp(logprobs[rows, theirs])
     found = np.zeros_like(wanted)
-    mass = np.where(targets.valid, targets.logprobs.double().exp(), 0)
+    mass = np.where(targets.valid, targets.logprobs.exp(), 0)
     np.add.at(found, (np.arange(len(rows))[:, None], targets.ids.numpy()), mass)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-    np.testing.assert_allclose(
-        found.sum(axis=1) + targets.rest.double().exp().numpy(), 1, atol=1e-6
-    )
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found.sum(axis=1) + targets.rest.exp().numpy(), 1, atol=1e-9)
 
 
 @pytest.fixture(scope="module")

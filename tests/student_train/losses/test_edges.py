@@ -31,7 +31,7 @@ def targets_of(rng: np.random.Generator, runs: int, vocabulary: int, kept: int) 
     best = np.take_along_axis(logprobs, ids, axis=1)
     with np.errstate(divide="ignore"):
         rest = np.log(np.maximum(0, 1 - np.exp(best).sum(axis=1)))
-    return fold(ids, best, rest, np.zeros(runs), np.arange(vocabulary))[0]
+    return fold(ids, best, rest, np.zeros(runs, np.float32), np.arange(vocabulary))[0]
 
 
 def sides(
