@@ -78,7 +78,8 @@ class Runs:
 
     def pool(self, values: Tensor, how: str) -> Tensor:
         """Return the sum or mean [G,D] of flat token values [N,D] over each run."""
-        # The fastest way in torch to pool ragged runs, forward and backward.
+        # The fastest way in torch to pool ragged runs, forward and backward: index_add takes twice
+        # the time, segment_reduce 3 to 4 times, scatter_reduce 6 to 9 times (RESULTS, "Aligning").
         return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
     def pool_members(self, values: Tensor, how: str) -> Tensor:

