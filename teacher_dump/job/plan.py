@@ -22,7 +22,7 @@ from teachonce.checkpoints.declared import (
 from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_teacher
 from teachonce.store import Features, LogitsSpec, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
-from teachonce.store.format.features import SEVERAL_LABELS, OutputKind
+from teachonce.store.format.features import SEVERAL_LABELS, TASKS, OutputKind
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import counted
 from teachonce.support.differences import first_few
@@ -254,6 +254,8 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
         check_declared(model, config, head)
     classes, problem = config.get("architectures"), config.get("problem_type")
     kind = declared_head([*map(str, classes)]) if isinstance(classes, list) else None
+    if options.head == "auto":
+        _check_declared_head(options, kind, classes)
     if kind == "classification" and head in ("auto", kind) and problem == SEVERAL_LABELS:
         check_gold(options, "several labels")
     tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
@@ -263,6 +265,17 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
     return model, open_corpus(options)
+
+
+def _check_declared_head(options: DumpOptions, kind: str | None, classes: Any) -> None:
+    """Raise UserError for options that do not apply to the head that `--head auto` will find."""
+    masked = isinstance(classes, list) and any(
+        str(name).endswith("ForMaskedLM") for name in classes
+    )
+    found = kind or ("mlm" if masked else None)
+    if found is not None:
+        tokens_alone = options.logits == "none" and found not in TASKS
+        check_head(options, "none" if tokens_alone else found)
 
 
 def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:

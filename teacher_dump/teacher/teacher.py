@@ -333,7 +333,7 @@ def load_teacher(
     network, found = load_with_head(resolved, config, head, options)
     pairs = read_classifier(resolved) if found == "classification" else SentenceSettings()
     fit_tokenizer(tokenizer, pairs)
-    task = task_of(network, found, resolved.name)
+    task = task_of(network.config, found, resolved.name)
     decoder = None
     if found in FACTORIES:
         outputs = len(task.labels) if task else int(network.config.vocab_size)

@@ -257,13 +257,12 @@ def _load(
         raise
 
 
-def task_of(network: PreTrainedModel, head: str | None, name: str) -> TaskSpec | None:
-    """Read the task and labels of a fine-tuned head; None for LM heads.
+def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
+    """Read the task and labels of a fine-tuned head from its config; None for LM heads.
 
     Raises UserError for labels with equal names, and for a tagger with the `problem_type` of a
     classifier.
     """
-    config: Any = network.config
     if head not in ("classification", "tagging"):
         return None
     if head == "classification" and config.pad_token_id is None:
@@ -355,9 +354,19 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
     """
     (kind,) = (kind for kind, each in FACTORIES.items() if each is factory)
     tokenizer, network = load_with_tokenizer(model, kind)
-    task = task_of(network, kind, model.name)
+    task = task_of(network.config, kind, model.name)
     assert task is not None  # only LM heads have no task
     return tokenizer, network, task
+
+
+def declared_task(model: ResolvedModel, factory: Any) -> TaskSpec | None:
+    """Read the labels of a checkpoint before its weights are loaded; None if its config does not
+    declare the head of `factory`. Raises UserError as `load_with_own_head`."""
+    config = load_config(model)
+    kind = declared_head([*map(str, config.architectures or ())])
+    if kind is None or FACTORIES.get(kind) is not factory:
+        return None
+    return task_of(config, kind, model.name)
 
 
 def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, Any]:

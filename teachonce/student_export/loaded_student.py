@@ -133,7 +133,7 @@ def load_student(folder: Path) -> LoadedStudent:
             " masked LM, a student of a task or one of sentence vectors"
         )
     tokenizer, network = load_with_tokenizer(model, kind)
-    task = task_of(network, kind, str(folder))
+    task = task_of(network.config, kind, str(folder))
     return LoadedStudent(
         folder=folder,
         kind=kind,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
@@ -50,13 +52,48 @@ UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "un
 
 
 def of_library(error: BaseException) -> str | None:
-    """Return one line for a failed read or write of safetensors, tokenizers or torch; None for any
-    other error."""
+    """Return one line for a failed read or write of safetensors, tokenizers or torch, and for a
+    torchvision that does not fit torch; None for any other error."""
+    if line := _of_torchvision(error):
+        return line
     if found := re.search(r"\(os error (\d+)\)", str(error)):
         return f"{os.strerror(int(found[1]))}, while a file was written or read; {ROOM}"
     if isinstance(error, RuntimeError) and any(words in str(error) for words in UNWRITTEN):
         return f"a file could not be written; {ROOM}"
     return None
+
+
+def _of_torchvision(error: BaseException | None) -> str | None:
+    """Return one line if the import of torchvision failed: transformers imports it where it is
+    installed, and a build for another torch then ends every command."""
+    if not isinstance(error, ImportError | RuntimeError | AttributeError):
+        return None
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    if not any(f"{os.sep}torchvision{os.sep}" in path for each in chain for path in _files(each)):
+        return None
+    torch, vision = (_version(name) for name in ("torch", "torchvision"))
+    build = torch.partition("+")[2]  # cpu, cu130
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return (
+        f"torchvision {vision} does not fit torch {torch} ({first_line(chain[-1])}); remove it, as"
+        " nothing here needs it: pip uninstall torchvision; or install the one for your torch: pip"
+        f" install --force-reinstall --no-deps torchvision{index}"
+    )
+
+
+def _files(error: BaseException) -> list[str]:
+    """Return the paths of the files that an error passed through."""
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "of an unknown version"
 
 
 def of_path(error: OSError) -> str:

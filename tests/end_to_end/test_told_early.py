@@ -41,6 +41,8 @@ DUMP = """
 --stride 500 | less than --max-length 128
 --head classification | no classification head (missing: it is a BertForMaskedLM)
 --head tagging | downstream --task pos
+--label-column label | labels are stored with the logits of a classification or tagging head
+--text-column a,b | pairs of texts need a classification head, and the teacher's head is: mlm
 """
 TRAIN = """
 --student 64x2 | expected tiny
@@ -99,6 +101,25 @@ def cases(lines: str) -> list[tuple[list[str], str]]:
     """Read the words of each line, and what the refusal tells."""
     split = (line.rpartition(" | ") for line in lines.strip().splitlines())
     return [(words.split(), told) for words, _, told in split]
+
+
+def test_a_torchvision_for_another_torch_is_one_line(
+    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    """transformers imports torchvision wherever it is installed, in each of the commands."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')\n")
+    about = tmp_path / "torchvision-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1.0\n")
+    words = ["-m", "teachonce.student_predict.cli", str(tiny_teacher("bert")), "A [MASK]."]
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, *words], env=paths, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line.startswith("Error: torchvision 0.1.0 does not fit torch ")
+    assert "(operator nms does not exist)" in line and "pip uninstall torchvision" in line
 
 
 def test_mistakes_are_told_before_torch_is_loaded(

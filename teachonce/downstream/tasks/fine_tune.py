@@ -13,7 +13,7 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from teachonce.checkpoints.bilstm import BiLstmConfig
-from teachonce.checkpoints.loading import input_limit
+from teachonce.checkpoints.loading import declared_task, input_limit
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.options import LABELLED
@@ -110,6 +110,8 @@ def score_as_is(
         scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
         return _result(task, model, files, settings, splits, [scores])
     source = resolve_model(model)
+    if early := declared_task(source, getattr(task, "model_class", None)):
+        task.adopt(early, splits)  # a label that the model lacks is refused before it is loaded
     tokenizer, network, spec = task.load_own(source)
     task.adopt(spec, splits)
     length, cut = _length(task, max_length, network, tokenizer)
