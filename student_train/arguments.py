@@ -3,11 +3,12 @@ the recipe's, then defaults that depend on the store's teacher and features."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from teachonce.checkpoints.declared import layers_of
+from teachonce.checkpoints.declared import declared_head, layers_of
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
@@ -104,6 +105,12 @@ def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _student_like_teacher(student: str, store: FeatureStore) -> str:
     """Turn `teacher:L` into a shape with the teacher's hidden size and heads, and L layers."""
+    number = student.removeprefix(AS_TEACHER)
+    if not re.fullmatch("[1-9][0-9]*", number):
+        raise UserError(
+            f"--student {student}: expected {AS_TEACHER}L, L the number of its layers, such as"
+            f" {AS_TEACHER}2"
+        )
     config = store.teacher_settings("config.json")
     heads = next((config[name] for name in HEADS if name in config), 0)
     if not isinstance(heads, int) or heads < 1:
@@ -111,26 +118,29 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
             f"--student {student}: the teacher of {store.path} has no attention heads; give HxLxA"
         )
     layers = layers_of(config)
-    if layers is not None and int(student.removeprefix(AS_TEACHER)) > layers:
+    if layers is not None and int(number) > layers:
         raise UserError(
             f"--student {student}: the teacher of {store.path} has {counted(layers, 'layer')}; give"
             f" {AS_TEACHER}{layers} or less, or a shape HxLxA"
         )
     own = str(config.get("model_type"))
     if own in SHAPES and SHAPES[own].causal:
-        return _decoder_like_teacher(own, student, config, (store.features.width, heads))
-    # The same kind as the teacher, so that --init can copy the teacher's layers.
-    kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
-    return f"{kind}{store.features.width}x{student.removeprefix(AS_TEACHER)}x{heads}"
+        shape = _decoder_like_teacher(own, number, config, (store.features.width, heads))
+    else:
+        # The same kind as the teacher, so that --init can copy the teacher's layers.
+        kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
+        shape = f"{kind}{store.features.width}x{number}x{heads}"
+    parse_student(shape, f"--student {student}, which is ")
+    return shape
 
 
 def _decoder_like_teacher(
-    kind: str, student: str, config: Mapping[str, Any], sizes: tuple[int, int]
+    kind: str, layers: str, config: Mapping[str, Any], sizes: tuple[int, int]
 ) -> str:
     width, heads = sizes
     inner = config.get("intermediate_size", config.get("n_inner")) or 4 * width
     groups = config.get("num_key_value_heads")
-    size = f"{width}x{student.removeprefix(AS_TEACHER)}x{heads}x{inner}"
+    size = f"{width}x{layers}x{heads}x{inner}"
     return f"{kind}:{size}" + (f"x{groups}" if groups else "")
 
 
@@ -159,11 +169,54 @@ def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
 
 
 def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
-    """Return the losses of a training for which none were given, with their weights."""
+    """Return the losses of a training for which none were given, with their weights.
+
+    Raises UserError if these would leave out what the teacher predicts: a decoder is trained on the
+    outputs of decoders, another student on those of encoders.
+    """
+    for store in stores:
+        _check_direction(given, store)
     if _is_decoder(given):
         return _next_losses(stores[0])
     states = not _is_static(given) and all(store.features.hidden for store in stores)
     return losses_served(stores[0], states)
+
+
+def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
+    """Raise UserError for a decoder on a store of an encoder, and the reverse."""
+    decoder, taught = _is_decoder(given), predicts_next(store)
+    if taught is None or taught == decoder:
+        return
+    student = f"--student {given['student']}" if "student" in given else "the default --student"
+    if decoder:
+        raise UserError(
+            f"{student}: is a decoder, and the teacher of {store.path} is none: it predicts no"
+            " next tokens; choose HxLxA or modernbert:HxLxA, dump a decoder (teacher-dump --head"
+            " causal), or give --loss yourself (next learns from the text alone)"
+        )
+    raise UserError(
+        f"{student}: is no decoder, and the teacher of {store.path} is one, which predicts next"
+        " tokens; give --student llama:256x4x4 or teacher:L, or give --loss yourself"
+        " (mlm=1,hidden=30 trains a masked LM on its states)"
+    )
+
+
+def predicts_next(store: FeatureStore) -> bool | None:
+    """Return whether the outputs of a store's teacher are for decoders; None if that is unknown,
+    or if it has no outputs."""
+    features = store.features
+    if features.logits:
+        return features.logits.next_token
+    if features.embedding:
+        return False  # whatever the teacher is: the students of vectors are no decoders
+    if store.task or not (features.hidden or features.attention):
+        return None  # `plan/checks.py` compares the student with a task
+    config = store.teacher_settings("config.json")
+    own = config.get("architectures")
+    if declared_head(own if isinstance(own, list) else ()) == "causal":
+        return True
+    kind = SHAPES.get(str(config.get("model_type")))
+    return None if kind is None else kind.causal
 
 
 def _next_losses(store: FeatureStore) -> dict[str, float]:

@@ -67,6 +67,7 @@ def refused(
 
 FIELDS: dict[str, tuple[Fields, ...]] = {
     CONFIG: (
+        honoured("model_type", "transformers: the family of the network"),
         honoured("architectures", "us: choose the head with `--head auto`"),
         honoured("id2label num_labels later_label", "us: names of the labels, by number"),
         honoured("label2id", "us: refused if it gives the same names other numbers than id2label"),
@@ -151,7 +152,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "transformers, by the library of the method; refused where it has none for it",
         ),
         harmless(
-            "_name_or_path transformers_version model_type dtype torch_dtype finetuning_task"
+            "_name_or_path transformers_version dtype torch_dtype finetuning_task"
             " task_specific_params use_cache gradient_checkpointing _commit_hash"
             " tokenizer_class attn_implementation _attn_implementation onnx_export language"
             " languages license model_card directionality prefix revision",
@@ -316,7 +317,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "truncation_side", "us: the end at which a text with one output is cut to its window"
         ),
         harmless(
-            "padding_side padding pad_to_multiple_of",
+            "padding_side padding pad_to_multiple_of pad_token_type_id",
             "padding is masked, or left out where it changes numbers",
         ),
         harmless("model_input_names", "padding is masked; types of tokens are read where used"),

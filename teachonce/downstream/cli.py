@@ -110,6 +110,16 @@ def main(**words: Any) -> None:
         click.echo(json.dumps(result, indent=1, ensure_ascii=False))
     else:
         score_tables.show(getattr(score_tables, table)(result))
+    if options.out:
+        _say(options)(_where(options.out))
+
+
+def _where(out: Path) -> str:
+    """Describe where the scores are, and the models that were saved."""
+    from teachonce.downstream.score_tables import FILE
+
+    folders = [each for each in (out, *sorted(out.iterdir())) if (each / "config.json").is_file()]
+    return "; ".join([f"scores in {out / FILE}", *(f"model in {folder}" for folder in folders)])
 
 
 def _check_out(options: DownstreamOptions) -> None:

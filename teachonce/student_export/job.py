@@ -152,6 +152,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         scratch.chmod(0o755)  # mkdtemp gives 0700
         files.rename(scratch, options.out)
         write_card(text, own, made, card)
+        say(f"export in {options.out}; its {CARD} has the code that runs it")
         return made
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -128,6 +128,7 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "no decoder", "mlm")),
+        (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L, L the number",)),
         (("--student", "llama:32x2x4x64x3"), ("4 heads are no multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
         (("--view", "1"), ("--view 1", "a decoder", "leave it out")),
@@ -218,7 +219,9 @@ def test_a_decoder_reads_unmasked_text_only(
     masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", views=2)
     words = ("--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     out = tmp_path / "student"
-    ok(student_train, "--store", masked, *words, "--out", out)
+    line = refused(student_train, "--store", masked, *words, "--out", out)
+    says(line, "is a decoder, and the teacher of", "is none", "--head causal", "give --loss yourself")
+    ok(student_train, "--store", masked, *words, "--loss", "next=1,hidden=0.3", "--out", out)
     report = read_report(out)
     assert report is not None
     assert report["settings"]["view"] == 0
