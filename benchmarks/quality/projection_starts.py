@@ -11,6 +11,7 @@ or a mean, as a mean squared error is by default. What is finished in --work is 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import click
 
 from benchmarks.common.results import mean_and_deviation, of_text, publish, table
 from benchmarks.quality.distillation_helps import EWT, finished, with_tags
-from teachonce.store import open_store
+from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.evaluate import VARYING
@@ -31,7 +32,32 @@ MEASURES = {"mlm": "MLM nats/token", "tuned": "fine-tuned accuracy", VARYING: "s
 MODES, START_NAMES = ("trainable", "frozen"), ("he", "pytorch")
 REDUCED = {"sum": "hidden-raw-sum", "mean": "hidden-raw"}  # over the channels
 WEIGHTS = {"mlm": 0.5, "states": 0.1}  # of the published code
+TAGS = (Path(f"{EWT}.train.tsv"), Path(f"{EWT}.dev.tsv"))
 HEAD = ("steps", "projection", "start", "over channels", *MEASURES.values())
+
+
+Arm = tuple[int, str, str, str]
+"""The steps of a student, and mode, start and reduction of its losses of states."""
+
+
+def _arms(steps: Sequence[int]) -> Iterator[Arm]:
+    for length in steps:
+        yield length, "", "", "MLM alone"
+    yield from itertools.product(steps, MODES, START_NAMES, REDUCED)
+
+
+def _row(arm: Arm, base: TrainOptions, store: FeatureStore, work: Path, seeds: int) -> list[object]:
+    """Train and judge the students of an arm, one for each seed."""
+    length, mode, start, over = arm
+    options = replace(base, steps=length)
+    if mode:
+        losses = {"mlm": WEIGHTS["mlm"], REDUCED[over]: WEIGHTS["states"]}
+        options = replace(options, loss=losses, projection=mode, projection_start=start)
+    name = " ".join(filter(None, (f"{length}", mode, start, over)))
+    folders = [finished(name, replace(options, seed=seed), store, work) for seed in range(seeds)]
+    scores = [with_tags(folder, TAGS) for folder in folders]
+    found = [[each[key] for each in scores if key in each] for key in MEASURES]
+    return [*arm, *(mean_and_deviation(each) if each else "" for each in found)]
 
 
 @click.command()
@@ -57,8 +83,6 @@ def main(
     work.mkdir(parents=True, exist_ok=True)
     path, vocabulary = work / "store.zarr", work / f"vocabulary-{vocab}"
     dump(DumpOptions(model=model, corpus=(corpus,), out=path, limit=tokens, hidden="mean", views=2))
-    tags = (Path(f"{EWT}.train.tsv"), Path(f"{EWT}.dev.tsv"))
-    rows = list[list[object]]()
     with closing(open_store(path)) as store:
         if not vocabulary.exists():
             student_tokenizer(vocab, store).save_pretrained(vocabulary)
@@ -67,21 +91,7 @@ def main(
             init="teacher", held_out=0.04, precision="bf16", lr=4e-3, eval_every=10**9,
             loss={"mlm": 0.5},
         )  # fmt: skip
-        whole = itertools.product(map(int, steps.split(",")), MODES, START_NAMES, REDUCED)
-        alone = [(int(each), "", "", "MLM alone") for each in steps.split(",")]
-        for length, mode, start, over in (*alone, *whole):
-            asked = replace(base, steps=length)
-            if mode:
-                losses = {"mlm": WEIGHTS["mlm"], REDUCED[over]: WEIGHTS["states"]}
-                asked = replace(asked, loss=losses, projection=mode, projection_start=start)
-            name = " ".join(filter(None, (f"{length}", mode, start, over)))
-            folders = [
-                finished(name, replace(asked, seed=seed), store, work) for seed in range(seeds)
-            ]
-            scores = [with_tags(folder, tags) for folder in folders]
-            cells = [[each[key] for each in scores if key in each] for key in MEASURES]
-            told = [mean_and_deviation(each) if each else "" for each in cells]
-            rows.append([length, mode, start, over, *told])
+        rows = [_row(arm, base, store, work, seeds) for arm in _arms([*map(int, steps.split(","))])]
     about = (
         f"`python -m benchmarks.quality.projection_starts --seeds {seeds}`; teacher"
         f" {Path(model).name}, {tokens:,} tokens of {Path(corpus).name}, {vocab} WordPiece, student"

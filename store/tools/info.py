@@ -237,7 +237,7 @@ def _disk(about: Mapping[str, Any]) -> Iterator[str]:
 def _logits(features: Features) -> str:
     if (logits := features.logits) is None:
         return "none"
-    following = ", each of the token after" if logits.next_token else ""
+    following = " of the token that follows" if logits.next_token else ""
     following += ", whose own log-probability is stored" if logits.observed else ""
     return f"{logits.tier}:{logits.size} of {features.vocabulary:,}{following}"
 

@@ -112,6 +112,11 @@ class PartWriter:
         if law is not None:
             self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
 
+    def _check_logs(self, name: str, rows: Array, logs: Array) -> None:
+        """Raise StoreError for values that are no log-probabilities."""
+        bad = np.isnan(logs) | (logs > LOG_SLACK)
+        self._check(name, rows, bad, "is not a log-probability (<= 0)")
+
     def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
         """Raise StoreError for values that break a law or that the codec cannot hold."""
         self._check_law(name, rows, row_violation(values))
@@ -207,8 +212,7 @@ class PartWriter:
             ("rest", rest, (len(numbers),), level.rest),
         ):
             logs = self._shaped(f"{path}/{key}", values, shape)
-            bad = np.isnan(logs) | (logs > LOG_SLACK)
-            self._check(f"{path}/{key}", numbers, bad, "is not a log-probability (<= 0)")
+            self._check_logs(f"{path}/{key}", numbers, logs)
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
         given = np.asarray(logprobs, np.float32)
         self._check_law(f"{path}/ids", numbers, repeated_id(best, given))
@@ -225,8 +229,7 @@ class PartWriter:
         numbers = self._claim(path, rows)
         last = np.isin(numbers, self.token_start[1:] - 1)
         values = np.where(last, -np.inf, self._shaped(path, logprobs, numbers.shape))
-        bad = np.isnan(values) | (values > LOG_SLACK)
-        self._check(path, numbers, bad, "is not a log-probability (<= 0)")
+        self._check_logs(path, numbers, values)
         self._arrays[path][numbers] = self._features.level.rest.to_codes(values)
 
     def put_samples(

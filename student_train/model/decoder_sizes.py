@@ -55,6 +55,14 @@ class Sizes:
             size("intermediate_size", "n_inner", default=4 * width),
         )
 
+    @classmethod
+    def of_loaded(cls, config: Any) -> Sizes:
+        """Read the sizes in a config of transformers, whose attributes have common names in all
+        families. Raises UserError as `of_config` does."""
+        names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        read = {n: getattr(config, n, None) for n in (*names, "intermediate_size", "n_inner")}
+        return cls.of_config(read, config.name_or_path or f"the {config.model_type}")
+
     @property
     def layer_weights(self) -> int:
         """Count the weights of a layer, with a gated feed-forward network."""

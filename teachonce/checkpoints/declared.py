@@ -64,22 +64,16 @@ def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]
     return found if isinstance(found, dict) else {}
 
 
-def check_declared(model: ResolvedModel, config: Mapping[str, Any], head: str) -> None:
-    """Raise UserError if the config names a class with another head than `head` of DECLARED."""
+def check_declared(
+    model: ResolvedModel, config: Mapping[str, Any], head: str, remedy: str = ""
+) -> None:
+    """Raise UserError if the config names a class with another head than `head` of DECLARED.
+
+    remedy: takes the place of that of DECLARED.
+    """
     classes = config.get("architectures")
     if isinstance(classes, list) and (other := another_head([*map(str, classes)], head)):
-        raise no_head(model.name, head, [other])
-
-
-def check_decoder(model: ResolvedModel, config: Mapping[str, Any]) -> None:
-    """Raise UserError if the config names a class that is no decoder with a causal-LM head."""
-    classes = config.get("architectures")
-    named = [*map(str, classes)] if isinstance(classes, list) else []
-    if named and another_head(named, "causal"):
-        raise UserError(
-            f"{model.name}: is a {named[0]}, not a decoder that predicts next tokens; give a"
-            " decoder (...ForCausalLM), or score a masked LM with `--task mlm --as-is`"
-        )
+        raise no_head(model.name, head, [other], remedy)
 
 
 def another_head(architectures: Sequence[str], head: str) -> str:
@@ -90,13 +84,14 @@ def another_head(architectures: Sequence[str], head: str) -> str:
     return f"it is a {architectures[0]}"
 
 
-def no_head(model: str, head: str, missing: Sequence[str]) -> UserError:
+def no_head(model: str, head: str, missing: Sequence[str], remedy: str = "") -> UserError:
     """Return the error for a head that a checkpoint lacks; `missing` lists parameters or a
-    reason."""
+    reason. `remedy` takes the place of that of DECLARED."""
     shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
     about = DECLARED[head]
     return UserError(
-        f"{model}: the checkpoint has no {about.name} head (missing: {shown}); {about.remedy}"
+        f"{model}: the checkpoint has no {about.name} head (missing: {shown});"
+        f" {remedy or about.remedy}"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
 from teachonce.support import files
+from teachonce.support.console import takes_option
 from teachonce.support.errors import UserError, first_line, suggest, suggest_path
 from teachonce.support.hub_client import bound_hub_client
 
@@ -168,9 +169,11 @@ def resolve_teacher(name: str, gguf: str | None = None) -> ResolvedModel:
 
 def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     """Return the path of a GGUF file. Raises UserError if it or what it needs is missing."""
+    typed = takes_option("gguf") is not False  # `verify` finds the name in the store
+    what = f"--gguf {gguf}" if typed else f"--model {name}: {gguf}, which the store was made with"
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"--gguf {gguf}: --model {name} is no folder with a config.json; give the folder of the"
+            f"{what}: --model {name} is no folder with a config.json; give the folder of the"
             " model that the file was made from (its config.json and tokenizer.json are enough)"
         )
     _checked_folder(folder, weights=False)
@@ -178,17 +181,17 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     file = next((path.resolve() for path in places if path.is_file()), None)
     if file is None:
         raise UserError(
-            f"--gguf {gguf}: no such file in {folder} or {Path.cwd()};"
+            f"{what}: no such file in {folder} or {Path.cwd()};"
             f" {suggest_path(folder / gguf)}check the name"
         )
     with file.open("rb") as opened:
         if opened.read(len(GGUF)) != GGUF:
             raise UserError(
-                f"--gguf {gguf}: is no GGUF file (it does not begin with {GGUF.decode()}); copy it"
-                " again, or leave --gguf out"
+                f"{what}: is no GGUF file (it does not begin with {GGUF.decode()}); copy it again"
+                + (", or leave --gguf out" if typed else "")
             )
     if find_spec("gguf") is None:
-        raise UserError(f"--gguf {gguf}: needs the package gguf: pip install 'teachonce[gguf]'")
+        raise UserError(f"{what}: needs the package gguf: pip install 'teachonce[gguf]'")
     return str(file)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from teachonce.checkpoints.declared import check_declared, check_decoder, config_of
+from teachonce.checkpoints.declared import check_declared, config_of
 from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
@@ -162,12 +162,15 @@ def _check_vocabulary(word: str | None) -> None:
         raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
+NO_DECODER = "give a decoder (...ForCausalLM), or score a masked LM with `--task mlm --as-is`"
+
+
 def _check_model(options: DownstreamOptions, name: str) -> None:
     """Raise UserError for a missing model, and for a model that is scored as it is if its
     config.json declares no head for the task."""
     model = resolve_vectors(name)
     if options.kind == LM:
-        check_decoder(model, config_of(model))
+        check_declared(model, config_of(model), "causal", NO_DECODER)
     if is_sentence_folder(Path(model.path_or_id)):
         return
     if options.as_is and options.task in HEADS:

@@ -26,8 +26,6 @@ HEADINGS = (
     "loads in",
     "memory",
 )
-LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "torchscript": "torch"}
-"""What runs a format."""
 # The code of a student's card with the paragraphs that explain it: it loads weights that an export
 # does not have.
 LOADING = re.compile(
@@ -79,15 +77,14 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     body = LOADING.sub("", body)
     place = body.find("\n## ") + 1 or len(body)
     sections = [_how_to_run(student, each) for each in made]
-    if student.kind == DECODER:
-        middle = "\n\n".join(["## Run it", *sections])
-        return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
     if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):
         sections.append(_with_sentence_transformers(made))
-    sections.append(
-        f"Texts of more than {student.max_length} tokens are truncated. `student-predict` of"
-        " teachonce prints the same answers\nfor files of texts, and reads long ones in windows."
-    )
+    if student.kind != DECODER:
+        sections.append(
+            f"Texts of more than {student.max_length} tokens are truncated. `student-predict` of"
+            " teachonce prints the same answers\nfor files of texts, and reads long ones in"
+            " windows."
+        )
     middle = "\n\n".join(["## Run it", *sections])
     return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
 
@@ -102,8 +99,8 @@ def _how_to_run(student: LoadedStudent, made: Exported) -> str:
     both = DECODER in FORMATS[made.format].kinds and student.kind != DECODER
     if usage is not None and not both:
         return usage(made.file, bool(student.tokenizer.chat_template))
-    library = LIBRARIES[made.format]
-    return f"""In this folder, with `pip install {library} tokenizers numpy`:
+    _, package = FORMATS[made.format].runner
+    return f"""In this folder, with `pip install {package} tokenizers numpy`:
 
 ```python
 {run_code(student, made.format, made.file)}```"""

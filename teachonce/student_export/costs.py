@@ -10,7 +10,6 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from teachonce.downstream.process_memory import status_bytes
 from teachonce.student_export.formats import Runner
@@ -92,13 +91,7 @@ def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]
         return lambda: load_student(path).run
     from teachonce.student_export.formats.registry import FORMATS
 
-    libraries: dict[str, Any] = {
-        "onnx": "onnxruntime",
-        "openvino": "openvino",
-        "gguf": "llama_cpp",
-        "model2vec": "numpy",
-    }
-    import_module(libraries.get(format, "torch"))
+    import_module(FORMATS[format].runner[0])
     return lambda: FORMATS[format].open(path, output, 1)
 
 

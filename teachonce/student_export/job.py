@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.checkpoints.first_token import own_first
-from teachonce.checkpoints.loading import load_tokenizer
+from teachonce.checkpoints.loading import input_limit, load_tokenizer
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
@@ -80,7 +80,7 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
         "kind": student.kind,
         "inputs": list(student.inputs),
         "output": student.output,
-        "max_length": student.max_length,
+        "max_length": _positions(student),
         "prompt": student.prompt,
         **student.about,
         "files": [_about_file(each) for each in made],
@@ -93,6 +93,13 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
         if student.activation:
             about["activation"] = student.activation
     files.write(folder / ABOUT, _json_bytes(about))
+
+
+def _positions(student: LoadedStudent) -> int:
+    """Return the longest text of an export in tokens; a decoder is compared on shorter ones."""
+    if student.kind == DECODER:
+        return input_limit(student.config, student.tokenizer)
+    return student.max_length
 
 
 def write_modules(student: LoadedStudent, folder: Path) -> None:
@@ -232,9 +239,8 @@ def _share(
 
 
 def _how_to_run(format: ExportFormat) -> str:
-    assert format.runner is not None
-    module, install = format.runner
-    return f"{module} is missing; `{install}`, then export again to another --out"
+    module, package = format.runner
+    return f"{module} is missing; `pip install {package}`, then export again to another --out"
 
 
 def _check_float(share: float | None, name: str, check: ExportCheck, least: float) -> None:

@@ -27,16 +27,12 @@ from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
-from teachonce.student_export.student_inputs import DECODER, INPUTS, StudentInputs
+from teachonce.student_export.student_inputs import DECODER, INPUTS, LONGEST_CHECKED, StudentInputs
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-
-LONGEST_CHECKED = 512
-"""Tokens of a text with which a decoder is compared; an export has all of its positions."""
 
 
 @dataclass(frozen=True, kw_only=True)

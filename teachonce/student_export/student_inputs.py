@@ -20,6 +20,10 @@ OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
 """Names of the outputs by kind, the answer first; `logits` for the other kinds."""
 
 
+LONGEST_CHECKED = 512
+"""Tokens of a text with which a decoder is compared; its export has all of its positions."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudentInputs:
     """Describes the inputs and the output of a student, and tokenizes texts for it.

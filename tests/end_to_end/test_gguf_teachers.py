@@ -86,7 +86,11 @@ def test_the_weights_of_a_gguf_file(tmp_path: Path) -> None:
     assert max(other) > 1e-3  # 8 bits are not the weights that were there before
     assert b"quantization" not in store.teacher_file("config.json")
     assert store.identity["arguments"]["gguf"] == FILE
-    ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
+    verify: tuple[Any, ...] = (feature_store, "verify", path, "--device", "cpu", "--model")
+    ok(*verify, model)
+    other_model = save_decoder(tmp_path / "other", "Llama")
+    line = refused(*verify, other_model)
+    says(line, f"--model {other_model}: {FILE}, which the store was made with: no such file")
     assert "nothing to do" in ok(teacher_dump, *words, "--gguf", model / FILE)
 
 

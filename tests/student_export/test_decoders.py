@@ -110,11 +110,16 @@ def test_without_llama_cpp_the_file_is_written_and_not_compared(
     )
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     out = tmp_path / "out"
-    result = run(student, "--to", "gguf", "--quantize", "q4_0", "--out", out)
+    long = Path(shutil.copytree(student, tmp_path / "long"))
+    config = json.loads((long / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    result = run(long, "--to", "gguf", "--quantize", "q4_0", "--out", out)
     assert result.exit_code == 0, result.output
     assert "gguf/model-q4_0.gguf: written, but not compared" in result.stdout
     assert "pip install llama-cpp-python" in result.stdout
-    (made,) = json.loads((out / "export.json").read_text())["files"]
+    about = json.loads((out / "export.json").read_text())
+    assert about["max_length"] == 1024  # though a decoder is compared on shorter texts
+    (made,) = about["files"]
     assert made["keeps"] is None and made["figures"]["bytes"] > 10_000
     assert "| not compared |" in (out / "README.md").read_text()
     read = AutoTokenizer.from_pretrained(out)
@@ -198,7 +203,8 @@ def test_llama_cpp_predicts_what_the_student_does(
     out = tmp_path / "out"
     result = run(each_kind, "--to", "gguf", "--quantize", "q8_0", "--out", out)
     assert result.exit_code == 0, result.output
-    (made,) = json.loads((out / "export.json").read_text())["files"]
+    about = json.loads((out / "export.json").read_text())
+    (made,) = about["files"]
     assert made["file"] == "gguf/model-q8_0.gguf" and 0.999 < made["keeps"] < 1
     coarse = ("--to", "gguf", "--quantize", "q4_0", "--least", 0.9999)
     said = refused(each_kind, *coarse, "--out", tmp_path / "no")

@@ -23,11 +23,10 @@ class ExportFormat:
     without a path is not supported.
     write: `write(student, path)` writes the student in float32.
     open: `open(path, output, threads)` returns the `Runner` of a file.
+    runner: the module that runs a file, and the package that has it.
     layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
     quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised.
     kinds: the kinds of students that it exports.
-    runner: the module that runs a file, if students are written without it, and how to install it;
-        None if it is needed in any case.
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format that holds a
         tokenizer of its own.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
@@ -38,13 +37,13 @@ class ExportFormat:
     names: Mapping[str, str]
     write: Callable[[Any, Path], None]
     open: Callable[[Path, str, int], Runner]
+    runner: tuple[str, str]
     layers: Callable[[Path], dict[str, list[str]]] | None = None
     quantise: Callable[[Path, Path, str, Sequence[str]], None] | None = None
     kinds: frozenset[str] = ENCODERS
-    runner: tuple[str, str] | None = None
     tokens: Callable[[Path, Sequence[str]], list[list[int]]] | None = None
     usage: Callable[[str, bool], str] | None = None
 
     def runs(self) -> bool:
-        """Return whether what runs a file is installed, as far as it may be missing."""
-        return self.runner is None or importlib.util.find_spec(self.runner[0]) is not None
+        """Return whether the module that runs a file is installed."""
+        return importlib.util.find_spec(self.runner[0]) is not None

@@ -17,6 +17,7 @@ from teachonce.student_export.formats.gguf_contents import (
     weights,
 )
 from teachonce.student_export.options import GGUF
+from teachonce.student_export.student_inputs import LONGEST_CHECKED
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.extras import library
@@ -42,8 +43,6 @@ from llama_cpp import Llama
 chat = Llama("FILE", n_ctx=0, verbose=False).create_chat_completion
 print(chat([{"role": "user", "content": "Hello"}], max_tokens=40)["choices"][0]["message"])
 ```"""
-LARGEST_CONTEXT = 512
-"""Tokens of a text that is run here. The file itself has the student's positions."""
 
 
 def write_float(student: LoadedStudent, path: Path) -> None:
@@ -165,7 +164,7 @@ def _loaded(path: Path, threads: int, **settings: Any) -> Any:
     read = gguf.GGUFReader(path)
     architecture = read.get_field("general.architecture").contents()
     longest = read.get_field(f"{architecture}.context_length").contents()
-    context = min(longest, LARGEST_CONTEXT)
+    context = min(longest, LONGEST_CHECKED)
     try:
         return llama_cpp.Llama(
             str(path),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from teachonce.student_train.model.decoder_sizes import Sizes
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import PATTERNS
@@ -98,24 +99,22 @@ def architecture_of(config: Any, where: str) -> Architecture:
 
 def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
     """Return the sizes of a decoder by their keys in GGUF, without the architecture in front."""
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    feed_forward = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    of = Sizes.of_loaded(config)
     found: dict[str, int | float] = {
         "context_length": config.max_position_embeddings,
-        "embedding_length": hidden,
+        "embedding_length": of.width,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": feed_forward or 4 * hidden,
-        "attention.head_count": heads,
+        "feed_forward_length": of.units,
+        "attention.head_count": of.heads,
     }
     if not architecture.rotary:
         return found | {"attention.layer_norm_epsilon": float(config.layer_norm_epsilon)}
-    width = getattr(config, "head_dim", None) or hidden // heads
     return found | {
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": of.groups,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "attention.key_length": width,
-        "attention.value_length": width,
-        "rope.dimension_count": width,
+        "attention.key_length": of.each,
+        "attention.value_length": of.each,
+        "rope.dimension_count": of.each,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from teachonce.student_train.model.decoder_sizes import Sizes
 from teachonce.support.errors import UserError
 
 PAST = "past_key_values"
@@ -90,13 +91,11 @@ def cache_names(config: Any, of: str) -> list[str]:
 
 def _example(network: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return inputs with which to trace a `CachedNetwork`."""
-    config = network.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes = Sizes.of_loaded(network.config)
     ids = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
     mask = torch.ones(BATCH, BEFORE + TOKENS, dtype=torch.int64)
-    names = cache_names(config, PAST)
-    return ids, mask, [torch.zeros(BATCH, heads, BEFORE, width) for _ in names]
+    names = cache_names(network.config, PAST)
+    return ids, mask, [torch.zeros(BATCH, sizes.groups, BEFORE, sizes.each) for _ in names]
 
 
 def _shapes(network: Any) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ FORMATS = {
         onnx.NAMES,
         onnx.write_float,
         onnx.open_runner,
+        ("onnxruntime", "onnxruntime"),
         onnx.layers,
         onnx.quantise,
         kinds=ENCODERS | {DECODER},
@@ -27,20 +28,21 @@ FORMATS = {
         openvino.NAMES,
         openvino.write_float,
         openvino.open_runner,
+        ("openvino", "openvino"),
         openvino.layers,
         openvino.quantise,
     ),
     "torchscript": ExportFormat(
-        torchscript.NAMES, torchscript.write_float, torchscript.open_runner
+        torchscript.NAMES, torchscript.write_float, torchscript.open_runner, ("torch", "torch")
     ),
     "gguf": ExportFormat(
         gguf.NAMES,
         gguf.write_float,
         gguf.open_runner,
+        (gguf.RUNNER, "llama-cpp-python"),
         gguf.layers,
         gguf.quantise,
         kinds=frozenset({DECODER}),
-        runner=(gguf.RUNNER, "pip install llama-cpp-python"),
         tokens=gguf.token_ids,
         usage=gguf.usage,
     ),
@@ -48,6 +50,7 @@ FORMATS = {
         model2vec.NAMES,
         model2vec.write_float,
         model2vec.open_runner,
+        ("numpy", "model2vec"),  # the file is a table, which is read here without the package
         kinds=frozenset({"embedding"}),
         usage=model2vec.usage,
     ),

@@ -81,7 +81,7 @@ def test_info_tells_the_source(teacher: Path, samples: list[Taught], tmp_path: P
     text = run("info", tmp_path / "a.zarr").output
     assert "one (files 2, bytes" in text
     assert "gpt2 (captured by distillkit)" in text
-    assert "topk:8 of 600, each of the token after" in text
+    assert "topk:8 of 600 of the token that follows" in text
 
 
 def sample(ids: list[int], **more: Any) -> Sample:
