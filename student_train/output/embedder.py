@@ -36,15 +36,18 @@ def save_embedder(
 
 def settings_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     """Return settings that the student inherits from its teachers: prompts by name, the default
-    prompt, and the similarity.
+    prompt, and the similarity. A name is left out if it has another prompt in another teacher.
 
     The default prompt is the one in the training texts, if there is only one. It is named `default`
     if the teacher has no name for it.
     """
-    prompts: dict[str, str] = {}
+    named: dict[str, set[str]] = {}
     read = {each.features.embedding.prompt for each in stores if each.features.embedding}
     for store in stores:
-        prompts |= vector_settings(store).prompts
+        for name, prompt in vector_settings(store).prompts.items():
+            named.setdefault(name, set()).add(prompt)
+    # With a name that means different texts a student would read one that its teacher did not.
+    prompts = {name: texts.pop() for name, texts in named.items() if len(texts) == 1}
     found: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
     if len(read) != 1 or not (text := read.pop()):
         return found

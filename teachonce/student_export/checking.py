@@ -160,7 +160,8 @@ def _task_of(student: LoadedStudent) -> Any:
     labels = student.task.labels
     if student.kind == "classification":
         return Classify() if len(labels) > 1 else PairScore()
-    iob = all(label == "O" or label[:2] in ("B-", "I-") for label in labels if label != "X")
+    named = (label for label in labels if label != student.task.later_label)
+    iob = all(label == "O" or label[:2] in ("B-", "I-") for label in named)
     return (Entities if iob else PartsOfSpeech)()
 
 

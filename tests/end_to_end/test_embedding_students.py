@@ -14,6 +14,7 @@ import torch
 from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.output.embedder import settings_of
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
@@ -231,6 +232,20 @@ def test_two_stores_of_one_teacher_share_a_projection(
     settings = json.loads((tmp_path / "s" / "config_sentence_transformers.json").read_text())
     assert settings["prompts"] == PROMPTS and settings["default_prompt_name"] is None
     assert encoded(tmp_path / "s", ["A text."], prompt_name="query").shape == (1, 32)
+
+
+def test_a_name_of_two_prompts_is_not_inherited(
+    stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    behind, prompts = (pooling("mean"), normalize()), {**PROMPTS, "query": "ask: "}
+    other = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", prompts=prompts)
+    corpus = write_corpus(tmp_path / "corpus.txt", 20, ENGLISH)
+    asked = {"head": "embedding", "logits": None, "prompt": "query"}
+    path = dumped(other, corpus, tmp_path / "other.zarr", **asked)
+    with open_store(stores("query")) as one, open_store(path) as two:
+        found = settings_of([one, two])
+    rest = {name: prompt for name, prompt in PROMPTS.items() if name != "query"}
+    assert rest and found["prompts"] == rest and "default_prompt" not in found
 
 
 def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_a_pruned_student_says_of_the_kept_pieces_what_it_said(
         after = models[1](ids["input_ids"], attention_mask=mask).logits
     torch.testing.assert_close(after[mask.bool()], before[mask.bool()])
     assert "from 400 to" in (tmp_path / "out/pruned/README.md").read_text()
+    weights, card = (tmp_path / "out/pruned" / name for name in ("model.safetensors", "README.md"))
+    assert weights.stat().st_mode == card.stat().st_mode  # other users may read both or neither
 
 
 def test_the_student_of_a_task_keeps_its_labels(store: FeatureStore, tmp_path: Path) -> None:
