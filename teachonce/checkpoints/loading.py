@@ -361,10 +361,12 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
 
 def declared_task(model: ResolvedModel, factory: Any) -> TaskSpec | None:
     """Read the labels of a checkpoint before its weights are loaded; None if its config does not
-    declare the head of `factory`. Raises UserError as `load_with_own_head`."""
+    declare the head of `factory` and name its labels. Raises UserError as `load_with_own_head`."""
     config = load_config(model)
     kind = declared_head([*map(str, config.architectures or ())])
-    if kind is None or FACTORIES.get(kind) is not factory:
+    # Without names the weights may be missing, too, which loading reports.
+    named = any(name != f"LABEL_{number}" for number, name in config.id2label.items())
+    if kind is None or FACTORIES.get(kind) is not factory or not named:
         return None
     return task_of(config, kind, model.name)
 
