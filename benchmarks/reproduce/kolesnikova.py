@@ -147,7 +147,8 @@ def reduced(work: Work) -> Prepared:
     head's input of plain text."""
     cut_all(RUSSIAN, work)
     teacher = trained_teacher(
-        work, work.folder / "teacher", "--model", "scratch:256x3x4", "--train", RU_NOVELS,
+        work, work.folder / "teacher",
+        "--model", "scratch:modernbert:256x3x4", "--train", RU_NOVELS,
         "--vocab", "30k", "--mask-prob", "0.3", "--batch-tokens", "1024", "--steps", "4000",
         "--precision", "bf16",
     )  # fmt: skip

@@ -39,7 +39,6 @@ from teachonce.checkpoints.bilstm import (
 from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.settings.shapes import (
-    DEFAULT_KIND,
     GROUP,
     SHAPES,
     Shape,
@@ -415,7 +414,6 @@ def make_student(
     tokenizer: Any,
     positions: int,
     option: str = "--student ",
-    default: str = DEFAULT_KIND,
     task: TaskSpec | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
@@ -425,7 +423,7 @@ def make_student(
     settings: further arguments of `Kind.config`.
     Raises UserError for an invalid `student`; see `parse_student`.
     """
-    shape = parse_student(student, option, default)
+    shape = parse_student(student, option)
     common: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,

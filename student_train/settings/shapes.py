@@ -225,15 +225,14 @@ def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:
     return SHAPES[kind]
 
 
-def parse_student(student: str, option: str = "--student ", default: str = DEFAULT_KIND) -> Shape:
+def parse_student(student: str, option: str = "--student ") -> Shape:
     """Parse a shape such as `tiny`, `264x3x12`, `modernbert:256x6x4x512` or `bilstm:300,600`.
 
     option: the start of an error message.
-    default: the kind of a value without `KIND:`.
     Raises UserError for an unknown kind or an invalid size.
     """
     named, colon, size = student.rpartition(":")
-    kind = named or default
+    kind = named or DEFAULT_KIND
     if (found := find_kind(kind, option)) is None:
         raise UserError(
             f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}there are"

@@ -18,7 +18,6 @@ from teachonce.checkpoints.declared import check_declared, config_of
 from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
-    KIND,
     LM,
     MTEB,
     OPTION,
@@ -144,11 +143,11 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     for name in (*names, *others):
         if options.task == "mlm" and name.startswith(PREFIX):
-            shape = parse_student(name.removeprefix(PREFIX), OPTION, KIND)
+            shape = parse_student(name.removeprefix(PREFIX), OPTION)
             if shape.causal or shape.kind == "static":
                 raise UserError(
                     f"--model {name}: a {shape.kind} student has no masked-LM head; give"
-                    f" {PREFIX}HxLxA, {PREFIX}bert:HxLxA or {PREFIX}bilstm:E,H"
+                    f" {PREFIX}HxLxA, {PREFIX}modernbert:HxLxA or {PREFIX}bilstm:E,H"
                 )
             _check_vocabulary(options.vocab)
         else:

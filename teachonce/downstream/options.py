@@ -52,7 +52,6 @@ SHORTEST = 8
 """The smallest --max-length, in tokens."""
 PREFIX = "scratch:"
 OPTION = f"--model {PREFIX}"
-KIND = "modernbert"  # the default kind of a model from scratch
 CONTRADICTING = (
     ("steps", "epochs"),
     ("batch_size", "batch_tokens"),
@@ -127,8 +126,8 @@ class DownstreamOptions:
         "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
     )
     model: tuple[str, ...] = _option(
-        "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA. Repeatable for speed,"
-        " lm, retrieval, rerank, mteb and --as-is.",
+        "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA (a new model; shapes as for"
+        " student-train --student). Repeatable for speed, lm, retrieval, rerank, mteb and --as-is.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],

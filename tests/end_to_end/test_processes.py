@@ -176,7 +176,8 @@ def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
 
     def trained_mlm(count: int, name: str, *more: str | int) -> Done:
         words = (
-            "--task", "mlm", "--model", "scratch:16x1x2", "--vocab", 400, "--train", corpus,
+            "--task", "mlm", "--model", "scratch:modernbert:16x1x2",
+            "--vocab", 400, "--train", corpus,
             "--max-length", 32, "--batch-size", 6, "--steps", 4, "--evaluate-every", 2,
             "--test", corpus, "--out", tmp_path / name, *more,
         )  # fmt: skip

@@ -34,7 +34,7 @@ from teachonce.downstream.mlm.masked_trainer import (
     TrainingMinutes,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out
-from teachonce.downstream.options import KIND, OPTION, PREFIX
+from teachonce.downstream.options import OPTION, PREFIX
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.text_lines import read_lines
@@ -255,7 +255,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
     if settings.model.startswith(PREFIX):
         size = settings.model.removeprefix(PREFIX)
-        parse_student(size, OPTION, KIND)  # before a vocabulary is trained for it
+        parse_student(size, OPTION)  # before a vocabulary is trained for it
         if settings.resume and (settings.out / "tokenizer.json").exists():
             tokenizer = load_tokenizer(ResolvedModel(str(settings.out), str(settings.out)))
         else:
@@ -366,11 +366,8 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
 
 
 def random_encoder(size: str, tokenizer: Any, max_length: int) -> Any:
-    """Make a masked LM with random weights. `size` may name a kind; the default is ModernBERT."""
-    # With rotary positions and pre-normalisation, a ModernBERT uses a token's neighbours after
-    # hundreds of steps. A BERT of the same size still predicted from the bag of words after
-    # thousands.
-    return make_student(size, tokenizer, max_length, OPTION, KIND)
+    """Make a masked LM with random weights, of a shape as for `student-train --student`."""
+    return make_student(size, tokenizer, max_length, OPTION)
 
 
 def start_from_frequencies(model: Any, rows: Array) -> None:

@@ -174,6 +174,9 @@ def test_from_scratch(text: Path, tmp_path: Path) -> None:
     assert figures["held_out_loss"] < figures["held_out_loss_before"]
     model = AutoModelForMaskedLM.from_pretrained(out)
     assert model.config.num_hidden_layers == 2 and model.config.vocab_size == 600
+    assert model.config.model_type == "bert"  # as --student 16x2x2 of student-train
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert random_encoder("modernbert:16x2x2", tokenizer, 64).config.model_type == "modernbert"
 
 
 def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:

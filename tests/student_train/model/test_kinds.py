@@ -167,7 +167,6 @@ def test_sizes() -> None:
     assert parse_student("264x3x12") == Shape("bert", 264, 3, 12, 264, 4 * 264)
     assert parse_student("64x2x4x100") == Shape("bert", 64, 2, 4, 64, 100)
     assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264, 2 * 264)
-    assert parse_student("64x2x4", default="modernbert") == Shape("modernbert", 64, 2, 4, 64, 128)
     assert parse_student("modernbert:64x2x4x96") == Shape("modernbert", 64, 2, 4, 64, 96)
     assert parse_student("bilstm:300,600") == Shape("bilstm", 1200, 1, 0, 300)
     found = [parse_student(word).positions for word in ("tiny", "modernbert:tiny", "bilstm:8,8")]
