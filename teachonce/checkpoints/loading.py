@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
+from teachonce.checkpoints.damaged_files import damaged_file
 from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
@@ -78,6 +79,11 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
             raise UserError(
                 f"model {model.name}: brings Python code of its own, which is not run; read it,"
                 " then give --trust-remote-code to teacher-dump"
+            ) from error
+        if damage := damaged_file(Path(model.path_or_id)):
+            where = f"{flag}: {model.name}" if flag else f"model {model.name}"
+            raise UserError(
+                f"{where}: cannot be loaded: {damage}; copy the checkpoint again"
             ) from error
         is_tokenizer = factory is AutoTokenizer
         why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)

@@ -15,7 +15,7 @@ from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import ABOUT
 from teachonce.student_export.student_inputs import INPUTS, KINDS, OUTPUTS, StudentInputs
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import read_json
 
 SHAPE: dict[str, Any] = {
@@ -83,7 +83,15 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         prompt=about["prompt"],
         activation=about.get("activation", ""),
     )
-    return student, format.open(folder / chosen, student.output, os.cpu_count() or 1)
+    try:
+        return student, format.open(folder / chosen, student.output, os.cpu_count() or 1)
+    except Exception as error:  # libraries raise errors of any type for a bad file
+        if not format.runs():
+            raise
+        raise UserError(
+            f"{folder / chosen}: cannot be loaded ({first_line(error)}); copy the whole folder"
+            " again, or export the student again"
+        ) from error
 
 
 def _task(kind: str, about: dict[str, Any]) -> TaskSpec | None:

@@ -35,7 +35,7 @@ def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON ({first_line(error)})") from None
+        raise UserError(f"{path}: is not JSON ({first_line(error)}); copy it again") from None
     if problem := misfit(found, shape):
         raise UserError(f"{path}: {problem}")
     return found

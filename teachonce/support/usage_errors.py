@@ -77,7 +77,8 @@ def _what(error: click.UsageError) -> tuple[str, str]:
     ctx = error.ctx
     if isinstance(error, click.NoSuchOption):
         params = ctx.command.get_params(ctx) if ctx else []
-        known = [name for param in params for name in (*param.opts, *param.secondary_opts)]
+        options = [param for param in params if isinstance(param, click.Option)]
+        known = [name for each in options for name in (*each.opts, *each.secondary_opts)]
         # Without the dashes, which all options have in common.
         near = suggest(error.option_name.lstrip("-"), [name.lstrip("-") for name in known])
         return f"{error.option_name}: no such option", near.replace("mean ", "mean --")
