@@ -24,7 +24,7 @@ SAMPLES = 32  # texts that run through --model
 # 64 rows after the prefix of another text is .94, of the rows of another text 7.4.
 USUAL = 0.15  # the median row at most
 OUTLIER, TIMES = 0.4, 10.0  # any row at most, or that many times the median row if it is more
-SIGMAS, NATS = 6.0, 1.0  # by which another place must fit better
+ROWS, SIGMAS, NATS = 100, 6.0, 1.0  # from so many rows on, another place may fit better by this
 CAUSES = (
     "the rows are those of other tokens: shifted by one place, or left by another text (prefix"
     " caching, chunked prefill); capture again, as examples/capture_vllm.py does"
@@ -75,7 +75,7 @@ class Places:
 
     def check(self, source: object) -> None:
         """Raise UserError if the rows are those of another place."""
-        if not self._count:
+        if self._count < ROWS:
             return
         mean, squares = (self._sums / self._count).T
         error = np.sqrt(np.maximum(squares - mean**2, 0) / self._count)

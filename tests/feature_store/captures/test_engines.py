@@ -217,6 +217,8 @@ def test_rows_that_predict_another_place(
         sure.append(Taught(sample.text, sample.ids, values, sample.states, sample.unnormed))
     line = importing(distillkit(tmp_path / "capture", sure, 16, 16), teacher)
     says(line, words, "shifted by one place")
+    # A few rows prove nothing.
+    imported(distillkit(tmp_path / "few", sure[:1], 16, 16), tmp_path / "a.zarr", teacher)
 
 
 def test_rows_of_an_engine_that_do_not_fit(teacher: Path, tmp_path: Path) -> None:
