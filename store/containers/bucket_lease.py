@@ -79,7 +79,7 @@ class BucketLease:
         raise UserError(f"{self.url}: {self._name} next to it comes and goes; start again")
 
     def _ignored(self) -> bool:
-        """Whether the server ignores conditions: then it writes the lease again."""
+        """Return whether the server ignores conditions: then it writes the lease again."""
         again = self._bucket.put_if(self._name, self._sign(), None)
         return again is not None
 
@@ -132,7 +132,7 @@ def check_free(url: str) -> None:
 
 
 def _now(bucket: Bucket, name: str) -> float:
-    """The time by the server's clock, in seconds: that of an object that is written now."""
+    """Return the time by the server's clock, in seconds: that of an object that is written now."""
     probe = f"{name}-probe"
     bucket.write(probe, b"")
     try:

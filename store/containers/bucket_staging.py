@@ -60,7 +60,7 @@ class BucketStaging:
         return BucketLease(self.path)
 
     def _work(self, what: str) -> Path:
-        """The folder of this machine where something is made that is uploaded then."""
+        """Return the folder of this machine where something is made that is uploaded then."""
         return Path(tempfile.gettempdir()) / f"{self._folders}{self.mark}-{what}"
 
     def clear(self, mark: str = "") -> None:
@@ -164,7 +164,7 @@ class BucketStaging:
         files.discard(folder.parent, folder.name)
 
     def _uploaded(self) -> set[int]:
-        """Numbers of the parts of which there are objects."""
+        """Return the numbers of the parts of which there are objects."""
         with suppress(FileNotFoundError):
             found = map(part_number, self._bucket.folders("parts"))
             return {number for number in found if number is not None}

@@ -13,7 +13,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.AS
 
 
 def is_disk_cache(word: str) -> bool:
-    """Whether a word of --cache names a cache on a disk."""
+    """Return whether a word of --cache names a cache on a disk."""
     return word.startswith(PREFIX)
 
 

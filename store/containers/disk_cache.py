@@ -53,7 +53,7 @@ class FetchedBytes(NamedTuple):
 
 
 def taken_by(size: int) -> int:
-    """The bytes of a disk that a file takes."""
+    """Return the bytes of a disk that a file takes."""
     return -(-size // UNIT) * UNIT
 
 
@@ -91,7 +91,7 @@ class DiskCache:
 
     @property
     def word(self) -> str:
-        """What `parse_disk_cache` reads it from."""
+        """Return the text from which `parse_disk_cache` reads it."""
         return f"{PREFIX}{self.folder},{self.bound}"
 
     @contextmanager
@@ -136,7 +136,7 @@ class DiskCache:
         return self.folder / f"{_entry_prefix(store, name)}.{begin}.{end}"
 
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
-        """Whether there is such an entry, damaged or not; the disk begins to read it."""
+        """Return whether there is such an entry, damaged or not; the disk begins to read it."""
         try:
             prefetch(str(self._path(store, name, begin, end)), 0, max(1, abs(end)))
         except OSError:

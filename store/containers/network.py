@@ -152,7 +152,7 @@ def check_metadata(path: str, file: str, data: bytes | None) -> None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may be transient, so that the request is worth repeating."""
+    """Return whether an error may be transient, so that the request is worth repeating."""
     if answer := http_answer(error):
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
     kind = type(error).__name__

@@ -96,7 +96,7 @@ class RemoteRanges:
             raise self._failure or Unreachable(f"{self._fetch.retrier.url}: was closed") from None
 
     def _request(self, wanted: ByteRange, ahead: bool = False) -> Future[FetchedBytes]:
-        """The future of a range, which is requested unless it was before."""
+        """Return the future of a range, which is requested unless it was before."""
         with self._lock:
             if wanted not in self._ranges:
                 fetched = self._fetched(wanted, ahead)

@@ -176,12 +176,12 @@ class TaskSpec:
 
     @property
     def is_score(self) -> bool:
-        """Whether the teacher returns one score for a text, as a reranker does."""
+        """Return whether the teacher returns one score for a text, as a reranker does."""
         return self.kind == "classification" and len(self.labels) == 1
 
     @property
     def output_kind(self) -> OutputKind:
-        """The meaning of the C outputs of a text or token.
+        """Return the meaning of the C outputs of a text or token.
 
         "one label": logits of a softmax. "several labels": a logit of a sigmoid for each.
         "numbers": regression values.
@@ -192,7 +192,7 @@ class TaskSpec:
 
     @property
     def gold(self) -> str:
-        """Path in a part of the gold labels: int32, -1 for none."""
+        """Return the path in a part of the gold labels: int32, -1 for none."""
         return TASKS[self.kind][0]
 
     @property
@@ -202,7 +202,7 @@ class TaskSpec:
 
     @property
     def later_number(self) -> int | None:
-        """The number of `later_label`."""
+        """Return the number of `later_label`."""
         if self.kind != "tagging" or self.later_label not in self.labels:
             return None
         return self.labels.index(self.later_label)
@@ -311,22 +311,22 @@ class Features:
 
     @property
     def separator(self) -> str | None:
-        """The character between the two texts of a pair; None in a store of single texts."""
+        """Return the character between the two texts of a pair; None in a store of single texts."""
         return self.task.separator if self.task else None
 
     @property
     def has_token_features(self) -> bool:
-        """Whether the store has hidden states, attention maps or logits of tokens."""
+        """Return whether the store has hidden states, attention maps or logits of tokens."""
         return bool(self.hidden or self.attention or self.logits)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of arrays that the store has a codec for."""
+        """Return the kinds of arrays that the store has a codec for."""
         return (*KINDS, *(["embedding"] if self.embedding else []))
 
     @property
     def level(self) -> Level:
-        """The codecs of the store, by kind of array."""
+        """Return the codecs of the store, by kind of array."""
         return forms_of(self.codec)[self.form]
 
     def in_codec(self, codec: str) -> Features:

@@ -130,19 +130,20 @@ class Manifest:
 
     @cached_property
     def first(self) -> Array:
-        """int64 [parts + 1]: the first sequence of each part, then the number of all sequences."""
+        """Return int64 [parts + 1], the first sequence of each part, then the number of all
+        sequences."""
         return starts(np.array([part.counts.sequences for part in self.parts], int))
 
     @cached_property
     def totals(self) -> Counts:
-        """The sums of all parts' counts."""
+        """Return the sums of all parts' counts."""
         views = max(1, self.attributes["features"]["views"])
         none = np.zeros(4 + 2 * views, np.int64)
         return Counts.of_flat(sum((np.array(p.counts.flat()) for p in self.parts), none).tolist())
 
     @cached_property
     def numbers(self) -> Array:
-        """int64 [parts]: the numbers of the parts."""
+        """Return int64 [parts], the numbers of the parts."""
         return np.array([part.number for part in self.parts], np.int64)
 
     def content(self) -> str:

@@ -126,7 +126,7 @@ class PartReader:
 
     @cached_property
     def token_start(self) -> Array:
-        """int64 [n + 1]: where the tokens of each sequence begin."""
+        """Return int64 [n + 1], where the tokens of each sequence begin."""
         counts = self.part.counts
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
         # Where a map begins follows from the lengths: by wrong ones the map of another sequence is
@@ -142,31 +142,32 @@ class PartReader:
 
     @cached_property
     def sequence_start(self) -> Array:
-        """int64 [n + 1]: 0..n, where the row of each sequence begins in arrays of sequences."""
+        """Return int64 [n + 1], 0..n, where the row of each sequence begins in arrays of
+        sequences."""
         return np.arange(self.part.counts.sequences + 1)
 
     @cached_property
     def square_start(self) -> Array:
-        """int64 [n + 1]: where the attention map of each sequence begins."""
+        """Return int64 [n + 1], where the attention map of each sequence begins."""
         return starts(np.diff(self.token_start) ** 2)
 
     @cached_property
     def text_start(self) -> Array:
-        """int64 [n + 1]: where the text of each sequence begins, in bytes."""
+        """Return int64 [n + 1], where the text of each sequence begins, in bytes."""
         size = self.part.counts.text_bytes
         return self._start("sequence/text_start", size, size)
 
     @cached_property
     def document(self) -> Array:
-        """int64 [n]: document of each sequence."""
+        """Return int64 [n], document of each sequence."""
         return self.all("sequence/document")
 
     def mask_start(self, view: int, begin: int, end: int) -> Array:
-        """Return int64 [end - begin + 1]: where the masked words of sequences begin..end start."""
+        """Return int64 [end - begin + 1], where the masked words of sequences begin..end start."""
         return self._ragged(f"view{view}/mask/start", begin, end, self.part.counts.spans[view])
 
     def draw_start(self, view: int, begin: int, end: int) -> Array:
-        """Return int64 [end - begin + 1]: where the sampled ids of tokens begin..end start."""
+        """Return int64 [end - begin + 1], where the sampled ids of tokens begin..end start."""
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
 
     def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:

@@ -85,7 +85,7 @@ class Excerpt:
 
     @property
     def sequence_start(self) -> Array:
-        """Where each sequence begins in an array with one row for each sequence."""
+        """Return where each sequence begins in an array with one row for each sequence."""
         return np.arange(len(self.token_start))
 
     @classmethod
@@ -181,7 +181,7 @@ class Pool:
 
     @cached_property
     def ragged(self) -> Excerpt:
-        """The excerpt of documents, masked words and draws."""
+        """Return the excerpt of documents, masked words and draws."""
         return self._excerpt(False, self._index.grain // RAGGED_BYTES)
 
     def _excerpt(self, squares: bool, gap: int) -> Excerpt:
@@ -203,7 +203,7 @@ class Pool:
 
     @cached_property
     def _parts(self) -> list[tuple[PartReader, int]]:
-        """For each run its part, which remains open, and where the run begins there."""
+        """Return for each run its part, which remains open, and where the run begins there."""
         return [self._index.locate(begin) for begin, _ in self._runs]
 
     def _located(self, excerpt: Excerpt) -> Iterator[tuple[PartReader, int, int]]:
@@ -247,7 +247,7 @@ class Pool:
 
     @cached_property
     def nbytes(self) -> int:
-        """Uncompressed bytes that `read` reads."""
+        """Return the uncompressed bytes that `read` reads."""
         names = [*self._token_names, *self._map_names]
         return sum(self._rows(name) * self._row_bytes(name) for name in names)
 
@@ -387,7 +387,8 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the `ragged` excerpt, read on first use: not every training needs them.
+        """Return the texts of the `ragged` excerpt, read on first use: not every training needs
+        them.
 
         "" for sequences that are not requested.
         """

@@ -123,18 +123,19 @@ class View:
 
     @cached_property
     def spans(self) -> Array:
-        """int32 [M, 3]: characters begin, end, and action (0 mask, 1 random, 2 unchanged)."""
+        """Return int32 [M, 3], characters begin, end, and action (0 mask, 1 random, 2
+        unchanged)."""
         position = self._record.position
         return self._record.part.spans(self.number, position, position + 1)[1]
 
     @cached_property
     def mask(self) -> Array:
-        """bool [T]: tokens that overlap a masked span."""
+        """Return bool [T], tokens that overlap a masked span."""
         return covering_spans(*self._record.offsets.T, *self.spans[:, :2].T) >= 0
 
     @cached_property
     def logits(self) -> Logits:
-        """Logits of the store's tier. Raises StoreError if it holds none."""
+        """Return the logits of the store's tier. Raises StoreError if it holds none."""
         features, part = self._record.features, self._record.part
         if features.logits is None:
             raise MissingFeature("no logits in this store")
@@ -161,25 +162,27 @@ class View:
 
     @cached_property
     def class_logits(self) -> Floats:
-        """float32 [C]: raw logits of the teacher's classes. Raises StoreError if there are none."""
+        """Return float32 [C], raw logits of the teacher's classes. Raises StoreError if there are
+        none."""
         position = self._record.position
         row: Floats = self._task("classification", (position, position + 1))[0]
         return row
 
     @cached_property
     def tag_logits(self) -> Floats:
-        """float32 [T, C]: raw logits of the teacher's tags. Raises StoreError if there are none."""
+        """Return float32 [T, C], raw logits of the teacher's tags. Raises StoreError if there are
+        none."""
         return self._task("tagging", self._record.tokens)
 
     def _hidden(self, name: str) -> Floats:
-        """float32 [T, D] raw states."""
+        """Return float32 [T, D], raw states."""
         codec = self._record.features.level.hidden
         stored = {key: self._rows(f"hidden/{name}/{key}") for key in codec.names}
         states: Floats = codec.decode(stored, *self._record.calibration[name])
         return states
 
     def _attention(self, name: str) -> Floats:
-        """float32 [T, T] probabilities."""
+        """Return float32 [T, T], probabilities."""
         part, position = self._record.part, self._record.position
         begin, end = (int(edge) for edge in part.square_start[position : position + 2])
         codes = part.read(f"view{self.number}/attention/{name}/values", begin, end)
@@ -209,12 +212,12 @@ class Record:
 
     @cached_property
     def document_begin(self) -> int:
-        """Character of the document where the sequence begins."""
+        """Return the character of the document where the sequence begins."""
         return int(self._one("document_begin"))
 
     @cached_property
     def hard_cut(self) -> bool:
-        """Whether the sequence begins inside a word."""
+        """Return whether the sequence begins inside a word."""
         return bool(self._one("hard_cut"))
 
     @cached_property
@@ -223,38 +226,42 @@ class Record:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The text, or both texts of a pair. Raises StoreError for a text that is no pair."""
+        """Return the text, or both texts of a pair. Raises StoreError for a text that is no
+        pair."""
         return split_pair(self.text, self.features.separator, self.part.where)
 
     @cached_property
     def token_ids(self) -> Array:
-        """int32 [T]."""
+        """Return int32 [T]."""
         return as_ids(self.part.read("token/id", *self.tokens))
 
     @cached_property
     def offsets(self) -> Array:
-        """int32 [T, 2]: characters of the text; (0, 0) for special tokens."""
+        """Return int32 [T, 2], characters of the text; (0, 0) for special tokens."""
         columns = [self.part.read(f"token/{key}", *self.tokens) for key in ("begin", "end")]
         return np.stack(columns, axis=1)
 
     @cached_property
     def special(self) -> Array:
-        """bool [T]."""
+        """Return bool [T]."""
         return self.part.read("token/special", *self.tokens)
 
     @cached_property
     def context(self) -> int:
-        """The number of first tokens that only give context: the sequence before has them, too."""
+        """Return the number of first tokens that only give context: the sequence before has them,
+        too."""
         return int(self._one("context")) if self.features.context else 0
 
     @cached_property
     def learn(self) -> Array | None:
-        """bool [T]: tokens that are marked to be learnt; None if the store has no such marks."""
+        """Return bool [T], tokens that are marked to be learnt; None if the store has no such
+        marks."""
         return self.part.read(LEARN, *self.tokens) if self.features.learn else None
 
     @cached_property
     def embedding(self) -> Floats:
-        """float32 [W]: the teacher's vector of the text. Raises StoreError if there is none."""
+        """Return float32 [W], the teacher's vector of the text. Raises StoreError if there is
+        none."""
         if self.features.embedding is None:
             raise MissingFeature("no embedding in this store")
         row: Floats = self.part.vectors(self.position, self.position + 1)[0]
@@ -262,7 +269,8 @@ class Record:
 
     @cached_property
     def label(self) -> int | None:
-        """Gold label of the text; None if it has none, or the store is not for classification."""
+        """Return the gold label of the text; None if it has none, or the store is not for
+        classification."""
         task = self.features.task
         if task is None or task.kind != "classification":
             return None
@@ -271,7 +279,8 @@ class Record:
 
     @cached_property
     def tags(self) -> Array | None:
-        """int32 [T]: gold tags, -1 where there is none; None if the store is not for tagging."""
+        """Return int32 [T], gold tags, -1 where there is none; None if the store is not for
+        tagging."""
         task = self.features.task
         if task is None or task.kind != "tagging":
             return None

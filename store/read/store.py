@@ -169,7 +169,7 @@ class FeatureStore(Sequence[Record]):
 
     @cached_property
     def task(self) -> TaskSpec | None:
-        """The task that the teacher was fine-tuned for; see `stored_task`."""
+        """Return the task that the teacher was fine-tuned for; see `stored_task`."""
         return stored_task(self.features.task, self.teacher_files(), self.path)
 
     def _names(self, group: str) -> tuple[str, ...]:
@@ -192,11 +192,11 @@ class FeatureStore(Sequence[Record]):
         return self._index.locate(index)
 
     def lengths(self, begin: int, end: int) -> Array:
-        """Return int64 [end - begin]: tokens of sequences begin..end of one part."""
+        """Return int64 [end - begin], tokens of sequences begin..end of one part."""
         return self._index.lengths(begin, end)
 
     def all_lengths(self) -> Array:
-        """Return int64 [n]: tokens of all sequences."""
+        """Return int64 [n], tokens of all sequences."""
         return self._index.all_lengths()
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ class FeatureStore(Sequence[Record]):
             yield from split_pair(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
-        """Return int64 [n, 2]: runs begin..end of sequences of about `block_tokens` tokens each."""
+        """Return int64 [n, 2], runs begin..end of sequences of about `block_tokens` tokens each."""
         return self._index.blocks(block_tokens)
 
     def _blocks(self, blocks: ArrayLike | None) -> Array:

@@ -53,21 +53,21 @@ class HiddenBatch:
 
     @property
     def values(self) -> Array:
-        """The codes of the states; the states themselves with codec exact."""
+        """Return the codes of the states; the states themselves with codec exact."""
         return self.stored["values"]
 
     @property
     def scale(self) -> Array | None:
-        """The factors of the codes; None with codec exact."""
+        """Return the factors of the codes; None with codec exact."""
         return self.stored.get("scale")
 
     def normalised(self) -> Floats:
-        """float32 [N, D]: (state - mean) / deviation."""
+        """Return float32 [N, D], (state - mean) / deviation."""
         values: Floats = self.codec.decode_normalised(self.stored, self.mean, self.deviation)
         return values
 
     def states(self) -> Floats:
-        """float32 [N, D]: raw states."""
+        """Return float32 [N, D], raw states."""
         states: Floats = self.codec.decode(self.stored, self.mean, self.deviation)
         return states
 
@@ -81,7 +81,7 @@ class StoredVectors:
     codec: Codec
 
     def decoded(self) -> Floats:
-        """float32 [B, W]."""
+        """Return float32 [B, W]."""
         vectors: Floats = self.codec.decode(self.stored, (self.width,))
         return vectors
 
@@ -128,17 +128,17 @@ class Batch:
 
     @cached_property
     def embedding(self) -> Floats | None:
-        """float32 [B, W]: the teacher's vectors of the texts."""
+        """Return float32 [B, W], the teacher's vectors of the texts."""
         return self.vectors.decoded() if self.vectors else None
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the B sequences, read on first use."""
+        """Return the texts of the B sequences, read on first use."""
         return self.load_texts()
 
     @cached_property
     def mask(self) -> Array:
-        """bool [N]: tokens that overlap a masked word, computed on first use."""
+        """Return bool [N], tokens that overlap a masked word, computed on first use."""
         lengths, counts = np.diff(self.start), np.diff(self.spans_start)
         return covering_spans_of_texts(self.offsets, lengths, self.spans, counts) >= 0
 

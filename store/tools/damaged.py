@@ -73,11 +73,11 @@ class Report:
         return [flaw.line for flaw in self.unknown_flaws]
 
     def damaged_parts(self) -> set[int]:
-        """Numbers of the parts that have lost values: only their arrays hold these."""
+        """Return the numbers of the parts that have lost values: only their arrays hold these."""
         return {p.part for p in self.found if p.part is not None and p.group is None}
 
     def lost_outside(self) -> set[str]:
-        """Paths of the arrays outside the parts that are lost."""
+        """Return the paths of the arrays outside the parts that are lost."""
         return {p.array for p in self.found if p.part is None and p.array is not None}
 
     def facts(self, path: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ FREE = frozenset(
 
 
 def facts(store: FeatureStore) -> dict[str, Any]:
-    """The identity, and the teacher's configuration in place of its hash."""
+    """Return the identity, and the teacher's configuration in place of its hash."""
     files = store.teacher_files()
     config = store.teacher_settings("config.json") if "config.json" in files else {}
     return {**store.identity, "config": config}
@@ -49,13 +49,13 @@ def facts(store: FeatureStore) -> dict[str, Any]:
 def fact_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """`differences` of what `facts` gives. The many of a configuration come last: of two teachers
-    the first few are listed."""
+    """Return the `differences` of what `facts` gives. The many of a configuration come last: of two
+    teachers the first few are listed."""
     return sorted(differences(one, other), key=lambda each: each[0].startswith("config."))
 
 
 def is_merged(corpus: Any) -> bool:
-    """Whether a store of this corpus, or one that it grew from, was merged of several."""
+    """Return whether a store of this corpus, or one that it grew from, was merged of several."""
     if not isinstance(corpus, Mapping):
         return False
     before = corpus.get("grown_from")
@@ -63,7 +63,7 @@ def is_merged(corpus: Any) -> bool:
 
 
 def free(features: Features) -> frozenset[str]:
-    """Keys of what `facts` gives in which stores of these features may differ."""
+    """Return the keys of what `facts` gives in which stores of these features may differ."""
     return FREE | {"arguments.mask_prob"} if features.views == 1 else FREE
 
 
@@ -121,8 +121,8 @@ def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> No
 
 
 def _identity(stores: Sequence[FeatureStore]) -> dict[str, Any]:
-    """The identity of the merged store: the first store's, with all corpora, without arguments that
-    differ."""
+    """Return the identity of the merged store: the first store's, with all corpora, without
+    arguments that differ."""
     first = stores[0].identity
     merged = first | {"corpus": {"merged": _corpora(stores)}}
     if isinstance(arguments := first.get("arguments"), dict):
@@ -145,7 +145,7 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
 
 
 def _documents(store: FeatureStore) -> int:
-    """The number after the largest document number."""
+    """Return the number after the largest document number."""
     tops = [
         store.part(place).all("sequence/document").max()
         for place in range(len(store.manifest.parts))

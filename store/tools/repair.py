@@ -209,8 +209,8 @@ class Unsealing:
         quarantine.move(path / "manifest")
 
     def _groups(self) -> dict[str, dict[str, Any]]:
-        """Attributes of the groups to write again: all outside the parts, and in sound parts the
-        groups that have a problem."""
+        """Return the attributes of the groups to write again: all outside the parts, and in sound
+        parts the groups that have a problem."""
         groups: dict[str, dict[str, Any]] = {
             group: {} for name in self.outside for group in groups_above(name)
         }
@@ -260,7 +260,7 @@ class Unsealing:
         files.rename(new, staging.path)
 
     def _in_order(self, staging: Hdf5Staging) -> list[str]:
-        """The arrays outside the parts, in the order of the file."""
+        """Return the arrays outside the parts, in the order of the file."""
         # HDF5 lays arrays out as they are written: only in this order does the store, once it is
         # sealed again, have its old bytes.
         found: list[str] = []
@@ -310,7 +310,7 @@ def _write_group(
 
 
 def quarantines_of(store: Path) -> list[Path]:
-    """The quarantine folders next to a store."""
+    """Return the quarantine folders next to a store."""
     real = store.resolve() if store.is_dir() else store.absolute()
     names = re.compile(rf"{re.escape(real.name)}\.aside-\d+")
     return sorted(path for path in real.parent.iterdir() if names.fullmatch(path.name))
@@ -376,5 +376,5 @@ class Quarantine:
         return place
 
     def undo(self) -> str:
-        """The shell command that undoes the repair."""
+        """Return the shell command that undoes the repair."""
         return shlex.join(["cp", "-a", f"{self.path}/.", f"{self._real.parent}/"])

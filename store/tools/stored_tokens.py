@@ -83,8 +83,9 @@ def _rows(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
-    """StoreError unless the stored tokenizer gives the stored tokens of `sequences` neighbours at
-    each of some places, spread evenly over the store, within bounds of time and memory."""
+    """Raise StoreError unless the stored tokenizer gives the stored tokens of `sequences`
+    neighbours at each of some places, spread evenly over the store, within bounds of time and
+    memory."""
     rows = np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int)).tolist()
     found = within_bounds(
         store.teacher_file("tokenizer.json"),

@@ -73,7 +73,8 @@ def _is_tokens(path: Path, text: str) -> bool:
 
 
 def _is_rows(path: Path, store: FeatureStore) -> bool:
-    """Whether a file is what `to_datasets` writes of this store, by its name and its schema."""
+    """Return whether a file is what `to_datasets` writes of this store, by its name and its
+    schema."""
     if not ARROW.fullmatch(path.name):
         return False
     import pyarrow as pa
@@ -89,7 +90,7 @@ def _is_rows(path: Path, store: FeatureStore) -> bool:
 
 
 def _stored_names(store: FeatureStore) -> Iterator[str]:
-    """Names of the files of a Zarr store with these arrays."""
+    """Return the names of the files of a Zarr store with these arrays."""
     for name in store.manifest.arrays:
         yield f"{name}/zarr.json"
         yield from (f"{name}/c{'/0' * n}" for n in (1, 2, 3))
@@ -145,7 +146,8 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
 
 
 def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:
-    """Files in which `datasets` caches what `map` and `filter` give, next to rows of a store."""
+    """Return the files in which `datasets` caches what `map` and `filter` give, next to rows of a
+    store."""
     folders = {os.path.dirname(each.path): each for each in entries if each.kind == "datasets"}
     for folder, entry in folders.items():
         with contextlib.suppress(OSError):

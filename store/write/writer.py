@@ -150,7 +150,8 @@ class StoreWriter:
             tree.write_part(self._staging.part(number), self.features, number, counts, arrays)
 
     def differing(self, number: int, token_counts: ArrayLike, sequences: Sequences) -> list[str]:
-        """Names of the arrays of a published part that differ from those of given sequences.
+        """Return the names of the arrays of a published part that differ from those of given
+        sequences.
 
         Checksums are compared; the part is not read.
         """
@@ -159,7 +160,7 @@ class StoreWriter:
         return [name for name, values in given if digest(values) != entries[name].sha256]
 
     def published_part(self, number: int) -> Part:
-        """The entry of a published part: counts and checksums."""
+        """Return the entry of a published part: counts and checksums."""
         with closing(self._staging.source()) as source:
             return next(published_parts(source, self.features, [number]))
 
@@ -197,7 +198,8 @@ class StoreWriter:
             self._staging.clear(self._staging.mark)
 
     def adopts(self, store: FeatureStore) -> bool:
-        """Whether parts of a store can become parts of this one without being written again."""
+        """Return whether parts of a store can become parts of this one without being written
+        again."""
         local = isinstance(self._staging, ZarrStaging) and isinstance(store.source, ZarrSource)
         return local and not store.source.remote and store.features == self.features
 

@@ -107,8 +107,8 @@ class Distiller(nn.Module):
 
     @property
     def vector_head(self) -> VectorHead | None:
-        """The modules from the student's last states to its text vector, which are a part of the
-        finished student. None if no loss uses text vectors."""
+        """Return the modules from the student's last states to its text vector, which are a part of
+        the finished student. None if no loss uses text vectors."""
         if VECTORS not in self.projections:
             return None
         head = self.projections[VECTORS]

@@ -162,12 +162,14 @@ class Corpus:
 
     @property
     def characters_in_all(self) -> int | None:
-        """Characters of all texts; None where a source does not know, or `check` did not read."""
+        """Return the characters of all texts; None where a source does not know, or `check` did not
+        read."""
         return _sum(source.characters for source in self.sources)
 
     @property
     def documents_in_all(self) -> int | None:
-        """Number of documents; None where a source does not know, or `check` did not read."""
+        """Return the number of documents; None where a source does not know, or `check` did not
+        read."""
         return _sum(source.texts for source in self.sources)
 
     def check_unchanged(self) -> None:

@@ -64,7 +64,7 @@ def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[Lab
 
 
 def has_columns(path: Path, columns: Columns) -> bool:
-    """Whether a file is a table, not lines of text or words with tags."""
+    """Return whether a file is a table, not lines of text or words with tags."""
     suffix = suffix_of(path)
     return suffix in TABLES and not (suffix == ".tsv" and is_tagged(path, columns.names()))
 
@@ -148,7 +148,7 @@ class CorpusSource:
 
     @property
     def tabular(self) -> bool:
-        """Whether the texts are in a column."""
+        """Return whether the texts are in a column."""
         return True
 
     def rows(self) -> Iterator[LabelledText]:

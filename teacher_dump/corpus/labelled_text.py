@@ -302,7 +302,8 @@ def text_of(value: Any, column: str, where: object) -> str:
 
 
 def is_iob(labels: Iterable[str]) -> bool:
-    """Whether the labels of a tagger are IOB: all are O, B-X or I-X, with at least one B-X."""
+    """Return whether the labels of a tagger are IOB: all are O, B-X or I-X, with at least one
+    B-X."""
     prefixes = {label if label == OUTSIDE else label[:2] for label in labels}
     return FIRST in prefixes and prefixes <= {OUTSIDE, FIRST, OTHER}
 

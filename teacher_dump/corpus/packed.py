@@ -73,7 +73,7 @@ PACKED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is read through a decoder."""
+    """Return whether a file is read through a decoder."""
     return path.suffix.lower() in PACKED
 
 

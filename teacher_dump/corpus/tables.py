@@ -65,7 +65,7 @@ def open_table(path: Path, seen: Seen = ignore) -> Table:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a folder was written by `save_to_disk` of `datasets`."""
+    """Return whether a folder was written by `save_to_disk` of `datasets`."""
     return any((path / name).is_file() for name in SAVED)
 
 
@@ -81,7 +81,7 @@ def cell_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 def has_cell(row: Mapping[str, Any], name: str) -> bool:
-    """Whether `cell_of` finds this cell."""
+    """Return whether `cell_of` finds this cell."""
     try:
         cell_of(row, name)
     except KeyError:
@@ -384,7 +384,7 @@ TABLES: dict[str, Callable[[Path, Seen], Table]] = {
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path is a table, by its suffix, or the folder of a saved data set."""
+    """Return whether a path is a table, by its suffix, or the folder of a saved data set."""
     return is_saved(path) if path.is_dir() else suffix_of(path) in TABLES
 
 

@@ -53,7 +53,7 @@ def steps_of(sentences: Iterable[Sequence[str]]) -> Iterator[Step]:
 
 
 def _same(before: str, tag: str) -> bool:
-    """Whether both tags belong to entities of the same kind."""
+    """Return whether both tags belong to entities of the same kind."""
     return before != OUTSIDE and before[2:] == tag[2:]
 
 

@@ -114,8 +114,8 @@ def _is_start(line: str) -> bool:
 
 
 def is_tagged(path: Path, names: set[str]) -> bool:
-    """Whether a .tsv holds words with tags, not a table: a table has one of the `names` in its
-    header.
+    """Return whether a .tsv holds words with tags, not a table: a table has one of the `names` in
+    its header.
 
     Then nearly all lines end with an entity tag; or lines are `word<TAB>tag`, or two words of which
     the second repeats, with blank lines between sentences.
@@ -146,13 +146,13 @@ def check_untagged(path: Path) -> None:
 
 
 def _are_conllu(rows: list[list[str]]) -> bool:
-    """Whether rows have the columns of CoNLL-U, with word numbers in the first."""
+    """Return whether rows have the columns of CoNLL-U, with word numbers in the first."""
     ids = [row[0] for row in rows if len(row) == CONLLU_COLUMNS and CONLLU_ID.fullmatch(row[0])]
     return bool(rows) and len(ids) == len(rows)
 
 
 def _have_entities(lines: list[str]) -> bool:
-    """Whether nearly all lines end with an entity tag, and not all with O."""
+    """Return whether nearly all lines end with an entity tag, and not all with O."""
     rows = [BLANKS.split(line.strip(" \t")) for line in lines if not _is_start(line)]
     tags = [row[-1] for row in rows if len(row) > 1 and TAG.fullmatch(row[-1])]
     return len(tags) >= max(2, MOST * len(rows)) and any(tag != OUTSIDE for tag in tags)

@@ -91,7 +91,8 @@ class DumpPlan:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The attribute `identity` of the store: dumps with equal identity and features are equal.
+        """Return the attribute `identity` of the store: dumps with equal identity and features are
+        equal.
 
         The first access hashes the teacher's weights and all unhashed files of the corpus.
         """
@@ -131,7 +132,7 @@ class DumpPlan:
 
     @property
     def learn(self) -> str:
-        """The contents of chats that students are trained on."""
+        """Return the contents of chats that students are trained on."""
         return self.options.learn or "assistant"
 
     def check_growth(self) -> None:

@@ -125,7 +125,8 @@ class _Worker:
         self.queue.close()
 
     def _finished(self) -> bool:
-        """Whether the store is finished. Raises UserError if it was made with other arguments."""
+        """Return whether the store is finished. Raises UserError if it was made with other
+        arguments."""
         attributes = StoreWriter.peek(self.out, "sealed")
         if attributes is None:
             return False
@@ -134,7 +135,7 @@ class _Worker:
         return True
 
     def _store_exists(self) -> bool:
-        """Whether the unfinished store exists. Its identity is compared once.
+        """Return whether the unfinished store exists. Its identity is compared once.
 
         Raises UserError if it was started with other arguments or software.
         """
@@ -312,7 +313,7 @@ class _QueueFiller:
         )
 
     def ended(self) -> bool:
-        """Whether filling has ended. Raises the error that ended it, if any."""
+        """Return whether filling has ended. Raises the error that ended it, if any."""
         if self._done.done():
             self._done.result()
         return self._done.done()

@@ -64,7 +64,7 @@ def config_differences(
 
 
 def changes_no_value(key: str, one_sided: bool, versions: Collection[str]) -> bool:
-    """Whether dumps that differ in this key of their facts may still store the same values.
+    """Return whether dumps that differ in this key of their facts may still store the same values.
 
     `versions` are the libraries whose versions differ; `one_sided` means that only one dump has the
     key. Sequences and a sample of values are compared later.

@@ -45,7 +45,7 @@ class Decoder:
 
     @cached_property
     def narrow(self) -> torch.Tensor:
-        """The weight in bfloat16, exact if it is `rounded`."""
+        """Return the weight in bfloat16, exact if it is `rounded`."""
         return self.weight.bfloat16()
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -69,7 +69,7 @@ class Decoder:
         return self._capped(torch.cat(each))
 
     def rounds(self, values: torch.Tensor) -> bool:
-        """Whether bfloat16 represents weights and `values` exactly."""
+        """Return whether bfloat16 represents weights and `values` exactly."""
         return self.rounded and values.dtype == torch.bfloat16
 
 
@@ -179,7 +179,7 @@ def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> TopLogits:
 
 @cache
 def fuses(k: int, device: torch.device) -> bool:
-    """Whether the kernel of `fused_head` works for k logits on a device."""
+    """Return whether the kernel of `fused_head` works for k logits on a device."""
     try:
         from teachonce.teacher_dump.teacher import fused_head
 
@@ -192,7 +192,7 @@ def fuses(k: int, device: torch.device) -> bool:
 
 
 def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
-    """Whether the kernel agrees with `chunked_logits` on random bfloat16 numbers."""
+    """Return whether the kernel agrees with `chunked_logits` on random bfloat16 numbers."""
     from teachonce.teacher_dump.teacher import fused_head
 
     random = torch.Generator(device).manual_seed(0)

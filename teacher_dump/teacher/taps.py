@@ -68,8 +68,8 @@ class Accumulator:
 def tapped(
     base: nn.Module, layers: int, length: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
-    """Inside the `with` block, add hidden states [B,L,D] and attention maps [B,L,L] of each forward
-    pass of `base` to the accumulators. Inputs have `length` L.
+    """Add, inside the `with` block, hidden states [B,L,D] and attention maps [B,L,L] of each
+    forward pass of `base` to the accumulators. Inputs have `length` L.
 
     State i is the input of layer i + 1; the last state is the output of the encoder. Attention maps
     are probabilities, averaged over heads. Raises UserError if a layer reads fewer tokens than the

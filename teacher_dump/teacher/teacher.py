@@ -145,7 +145,7 @@ class Teacher:
 
     @property
     def reads_types(self) -> bool:
-        """Whether the model and its tokenizer use token_type_ids."""
+        """Return whether the model and its tokenizer use token_type_ids."""
         types = getattr(self.config, "type_vocab_size", None) or 0
         return types > 1 and "token_type_ids" in self.tokenizer.model_input_names
 
@@ -180,7 +180,7 @@ class Teacher:
 
     @property
     def narrow(self) -> bool:
-        """Whether the model computes in fewer bits than float32."""
+        """Return whether the model computes in fewer bits than float32."""
         return bool(self._narrow())
 
     def _narrow(self) -> list[torch.Tensor]:
@@ -212,8 +212,8 @@ class Teacher:
 
     @property
     def sparse_from(self) -> int | None:
-        """The longest input in tokens for which BigBird's sparse attention is full; None for other
-        models. For longer inputs its output depends on the longest text of the batch."""
+        """Return the longest input in tokens for which BigBird's sparse attention is full; None for
+        other models. For longer inputs its output depends on the longest text of the batch."""
         if getattr(self.config, "attention_type", None) != "block_sparse":
             return None
         return int((5 + 2 * self.config.num_random_blocks) * self.config.block_size)

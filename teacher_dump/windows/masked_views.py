@@ -33,7 +33,8 @@ _SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
 
 
 def joins(character: str) -> bool:
-    """Whether a character modifies the character before it: a mark, a joiner, a skin tone."""
+    """Return whether a character modifies the character before it: a mark, a joiner, a skin
+    tone."""
     if character == _ZERO_WIDTH_SPACE:
         return False
     kind = unicodedata.category(character)

@@ -155,6 +155,6 @@ def iter_truncated(
 
 
 def _inside(text: str, place: int) -> bool:
-    """Whether a position is inside a word of the text."""
+    """Return whether a position is inside a word of the text."""
     words = word_spans(text) if place else np.empty((0, 2))
     return bool(((words[:, 0] < place) & (place < words[:, 1])).any())

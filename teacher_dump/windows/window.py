@@ -53,7 +53,7 @@ class Window:
 
     @property
     def teacher_ids(self) -> Array:
-        """The teacher's input ids in view 0."""
+        """Return the teacher's input ids in view 0."""
         return self.ids if self.read is None else self.read
 
 
@@ -152,7 +152,7 @@ def unpacked(data: bytes) -> tuple[int, list[Window]]:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether `unpacked` can read these bytes."""
+    """Return whether `unpacked` can read these bytes."""
     try:
         unpacked(data)
     except Unreadable:

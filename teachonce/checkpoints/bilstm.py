@@ -86,12 +86,12 @@ class BiLstmConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the states: both directions, 2H."""
+        """Return the width of the states: both directions, 2H."""
         return 2 * self.lstm_size
 
     @property
     def head_width(self) -> int:
-        """Size of the heads' input."""
+        """Return the size of the heads' input."""
         return self.projection_size or self.hidden_size
 
 
@@ -267,7 +267,8 @@ class _WithHead(BiLstmPreTrainedModel):
         return POOLINGS[self.config.classifier_pooling](states, present)
 
     def projected(self, states: Tensor) -> Tensor:
-        """GELU(W h + b) [...,P] of states [...,2H], or the states where there is no projection."""
+        """Return GELU(W h + b) [...,P] of states [...,2H], or the states where there is no
+        projection."""
         if not self.config.projection_size:
             return states
         return functional.gelu(self.projection(states))
@@ -335,7 +336,7 @@ class BiLstmForMaskedLM(_WithHead):
         self.decoder = new_embeddings  # type: ignore[assignment]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
-        """Logits [...,V] of states [...,2H]."""
+        """Return the logits [...,V] of states [...,2H]."""
         logits: Tensor = self.decoder(self.transform(self.dropout(self.projected(states))))
         return logits
 
@@ -353,7 +354,7 @@ class BiLstmForSequenceClassification(_WithHead):
         self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
-        """Logits [B,C] of states [B,S,2H] and which tokens are present [B,S]."""
+        """Return the logits [B,C] of states [B,S,2H] and which tokens are present [B,S]."""
         assert present is not None
         pooled = self.projected(self.pooled(states, present))
         logits: Tensor = self.classifier(self.dropout(pooled))
@@ -371,7 +372,7 @@ class BiLstmForTokenClassification(_WithHead):
         self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
-        """Logits [...,C] of states [...,2H]."""
+        """Return the logits [...,C] of states [...,2H]."""
         logits: Tensor = self.classifier(self.dropout(self.projected(states)))
         return logits
 

@@ -125,7 +125,7 @@ class PairScorer:
 
 
 def has_modules(name: str) -> bool:
-    """Whether a model is a sentence-transformers folder with a list of modules.
+    """Return whether a model is a sentence-transformers folder with a list of modules.
 
     Raises UserError if the model cannot be found.
     """
@@ -133,7 +133,7 @@ def has_modules(name: str) -> bool:
 
 
 def reads_pairs(name: str) -> bool:
-    """Whether a model has a classification head, so that it reads a pair as one input."""
+    """Return whether a model has a classification head, so that it reads a pair as one input."""
     found = resolve_vectors(name)
     if finder(found)("config.json") is None:  # a folder without a transformer
         return False

@@ -110,7 +110,7 @@ def check_checkpoint(model: ResolvedModel, config: Any) -> None:
 
 
 def of_transformers(name: str) -> bool:
-    """Whether transformers has a class with this name."""
+    """Return whether transformers has a class with this name."""
     import transformers
 
     return hasattr(transformers, name)

@@ -196,8 +196,8 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
 
 
 def is_sentence_folder(path: Path) -> bool:
-    """Whether a folder has a modules.json of sentence-transformers. Raises UserError if it contains
-    a pipe or device."""
+    """Return whether a folder has a modules.json of sentence-transformers. Raises UserError if it
+    contains a pipe or device."""
     found = (path / MODULES).is_file()
     if found:
         files.check_model_folder(path)

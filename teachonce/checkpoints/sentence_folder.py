@@ -74,28 +74,28 @@ class VectorHead(nn.Module):
 
     @property
     def states_width(self) -> int:
-        """Size D of the states that the first module reads."""
+        """Return the size D of the states that the first module reads."""
         first = next((m for m in self.before if type(m).__name__ == "Dense"), None)
         width: Any = self.pooling.embedding_dimension if first is None else first.in_features
         return int(width)
 
     @property
     def width(self) -> int:
-        """Size W of the vectors."""
+        """Return the size W of the vectors."""
         widths = [self.pooling.pooling_output_dimension]
         widths += [int(step.out_features) for step in self._dense()]
         return min(widths[-1], self.truncate_dim or widths[-1])
 
     @property
     def normalised(self) -> bool:
-        """Whether the vectors have length 1."""
+        """Return whether the vectors have length 1."""
         names = (type(step).__name__ for step in self.steps)
         kinds = [name for name in names if name != "Dropout"]
         return kinds[-1:] == ["Normalize"] and self.truncate_dim is None
 
     @property
     def description(self) -> str:
-        """The steps as text, such as `mean, dense 256 Tanh, first 64`."""
+        """Return the steps as text, such as `mean, dense 256 Tanh, first 64`."""
         mode = self.pooling.pooling_mode
         words = [_step_name(step) for step in self.before]
         words.append(mode if isinstance(mode, str) else "+".join(mode))

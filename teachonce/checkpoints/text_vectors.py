@@ -35,7 +35,7 @@ class TextVectors:
 
     @property
     def spec(self) -> EmbeddingSpec:
-        """The description of the vectors in the store."""
+        """Return the description of the vectors in the store."""
         head = self.head
         return EmbeddingSpec(head.width, head.description, self.prompt, head.normalised)
 

@@ -26,7 +26,7 @@ class SpreadSample:
 
     @property
     def whole(self) -> bool:
-        """Whether the sample is the whole store."""
+        """Return whether the sample is the whole store."""
         return self.sequences == self.all
 
     @property

@@ -66,7 +66,7 @@ class Exported:
 
     @property
     def format(self) -> str:
-        """The name of the format, which is that of the folder."""
+        """Return the name of the format, which is that of the folder."""
         return self.file.partition("/")[0]
 
 

@@ -49,12 +49,12 @@ class StudentInputs:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of all outputs."""
+        """Return the names of all outputs."""
         return OUTPUTS.get(self.kind, ("logits",))
 
     @property
     def output(self) -> str:
-        """The name of the output that is the answer."""
+        """Return the name of the output that is the answer."""
         return self.outputs[0]
 
     def tokenized(

@@ -55,7 +55,7 @@ class PredictOptions:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The names of columns that were given, by role."""
+        """Return the names of columns that were given, by role."""
         named = {
             "text": self.text_column,
             "text_a": self.text_a_column,

@@ -12,17 +12,18 @@ Floats = NDArray[np.float32]
 
 
 def starts(sizes: ArrayLike) -> Array:
-    """Where each of n rows begins in a flat array, and the total: [n] -> int64 [n + 1]."""
+    """Return where each of n rows begins in a flat array, and the total: [n] -> int64 [n + 1]."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def begins(sizes: ArrayLike) -> Array:
-    """Where each of n rows begins in a flat array: [n] -> int64 [n]."""
+    """Return where each of n rows begins in a flat array: [n] -> int64 [n]."""
     return starts(sizes)[:-1]
 
 
 def ranges(begin: Array, sizes: Array) -> Array:
-    """int64 [sum of sizes]: begin[0]..begin[0] + sizes[0], begin[1]..., one after another."""
+    """Return int64 [sum of sizes], begin[0]..begin[0] + sizes[0], begin[1]..., one after
+    another."""
     start = starts(sizes)
     return np.repeat(begin - start[:-1], sizes) + np.arange(start[-1])
 
@@ -38,7 +39,8 @@ def permutation(length: int, *seed: int) -> Array:
 
 
 def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array) -> Array:
-    """int64 [N]: the first of M spans that shares a character with each token of one text, or -1.
+    """Return int64 [N], the first of M spans that shares a character with each token of one text,
+    or -1.
 
     Tokens [N] and spans [M] are begin..end in characters; the spans ascend and are disjoint. A
     token without characters is under no span.
@@ -53,7 +55,7 @@ def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array)
 def covering_spans_of_texts(
     offsets: Array, lengths: Array, spans: Array, span_counts: Array
 ) -> Array:
-    """`covering_spans` for B texts at once: int64 [N], numbers of rows of `spans`, or -1.
+    """Find `covering_spans` for B texts at once: int64 [N], numbers of rows of `spans`, or -1.
 
     offsets [N, 2] are the tokens of the texts, lengths [B] how many each has; spans [M, 2 or more]
     begin with begin and end, span_counts [B] is how many each text has.

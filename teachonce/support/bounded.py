@@ -78,7 +78,7 @@ def run_bounded(
 
 
 def _child(module: str, name: str, arguments: list[Any], seconds: float, memory: int) -> None:
-    """Main function of the process that `run_bounded` starts."""
+    """Run as the main function of the process that `run_bounded` starts."""
     import resource
 
     global inside

@@ -32,12 +32,12 @@ version_option = click.version_option(package_name="teachonce", message="%(prog)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 part`, `1,204 parts`."""
+    """Return a number with its noun: `1 part`, `1,204 parts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def readable(size: float) -> str:
-    """A size in bytes for people: `812 B`, `43 kB`, `1.2 GB`."""
+    """Return a size in bytes for people: `812 B`, `43 kB`, `1.2 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -46,8 +46,8 @@ def readable(size: float) -> str:
 
 
 def wide_console() -> Console:
-    """The console for tables: as wide as the terminal, or in a file or pipe as wide as the table
-    needs."""
+    """Return the console for tables: as wide as the terminal, or in a file or pipe as wide as the
+    table needs."""
     from rich.console import Console
 
     console = Console()
@@ -57,8 +57,8 @@ def wide_console() -> Console:
 
 
 def takes_option(name: str) -> bool | None:
-    """Whether the command that runs has an option with this name; None where none runs, as from
-    Python."""
+    """Return whether the command that runs has an option with this name; None where none runs, as
+    from Python."""
     context = click.get_current_context(silent=True)
     if context is None:
         return None

@@ -40,7 +40,7 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out; torch raises RuntimeError for it."""
+    """Return whether an error means that memory ran out; torch raises RuntimeError for it."""
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)

@@ -37,7 +37,7 @@ def check_utf8(path: str | os.PathLike[str]) -> None:
 
 
 def sync(path: Path) -> None:
-    """fsync a file or folder."""
+    """Sync a file or folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -46,7 +46,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """fsync every file and folder of a tree."""
+    """Sync every file and folder of a tree."""
     from concurrent.futures import ThreadPoolExecutor  # imported late: it would slow --help
 
     paths = [folder, *folder.rglob("*")]

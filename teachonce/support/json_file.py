@@ -99,7 +99,7 @@ def _misfit_number(value: Any, shape: type, place: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8, and be a name of a file."""
+    """Return whether it can be written as UTF-8, and be a name of a file."""
     try:
         value.encode()
     except UnicodeEncodeError:

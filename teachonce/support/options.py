@@ -69,7 +69,7 @@ INNER_SHARE = Range("a share between 0 and 1", low=0, high=1, open_low=True, ope
 
 
 def at_least(least: int) -> Range:
-    """Numbers from `least` on."""
+    """Return the numbers from `least` on."""
     return Range(f"at least {least}", low=least)
 
 
@@ -164,12 +164,13 @@ def default_of(settings: type[Any], name: str) -> Any:
 
 @functools.cache
 def _hints(settings: type[Any]) -> dict[str, Any]:
-    """Type hints of a dataclass, which are text that `typing` would evaluate each time."""
+    """Return the type hints of a dataclass, which are text that `typing` would evaluate each
+    time."""
     return typing.get_type_hints(settings)
 
 
 def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
-    """The plain type of an option, and whether it may be None."""
+    """Return the plain type of an option, and whether it may be None."""
     return _plain_type(settings, name)  # type: ignore[arg-type]  # a class is hashable
 
 
@@ -398,7 +399,7 @@ def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_flag(settings: type[Any], name: str) -> bool:
-    """Whether an option is a flag, without a value."""
+    """Return whether an option is a flag, without a value."""
     return _type_of(settings, name)[0] is bool
 
 

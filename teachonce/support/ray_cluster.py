@@ -146,7 +146,7 @@ def rooms(ray: Any, address: str, gpus: float) -> tuple[int, int]:
 
 
 def places_of(node: dict[str, float], gpus: float) -> int:
-    """How many workers of one CPU and so many GPUs, or a share of one, a node has room for."""
+    """Count the workers of one CPU and these GPUs, or a share of one, for which a node has room."""
     places = math.floor(node.get("CPU", 0))
     if gpus:
         there = math.floor(node.get("GPU", 0))

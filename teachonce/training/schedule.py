@@ -58,5 +58,5 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """Whether the training is to stop early."""
+        """Return whether the training is to stop early."""
         return self.patience is not None and self.idle >= self.patience

@@ -159,7 +159,8 @@ def _letters(words: Iterable[str]) -> list[str]:
 
 
 def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
-    """At most `size` pieces of the words: the letters, then what byte-pair merges make of them."""
+    """Return at most `size` pieces of the words: the letters, then what byte-pair merges make of
+    them."""
     # The trainer of WordPiece itself numbers the letters inside words by a hash table that is
     # random in every process, and breaks ties by these numbers: other runs, other pieces. So every
     # letter, first or inside (`##`), becomes a character of its own before a trainer sees it.
@@ -186,8 +187,8 @@ def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
 
 
 def _folding(normalizer: Any) -> tuple[bool, bool]:
-    """Whether the teacher lower-cases and whether it drops accents, seen from what its normalizer
-    does."""
+    """Return whether the teacher lower-cases and whether it drops accents, seen from what its
+    normalizer does."""
     if normalizer is None:
         return False, False
     # Some normalizers decompose é but keep its accent, and SentencePiece's put ▁ before a text.

@@ -31,18 +31,18 @@ class FieldReader:
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
+        """Return the number of bytes that are left."""
         return len(self._data) - self._place
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Take the next `size` bytes."""
         if size > self.left:
             raise Damage(f"{self.what} is cut off")
         self._place += size
         return self._data[self._place - size : self._place]
 
     def number(self, size: int) -> int:
-        """The next `size` bytes as a whole number."""
+        """Read the next `size` bytes as a whole number."""
         return int.from_bytes(self.take(size), "little")
 
     def address(self) -> int:
@@ -79,19 +79,19 @@ class Blocks:
         self._end, self.root = end, fields.address()
 
     def raw(self, address: int, size: int, what: str) -> Bytes:
-        """Bytes of the map; nothing is copied."""
+        """Return the bytes of the map; nothing is copied."""
         if address + size > self._end:
             raise Damage(f"{what} lies outside the file")
         return self.map.data[address : address + size]
 
     def read(self, address: int, size: int, what: str) -> bytes:
-        """Bytes of metadata."""
+        """Return the bytes of metadata."""
         if size > MAX_BLOCK:
             raise Damage(f"{what} has {size:,} bytes, more than {MAX_BLOCK:,}")
         return self.raw(address, size, what).tobytes()
 
     def block(self, address: int, size: int, signature: bytes, what: str) -> FieldReader:
-        """The fields between the signature of a block and the checksum at its end."""
+        """Read the fields between the signature of a block and the checksum at its end."""
         data = self.read(address, size, what)
         if data[: len(signature)] != signature:
             raise Damage(f"{what} does not begin with {signature.decode('latin-1')}")

@@ -59,7 +59,7 @@ class Dataset:
 
     @property
     def stored(self) -> int:
-        """The stored bytes of all chunks."""
+        """Return the stored bytes of all chunks."""
         return int(self.places[:, 1].sum())
 
     def decode(self, skipped: int, stored: Bytes, low: int, high: int, out: Bytes) -> None:

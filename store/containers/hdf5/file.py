@@ -184,7 +184,7 @@ def _abandon_all() -> None:
 
 
 def file_digest(path: Path, size: int) -> bytes:
-    """SHA-256 of the first `size` bytes of a file."""
+    """Return the SHA-256 of the first `size` bytes of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while size > 0 and (data := file.read(min(size, 2**24))):

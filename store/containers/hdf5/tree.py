@@ -63,7 +63,7 @@ class Hdf5File:
 
     @cached_property
     def is_writing(self) -> bool:
-        """Whether this is the file of an unfinished store."""
+        """Return whether this is the file of an unfinished store."""
         return self.attributes("").get("state") == b"writing"
 
     def walk(self, top: str) -> Iterator[tuple[str, Object | None]]:
@@ -152,8 +152,8 @@ class Hdf5Source:
             ) from error
 
     def _unfinished(self) -> bool:
-        """Whether parts are files next to this one; files next to a sealed store do not belong to
-        it."""
+        """Return whether parts are files next to this one; files next to a sealed store do not
+        belong to it."""
         try:
             return self._handle(Path(self.path)).is_writing
         except (Damage, StoreError):
@@ -248,7 +248,8 @@ class Hdf5Source:
         return damaged_chunks(array, array.dataset.chunk[0])
 
     def arrays(self, top: str = "") -> list[str]:
-        """Paths of all arrays under a group, in the order of the file. Raises StoreError."""
+        """Return the paths of all arrays under a group, in the order of the file. Raises
+        StoreError."""
         try:
             found = self._handle(Path(self.path)).walk(top)
             return [path for path, thing in found if thing is not None]
@@ -256,7 +257,7 @@ class Hdf5Source:
             raise self._damage(top, error) from error
 
     def stored_bytes(self, name: str) -> int:
-        """Bytes of an array as it is stored. Raises StoreError."""
+        """Return the bytes of an array as it is stored. Raises StoreError."""
         return self._slices(name).dataset.stored
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ SMALL = 4 * RUN  # decoded bytes of an array that probably takes less than RUN b
 
 
 def _first(name: str, layout: ShardLayout) -> ByteRange:
-    """What is fetched when an array is opened: its index, or all of a small array."""
+    """Return what is fetched when an array is opened: its index, or all of a small array."""
     small = layout.shape[0] * layout.row_bytes <= SMALL
     return (
         ByteRange(name, 0, RUN)
@@ -111,7 +111,7 @@ class RemoteSlices(ShardSlices):
 
 
 def _runs_of(name: str, places: list[list[int]]) -> list[ByteRange]:
-    """The range that is requested for each chunk: it and its neighbours, up to RUN bytes."""
+    """Return the range that is requested for each chunk: it and its neighbours, up to RUN bytes."""
     edges, run_of = list[list[int]](), dict[int, int]()
     for chunk in sorted(range(len(places)), key=places.__getitem__):
         low, size = places[chunk]

@@ -103,7 +103,7 @@ def _checked(data: Bytes, what: str) -> Bytes:
 
 
 def index_bytes(layout: ShardLayout) -> int:
-    """The bytes of the index at the end of a shard."""
+    """Return the bytes of the index at the end of a shard."""
     return layout.chunks * ENTRY_BYTES + CRC_BYTES
 
 
@@ -128,8 +128,8 @@ class Shard:
         raise NotImplementedError
 
     def stored(self, chunk: int) -> tuple[Bytes, set[int]]:
-        """The stored bytes of a chunk, and the chunks whose checksum was compared, to which a
-        reader adds. Raises Damage."""
+        """Return the stored bytes of a chunk, and the chunks whose checksum was compared, to which
+        a reader adds. Raises Damage."""
         raise NotImplementedError
 
     def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:

@@ -80,7 +80,7 @@ def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
 
 
 def shard_path(name: str, shape: tuple[int, ...]) -> str:
-    """The path of the shard file of an array."""
+    """Return the path of the shard file of an array."""
     return f"{name}/c" + "/0" * len(shape)
 
 
@@ -89,12 +89,12 @@ def _digest(data: bytes) -> str:
 
 
 def _tops(group: str) -> tuple[str, ...]:
-    """Paths of a group, and of what the root has in any store."""
+    """Return the paths of a group, and of what the root has in any store."""
     return (group,) if group else ("", "parts")
 
 
 def _inner_groups(name: str, group: str) -> list[str]:
-    """Paths of the groups above an array, under a group."""
+    """Return the paths of the groups above an array, under a group."""
     return [above for above in groups_above(name) if above.startswith(f"{group}/".lstrip("/"))]
 
 
@@ -323,8 +323,8 @@ class ZarrSource:
         return None if data is None else _digest(data)
 
     def files(self, arrays: Collection[str], group: str = "") -> tuple[set[str], set[str]]:
-        """Paths of the files of a group that has these arrays; and the arrays that cannot be
-        opened, of whose files only zarr.json is among them."""
+        """Return the paths of the files of a group that has these arrays; and the arrays that
+        cannot be opened, of whose files only zarr.json is among them."""
         files = {f"{above}/zarr.json".lstrip("/") for above in _tops(group)}
         broken = set[str]()
         for name in arrays:
@@ -360,7 +360,8 @@ class ZarrSource:
     def _listed(
         self, expected: set[str], group: str, parts: Container[int]
     ) -> tuple[set[str], set[str]]:
-        """Paths of the files in any listing, and in all; one is enough that is as `expected`."""
+        """Return the paths of the files in any listing, and in all; one is enough that is as
+        `expected`."""
         found = always = self._files.under(group, parts)
         for _ in fetch_attempts(self.remote)[1:]:
             if found == always == expected:
@@ -370,7 +371,7 @@ class ZarrSource:
         return found, always
 
     def _linked(self, name: str) -> bool:
-        """Whether a file is there, in a folder that is a link within the store."""
+        """Return whether a file is there, in a folder that is a link within the store."""
         try:
             return not self.remote and self._files.size(name) >= 0
         except (OSError, StoreError):  # the link leads nowhere, or out of the store

@@ -53,7 +53,8 @@ class Codec(ABC):
     @property
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """How to decode, as JSON: `encoding` and the keys of `binds`, then notes for people."""
+        """Describe how to decode, as JSON: `encoding` and the keys of `binds`, then notes for
+        people."""
 
     @abstractmethod
     def arrays(self, row: tuple[int, ...]) -> dict[str, CodecArray]:

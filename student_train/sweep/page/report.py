@@ -60,13 +60,13 @@ class StudentFiles:
 
     @property
     def latency(self) -> Measure | None:
-        """The measure of milliseconds per sentence on the CPU."""
+        """Return the measure of milliseconds per sentence on the CPU."""
         found = [name for name in self.figures if name.endswith("cpu sentence_ms")]
         return Measure(found[0], "milliseconds") if found else None
 
     @property
     def trained(self) -> bool:
-        """Whether no score of a task says that all answers are the same."""
+        """Return whether no score of a task says that all answers are the same."""
         return not any(v == 0 and name.endswith(CONSTANT) for name, v in self.figures.items())
 
     def shown(self, measure: Measure) -> str:

@@ -58,14 +58,14 @@ class PairScore(Task):
         ]
 
     def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raises UserError if all scores of a split are equal: they have no correlation."""
+        """Raise UserError if all scores of a split are equal: they have no correlation."""
         check_scores(splits)
         # Standardised, so that no step is spent on the scale: correlations do not depend on it.
         scores = np.array([pair.score for pair in splits["train"]])
         self.shift, self.scale = float(scores.mean()), float(scores.std())
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raises UserError also if the model does not have exactly one output."""
+        """Raise UserError also if the model does not have exactly one output."""
         labels = spec.labels
         if len(labels) != 1:
             raise UserError(

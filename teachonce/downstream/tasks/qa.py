@@ -176,7 +176,7 @@ class QA(Task):
         return read_questions(path, self.columns)
 
     def prepare(self, splits: Mapping[str, Sequence[Question]]) -> None:
-        """Raises UserError if no training question has an answer."""
+        """Raise UserError if no training question has an answer."""
         answered = {bool(question.answers) for question in splits["train"]}
         if True not in answered:
             raise UserError("--train: no question has an answer; add questions with answers")

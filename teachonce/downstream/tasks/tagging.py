@@ -264,12 +264,12 @@ class Entities(Tagging):
         return [replace(each, tags=tuple(converted(each.tags, "IOB2"))) for each in found]
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError also for tags that are not IOB."""
+        """Raise UserError also for tags that are not IOB."""
         _check_iob(splits)
         super().prepare(splits)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raises UserError also for tags that are not IOB."""
+        """Raise UserError also for tags that are not IOB."""
         for label in spec.labels:
             if label != spec.later_label:
                 check_tag(label, "--model")

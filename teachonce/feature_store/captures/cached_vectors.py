@@ -23,7 +23,7 @@ VECTOR = Numbers(LABEL, "states", ("numbers",))
 
 
 def recognises(path: Path) -> bool:
-    """Whether a path holds a table of texts with vectors."""
+    """Return whether a path holds a table of texts with vectors."""
     table = open_table(path)
     return table is not None and _has_vectors(table)
 

@@ -69,7 +69,7 @@ def _names(layout: Layout) -> set[str]:
 
 
 def recognises(path: Path) -> bool:
-    """Whether a path holds a capture of DistillKit."""
+    """Return whether a path holds a capture of DistillKit."""
     table = open_table(path)
     return table is not None and layout_of(table.columns) is not None
 

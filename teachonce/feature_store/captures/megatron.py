@@ -57,7 +57,7 @@ class Microbatch:
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder holds archives of Megatron-LM."""
+    """Return whether a folder holds archives of Megatron-LM."""
     return path.is_dir() and bool(_archives(path))
 
 

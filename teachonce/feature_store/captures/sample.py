@@ -70,7 +70,7 @@ class Capture(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings with which it is read; they are part of the store's identity."""
+        """Return the settings with which it is read; they are part of the store's identity."""
 
     def files(self) -> list[Path]:
         """Return its files, in the order in which they are read."""

@@ -63,7 +63,7 @@ class Numbers:
 
     @property
     def expected(self) -> str:
-        """The expected numbers and dimensions, for messages."""
+        """Return the expected numbers and dimensions, for messages."""
         return f"{KINDS[self.kind].description} [{', '.join(self.dims)}]"
 
     def array(self, value: Any, where: str) -> Array:

@@ -27,19 +27,19 @@ class TeacherFiles:
 
     @property
     def layers(self) -> int | None:
-        """The number of layers, or None if unknown."""
+        """Return the number of layers, or None if unknown."""
         return layers_of(self.config)
 
     @property
     def width(self) -> int | None:
-        """The hidden size, or None if unknown."""
+        """Return the hidden size, or None if unknown."""
         names = (name for name in ("hidden_size", "n_embd", "dim") if name in self.config)
         found = self.config.get(next(names, ""))
         return found if isinstance(found, int) and found > 0 else None
 
     @property
     def limit(self) -> int | None:
-        """The tokenizer's limit for a text, in tokens, or None if it has no limit."""
+        """Return the tokenizer's limit for a text, in tokens, or None if it has no limit."""
         found = self.tokenizer.model_max_length  # 10**30 in transformers means no limit
         return int(found) if 0 < found < 1 << 20 else None
 

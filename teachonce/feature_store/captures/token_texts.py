@@ -40,7 +40,7 @@ class Stretch:
 
     @property
     def ids(self) -> Array:
-        """Token ids [T]."""
+        """Return the token ids [T]."""
         found: Array = self.window.ids
         return found
 
@@ -119,7 +119,7 @@ class RoundTripTokenizer:
         return begin, None
 
     def begins_inside_word(self, ids: list[int], begin: int, text: str) -> bool:
-        """Whether the stretch from `begin` continues a word of the tokens before it."""
+        """Return whether the stretch from `begin` continues a word of the tokens before it."""
         before, whole = self.texts([ids[:begin], ids], self.decoders[-1])
         joined = whole.startswith(before) and whole[len(before) : len(before) + 1] == text[:1]
         return joined and before[-1:].isalnum() and text[:1].isalnum()

@@ -57,7 +57,7 @@ class SequenceSection:
 
     @property
     def direction(self) -> str:
-        """The writing direction of the text, `ltr` or `rtl`."""
+        """Return the writing direction of the text, `ltr` or `rtl`."""
         return direction(self.text)
 
     def pieces_of(self, name: str, token: int) -> str:
