@@ -24,6 +24,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["logo"]
+html_theme_options = {"light_logo": "light.svg", "dark_logo": "dark.svg"}
 html_math_renderer = "mathml"
 html_title = f"Teachonce {release}"
 autodoc_typehints = "description"
