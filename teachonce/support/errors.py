@@ -139,4 +139,5 @@ def suggest_path(path: str | Path) -> str:
             names = [entry.name for entry in islice(entries, NEIGHBOURS)]
     except OSError:
         return ""
-    return suggest(str(missing), [str(missing.with_name(name)) for name in names])
+    near = suggest(missing.name, names)  # the names alone: the folder is the same for all
+    return near.replace("mean ", f"mean {missing.parent}/", 1) if missing.parent.name else near

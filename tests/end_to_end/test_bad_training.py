@@ -181,7 +181,7 @@ def test_sweep(tmp_path: Path, store: Path) -> None:
     says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
     for more, told in (
         ("--vocab 500 --vocab 3", ("--vocab 3", "ask for more")),
-        ("--vocab 500 --lr 1e-3,1e-2", ("'1e-3,1e-2'", "repeat it: --lr 1e-3 --lr 1e-2")),
+        ("--vocab 500 --lr 1e-3,1e-2", ("--lr 1e-3,1e-2: ", "repeat it: --lr 1e-3 --lr 1e-2")),
         ("--vocab 500 --seed 1,2", ("repeat it: --seed 1 --seed 2",)),
         ("--vocab 500 --init svd --init tacher", ("--init tacher", "expected auto")),
         ("--vocab 500 --init teacher --student 32x6x4", ("6 student layers from 4",)),

@@ -157,7 +157,10 @@ def test_bad_inputs_are_refused(
 ) -> None:
     words = ("--task", "lm", "--out", tmp_path / "out")
     said = refused(*words, "--model", tiny_teacher("bert"), "--test", text)
-    assert "is a BertForMaskedLM, not a decoder" in said and "--task mlm --as-is" in said
+    assert (
+        "no causal-LM head (missing: it is a BertForMaskedLM)" in said
+        and "--task mlm --as-is" in said
+    )
     (tmp_path / "empty.txt").write_text("\n\n")
     said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
     assert "has no text; give a file with a document a line" in said
@@ -184,4 +187,4 @@ def test_a_teacher_agrees_with_its_own_store(
     masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "m.zarr", attention="none")
     given = ("--task", "lm", "--test", corpus, "--model", near_sighted, "--out", tmp_path / "no")
     assert "has no logits of next tokens" in refused(*given, "--store", masked)
-    assert "cannot be read" in refused(*given, "--store", tmp_path / "missing.zarr")
+    assert "missing.zarr: no such file" in refused(*given, "--store", tmp_path / "missing.zarr")
