@@ -12,7 +12,8 @@ from teachonce.support.console import CONTEXT, command_errors, counted, version_
 from teachonce.support.environment import is_main_process
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
 from teachonce.support.options import click_options, read_words
-from teachonce.teacher_dump.job.options import DumpOptions, Shard, shard_of
+from teachonce.teacher_dump.job.option_values import Shard, shard_of
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from teachonce.student_train.settings.options import TrainOptions as TrainOption
 from teachonce.student_train.sweep.student_table import StudentTable as StudentTable
 from teachonce.student_train.sweep.student_table import student_table as student_table
 from teachonce.student_train.train.distiller import Distiller as Distiller
-from teachonce.student_train.train.distiller import Sides as Sides
+from teachonce.student_train.train.sides import Sides as Sides
 from teachonce.student_train.train.student_training import Trained as Trained
 from teachonce.student_train.train.student_training import train as train
 from teachonce.teacher_dump.job.dump import DumpSummary as DumpSummary

@@ -30,14 +30,14 @@ from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_paths
 from teachonce.teacher_dump.corpus.documents import SUFFIXES, Corpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
+from teachonce.teacher_dump.job.contradictions import check_head
 from teachonce.teacher_dump.job.growing import Growth
-from teachonce.teacher_dump.job.options import (
+from teachonce.teacher_dump.job.option_values import (
     DEFAULT_LOGITS,
     DEFAULT_MAX_LENGTH,
-    DumpOptions,
-    check_head,
     tier_and_size,
 )
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.windows.chats import ChatRenderer

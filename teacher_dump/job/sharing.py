@@ -39,7 +39,8 @@ from teachonce.teacher_dump.job.dump import (
     word_counts,
     written_line,
 )
-from teachonce.teacher_dump.job.options import DumpOptions, Shard
+from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import (
     NumberedPart,
     check_published,

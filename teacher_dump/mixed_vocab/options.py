@@ -18,7 +18,8 @@ from teachonce.support.options import (
     option,
     same_option,
 )
-from teachonce.teacher_dump.job.options import DumpOptions, check_head
+from teachonce.teacher_dump.job.contradictions import check_head
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 
 ONLY_DUMP = (

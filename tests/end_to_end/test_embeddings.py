@@ -15,7 +15,8 @@ from teachonce.store.tools.verify import verify
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import part_writing
-from teachonce.teacher_dump.job.options import DumpOptions, Shard
+from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling

@@ -30,7 +30,7 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.growing import _match_hashes
-from teachonce.teacher_dump.job.options import Shard
+from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 from tests.end_to_end.support import (

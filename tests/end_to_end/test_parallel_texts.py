@@ -13,7 +13,7 @@ from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.job.options import Shard
+from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import Words, dump_options, dumped, ok, refused, says
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling

@@ -27,7 +27,8 @@ from teachonce.support.ray_cluster import Home, places_of
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.on_ray import WorkerJob, driver_path, share_on_ray, worker
-from teachonce.teacher_dump.job.options import DumpOptions, Shard
+from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import ProcessSummary
 from tests.end_to_end.support import dump_options, refused, says, write_corpus
 from tests.support.leased import held

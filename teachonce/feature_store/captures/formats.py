@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.plugins import added_object
-from teachonce.teacher_dump.job.options import PART_TOKENS
+from teachonce.teacher_dump.job.option_values import PART_TOKENS
 
 if TYPE_CHECKING:
     from teachonce.feature_store.captures.sample import Capture

@@ -38,7 +38,7 @@ from teachonce.support.installed import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.job.dump import check_finished, written_line
-from teachonce.teacher_dump.job.options import DEFAULT_MAX_LENGTH
+from teachonce.teacher_dump.job.option_values import DEFAULT_MAX_LENGTH
 from teachonce.teacher_dump.job.parts import gathered
 
 COUNTS = ("samples", "cut", "lost", "tokens", "partial", "over", "places", "followed")

@@ -11,7 +11,8 @@ import pytest
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of
 from teachonce.teacher_dump.cli import main
-from teachonce.teacher_dump.job.options import DumpOptions, Shard, shard_of
+from teachonce.teacher_dump.job.option_values import Shard, shard_of
+from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from tests.end_to_end.support import ok, refused
 

@@ -1,0 +1,234 @@
+"""Both sides of every loss for one batch: the student's outputs and the teacher's targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from teachonce.student_train.data.batch import Distillation, StudentBatch, pool_members
+from teachonce.student_train.losses.next_token import ChunkTargets
+from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.model.any_student import (
+    Outputs,
+    class_logits,
+    dropped_states,
+    sentence_states,
+    tag_logits,
+)
+from teachonce.student_train.train.slices import exceeds, mean_in_slices, rows_in_slices, whole
+
+if TYPE_CHECKING:
+    from teachonce.student_train.train.distiller import Distiller
+
+MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
+
+
+class Sides:
+    """The inputs of every loss for one batch: the student's side and the teacher's.
+
+    The student runs once over the batch, and once more for each alignment with its own input ids.
+    terms: the losses that are computed.
+    """
+
+    def __init__(self, distiller: Distiller, batch: StudentBatch, terms: Sequence[Term]) -> None:
+        if any(wanted.encoded is not None for wanted in batch.aligned.values()):
+            raise ValueError("the batch is encoded: call batch.to(device) first")
+        self._distiller, self._batch = distiller, batch
+        self.terms = tuple(terms)
+        maps = any(term.loss.student == "maps" for term in terms)
+        own = any(term.loss.of_text_alone for term in terms)
+        causal = any(term.loss.of_next for term in terms)
+        seconds = [wanted.inputs for wanted in batch.aligned.values()]
+        # Left out if nothing reads it: under `reduce` alone the student reads only its second
+        # input.
+        if own or not seconds or None in seconds or batch.vectors is not None:
+            native = distiller.encode(batch.inputs, maps)
+        # The order of these decides the last bits of gradients.
+        self._native = native.last if own else None
+        self._masked = None
+        # Of the tokens with a label alone: with 120,000 pieces the head costs as much as the
+        # encoder.
+        if own and not (causal and exceeds(len(batch.masked), distiller.vocabulary)):
+            self._masked = distiller.logits(native.last[batch.masked])
+        self._aligned = {
+            name: _AlignedSides(
+                distiller,
+                wanted,
+                native if wanted.inputs is None else distiller.encode(wanted.inputs, maps),
+            )
+            for name, wanted in batch.aligned.items()
+        }
+        self._vectors = distiller.vectors(batch, native) if batch.vectors is not None else None
+
+    def of(self, term: Term | str) -> list[tuple[Any, ...]]:
+        """Return the arguments of a term's formula, a tuple for each teacher feature that it reads.
+
+        A tuple has the student's side and the teacher's; for maps also a mask of the pairs of runs
+        that are present; for a loss with temperature also the temperature. The list is empty if the
+        batch has no such targets. Raises ValueError for the name of a loss without a weight.
+        """
+        if isinstance(term, str):
+            named = {each.name: each for each in self.terms}
+            if term not in named:
+                raise ValueError(f"no loss {term!r} is trained; there are {', '.join(named)}")
+            term = named[term]
+        if term.loss.of_text_alone:
+            return [(self._masked, self._batch.labels)]
+        if term.loss.of_text:
+            if self._vectors is None:
+                return []
+            parts = [self._vectors, *(self._vectors[:, :n] for n in term.widths)]
+            return [(part, self._batch.vectors) for part in parts]
+        pairs = self._aligned[term.alignment].of(term)
+        return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
+
+    def measured(self, term: Term) -> Tensor | None:
+        """Compute a term's loss, the mean over the teacher's features; None if the batch has no
+        targets for it.
+
+        Losses of next tokens with too many logits are computed in slices of places, whose logits
+        are computed again in the backward pass.
+        """
+        size = self._distiller.vocabulary
+        if term.loss.of_next and (rows := self._rows(term)) and exceeds(len(rows[0]), size):
+            more = () if term.temperature is None else (term.temperature,)
+            logits = self._distiller.logits
+            return mean_in_slices(lambda s, t: term.measure(logits(s), t, *more), *rows, size)
+        if not (pairs := self.of(term)):
+            return None
+        return reduce(add, (term.measure(*pair) / len(pairs) for pair in pairs))
+
+    def _rows(self, term: Term) -> tuple[Tensor, Any] | None:
+        """Return the states [G,D] of which a term compares the logits, and its targets."""
+        if term.loss.student == "next":
+            assert self._native is not None
+            return self._native[self._batch.masked], self._batch.labels
+        return self._aligned[term.alignment].rows(term)
+
+    def task_logits(self) -> Tensor | None:
+        """Return the student's logits [G,C] for the task, or None without a task."""
+        of_task = self._batch.of_task
+        return None if of_task is None else self._aligned[of_task].task_logits(self.terms)
+
+
+class _AlignedSides:
+    """The inputs of the losses of one alignment, for one batch."""
+
+    def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
+        self._distiller, self._wanted, self._read = distiller, wanted, read
+        self._pieces: Tensor | None = None
+
+    def of(self, term: Term) -> list[tuple[Any, ...]]:
+        """Return the student's side and the teacher's for each feature that a term reads; [] if
+        the batch has no such targets."""
+        loss = term.loss
+        match loss.student:
+            case "runs" | "sentence":
+                return self._of_states(term)
+            case "maps":
+                return self._of_maps()
+            case "pieces" if self._wanted.logit_runs is not None:
+                wanted = self._wanted
+                targets = wanted.shared if loss.teacher == "shared" else wanted.predicted
+                return [(self._logits(term), whole(targets))]
+            case "chunks" if self._wanted.chunks is not None:
+                chunks = self._wanted.chunks
+                return [(self._likelihoods(chunks), chunks.logprobs)]
+            case "classes" | "scores" if self._wanted.task is not None:
+                task = self._wanted.task
+                target = task.gold if loss.teacher == "gold" else task.logits
+                own = self.classes if loss.student == "classes" else self.scores
+                return [] if target is None else [(own, target)]
+        return []
+
+    def task_logits(self, terms: Sequence[Term]) -> Tensor:
+        """Return the logits [G,C] by which the student is scored: of its classifier, or, in a stage
+        that trains only the separate output, of that output."""
+        read = {term.loss.student for term in terms}
+        return self.scores if "scores" in read and "classes" not in read else self.classes
+
+    def rows(self, term: Term) -> tuple[Tensor, Any] | None:
+        """Return the states [G,D] of which a term compares the logits, and its targets; None if it
+        compares other things."""
+        runs = self._wanted.logit_runs
+        if term.loss.student != "pieces" or runs is None:
+            return None
+        return runs.pool(self._read.last, term.pool), self._wanted.predicted
+
+    def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
+        loss, wanted, distiller, found = term.loss, self._wanted, self._distiller, []
+        targets = {
+            "normalised": wanted.normalised,
+            "raw": wanted.states,
+            "sentence": wanted.sentences,
+            "raw sentence": wanted.raw_sentences,
+        }[loss.teacher]
+        for name, target in targets.items():
+            if loss.student == "runs":
+                states = self._read.states[MEANS.get(name, 1) :]
+                layers = distiller.counterpart(states, name)
+                own = wanted.runs.pool(layers, term.pool)
+            else:
+                own = sentence_states(distiller.student, self._read.last, self._read.present)
+            if distiller.compared is not None:
+                distiller.compared[f"{loss.name} {name}"] = own.detach()
+            own = dropped_states(distiller.student, own)
+            found.append((distiller.projected(loss, name, own), target))
+        return found
+
+    def _of_maps(self) -> list[tuple[Any, ...]]:
+        pooling, found = self._wanted.map_pooling, []
+        for name, target in self._wanted.maps.items():
+            assert pooling is not None
+            here = pooling.present
+            maps = pooling.pool(self._distiller.counterpart(self._read.maps, name))
+            found.append((maps, target, here[:, :, None] & here[:, None, :]))
+        return found
+
+    def _logits(self, term: Term) -> Tensor:
+        """Compute vocabulary logits [G,V] of the runs with logit targets. Computed once: all terms
+        of an alignment have the same pooling."""
+        runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
+        assert runs is not None
+        if self._pieces is None:
+            if term.pools_logits:
+                logits = distiller.logits(last[runs.member]).float()
+                self._pieces = runs.pool_members(logits, term.pool)
+            else:
+                self._pieces = distiller.logits(runs.pool(last, term.pool))
+        return self._pieces
+
+    def _likelihoods(self, chunks: ChunkTargets) -> Tensor:
+        """Compute the log-probabilities [G] of the tokens of each run, given those before it."""
+
+        def logprobs(states: Tensor, labels: Tensor) -> Tensor:
+            logits = self._distiller.logits(states).float()
+            return -functional.cross_entropy(logits, labels, reduction="none")
+
+        states, size = self._read.last[chunks.before], self._distiller.vocabulary
+        own = rows_in_slices(logprobs, states, chunks.following, size)
+        return pool_members(own[:, None], chunks.begin, "sum")[:, 0]
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """Compute the task logits [G,C] of texts or tokens."""
+        return self._task_output(None)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Compute the outputs [G,C] that `logit` and `log-odds` compare with the teacher's: of the
+        separate output layer if there is one, else of the classifier."""
+        separate = self._distiller.scores
+        return self.classes if separate is None else self._task_output(separate)
+
+    def _task_output(self, output: nn.Module | None) -> Tensor:
+        student, read, task = self._distiller.student, self._read, self._wanted.task
+        assert task is not None
+        if task.tokens is None:
+            return class_logits(student, read.last, read.present, output)
+        return tag_logits(student, read.last[task.tokens], output)

@@ -1,0 +1,72 @@
+"""Values of the options of a dump, as the command line takes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from teachonce.support.errors import UserError
+
+PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
+DEFAULT_CORPUS = "python-docs"
+DEFAULT_MAX_LENGTH = 256
+# Not compared itself. `topk:160` teaches as well as the head's input does (4.86 and 4.84 nats a
+# token), `topk:16` less well (5.15), at 60 bytes a token (RESULTS, "Quality by tier").
+DEFAULT_LOGITS = "topk:64"
+AUTO = "auto"
+# Heads of whole texts: states and maps of tokens are stored with them only on request.
+TEXT_HEADS = ("embedding", "score")
+MAX_DRAWS = 2**16 - 1  # for one token: a store counts them in uint16
+
+
+class Shard(NamedTuple):
+    """The place of a process among the processes that write one store together.
+
+    place: 0..size - 1, as torchrun's RANK. size: the number of processes.
+    """
+
+    place: int
+    size: int
+
+
+def shard_of(spec: str | None) -> Shard | None:
+    """Return the place of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
+
+    Returns None if it is the only process. Raises UserError if `--shard` is not i/n.
+    """
+    if spec is None:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
+    place, _, number = spec.partition("/")
+    if place.isdecimal() and number.isdecimal() and int(place) < int(number):
+        return Shard(int(place), int(number))
+    raise UserError(
+        f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
+    )
+
+
+def tier_and_size(spec: str) -> tuple[str, int]:
+    """Parse `--logits` into tier and size; the size is 0 for `none` and `head`.
+
+    Raises UserError if it has another form. Whether the size fits the teacher is checked later.
+    """
+    tier, _, size = spec.partition(":")
+    if spec in ("none", "head"):
+        return spec, 0
+    if tier in ("topk", "sample") and size.isdecimal() and int(size) > 0:
+        if tier == "sample" and int(size) > MAX_DRAWS:
+            raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws per token; request fewer")
+        return tier, int(size)
+    raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS (at least 1), head or none")
+
+
+def place_of(word: str) -> Path | str:
+    """Return `--out` as a Path, or as str if it is a URL."""
+    return word if "://" in word else Path(word)  # Path("s3://a") would be "s3:/a"
+
+
+def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
+    """Split the values of a repeated option at their commas."""
+    values = (words,) if isinstance(words, str) else words
+    return tuple(part for value in values for part in value.split(",") if part)
