@@ -1,6 +1,7 @@
 """Capture a decoder's logits with SGLang: python capture_sglang.py MODEL TEXTS.txt OUT.parquet
 
-A text a line. Needs a GPU, sglang and pyarrow; then, where teachonce is installed:
+TEXTS.txt has one text per line. Needs a GPU, sglang and pyarrow. Then, where teachonce is
+installed:
 feature-store import OUT.parquet store.zarr --model MODEL
 """
 

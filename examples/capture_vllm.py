@@ -1,6 +1,7 @@
 """Capture a decoder's logits with vLLM: python capture_vllm.py MODEL TEXTS.txt OUT.parquet
 
-A text a line. Needs a GPU, vllm and pyarrow; then, where teachonce is installed:
+TEXTS.txt has one text per line. Needs a GPU, vllm and pyarrow. Then, where teachonce is
+installed:
 feature-store import OUT.parquet store.zarr --model MODEL
 """
 

@@ -190,14 +190,14 @@ def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
     student = f"--student {given['student']}" if "student" in given else "the default --student"
     if decoder:
         raise UserError(
-            f"{student}: is a decoder, and the teacher of {store.path} is none: it predicts no"
-            " next tokens; choose HxLxA or modernbert:HxLxA, dump a decoder (teacher-dump --head"
-            " causal), or give --loss yourself (next learns from the text alone)"
+            f"{student}: is a decoder, but the teacher of {store.path} is not; choose HxLxA or"
+            " modernbert:HxLxA, dump a decoder (teacher-dump --head causal), or give --loss (next=1"
+            " trains on the text alone)"
         )
     raise UserError(
-        f"{student}: is no decoder, and the teacher of {store.path} is one, which predicts next"
-        " tokens; give --student llama:256x4x4 or teacher:L, or give --loss yourself"
-        " (mlm=1,hidden=30 trains a masked LM on its states)"
+        f"{student}: is not a decoder, but the teacher of {store.path} is; give --student"
+        " llama:256x4x4 or teacher:L, or give --loss (mlm=1,hidden=30 trains a masked LM on its"
+        " states)"
     )
 
 

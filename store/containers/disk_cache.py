@@ -53,7 +53,7 @@ class FetchedBytes(NamedTuple):
 
 
 def taken_by(size: int) -> int:
-    """Return the bytes of a disk that a file takes."""
+    """Return the number of bytes that a file takes on a disk."""
     return -(-size // UNIT) * UNIT
 
 

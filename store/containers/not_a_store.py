@@ -55,7 +55,10 @@ def _file(path: Path) -> tuple[str, str]:
         return "a file of a store", f"give its folder, {path.parent}"
     if start and _is_text(start):
         typed = shlex.quote(str(path))
-        return "a text", f"`teacher-dump --model MODEL --corpus {typed} --out NAME.zarr` makes one"
+        return (
+            "a text",
+            f"`teacher-dump --model MODEL --corpus {typed} --out NAME.zarr` makes a store from it",
+        )
     return "neither a Zarr folder nor HDF5", DUMP
 
 

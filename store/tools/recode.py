@@ -43,8 +43,8 @@ def recode_part(
     calibration: Calibration,
     target: Calibration,
 ) -> dict[str, Array]:
-    """Return the arrays of `layout.part_arrays(old)` -> those of `new`, which differs in codec
-    only."""
+    """Convert the arrays of a part from the codec of `old` to that of `new`; the features are
+    otherwise equal."""
     result = dict(arrays)
     if old.embedding and old.level.embedding != new.level.embedding:
         codecs = old.level.embedding, new.level.embedding
@@ -99,7 +99,7 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
 def _rows(
     result: dict[str, Array], path: str, width: int, before: Codec, after: Codec, codec: str
 ) -> None:
-    """Return the arrays of a codec of rows of `width` values."""
+    """Recode rows of `width` values in `result`, in place."""
     made = _recoded(
         {key: result.pop(f"{path}/{key}") for key in before.names},
         after.arrays((width,)),
@@ -110,7 +110,7 @@ def _rows(
 
 
 def _codes(result: dict[str, Array], path: str, before: Elementwise, after: Elementwise) -> None:
-    """Return an array of codes, each of one value."""
+    """Recode an array of codes, each of one value, in `result`, in place."""
     made = _recoded(
         {"values": result[path]},
         after.arrays(result[path].shape[1:]),

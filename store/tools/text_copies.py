@@ -90,7 +90,7 @@ def _is_rows(path: Path, store: FeatureStore) -> bool:
 
 
 def _stored_names(store: FeatureStore) -> Iterator[str]:
-    """Return the names of the files of a Zarr store with these arrays."""
+    """Yield the names of the files of a Zarr store with these arrays."""
     for name in store.manifest.arrays:
         yield f"{name}/zarr.json"
         yield from (f"{name}/c{'/0' * n}" for n in (1, 2, 3))
@@ -146,7 +146,7 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
 
 
 def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:
-    """Return the files in which `datasets` caches what `map` and `filter` give, next to rows of a
+    """Yield the files in which `datasets` caches what `map` and `filter` give, next to rows of a
     store."""
     folders = {os.path.dirname(each.path): each for each in entries if each.kind == "datasets"}
     for folder, entry in folders.items():

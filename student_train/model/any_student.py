@@ -21,8 +21,8 @@ from teachonce.support.errors import UserError
 
 # Activations of one forward pass on a CPU, counted by `bytes_of_text`. The true number is about
 # twice as large with eager attention and float32.
-# 64 texts of 512 tokens take 2.3 GB in place of 5.6 of a ModernBERT `tiny`, and 1.27 times the
-# time.
+# With this budget 64 texts of 512 tokens take 2.3 GB instead of 5.6 GB (ModernBERT `tiny`), and
+# 1.27 times as long.
 CPU_BUDGET = 2**30
 GPU_SHARE = 8  # on a GPU, an eighth of its memory
 

@@ -80,8 +80,8 @@ class OptionFields:
         " of their states (stores of the same text and vocabulary).",
         choices=("losses", "outputs"),
     )
-    # Of text vectors a student of two layers gains nothing by more pieces, a static one does as far
-    # as 9k (RESULTS, "Students of sentence embeddings").
+    # For text vectors, a student of two layers does not gain from more pieces; a static student
+    # gains up to 9k (RESULTS, "Students of sentence embeddings").
     vocab: str = option(
         "5k",
         "Vocabulary of the student: 5k, 10k, 20k, 30k or N (a WordPiece trained on the store's"

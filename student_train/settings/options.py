@@ -79,7 +79,7 @@ class TrainOptions(OptionFields):
         stores = self.store if isinstance(self.store, list | tuple) else [self.store]
         others = self.others if isinstance(self.others, list | tuple) else [self.others]
         if not stores:
-            raise UserError("--store: at least one store")
+            raise UserError("--store: expected at least one store, got an empty list")
         known = options_of(TrainOptions)
         stages = tuple(
             {n: parse_value(TrainOptions, n, v) if n in known else v for n, v in stage.items()}

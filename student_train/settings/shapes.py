@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Literal
 
 from teachonce.support.errors import UserError, suggest, suggest_path
@@ -244,5 +245,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with
         hint = "".join(f": {before}{size}?" for size in meant)
-        near = suggest_path(student) if os.sep in student else suggest(student, ("tiny", *SHAPES))
+        near = suggest_path(student) if os.sep in student else suggest(student, ("tiny",))
+        if not colon and not near and (kinds := get_close_matches(student, SHAPES, n=1)):
+            near = f"did you mean {kinds[0]}:SIZE? "
         raise UserError(f"{option}{student}: {near}{problem}{hint}") from None

@@ -21,15 +21,16 @@ VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
 # a million tokens.
 NEXT_LOSS: Mapping[str, float] = {"next": 0.5, "kl-next": 0.5}
 NEXT_STATES_LOSS: Mapping[str, float] = {"hidden": 0.3}
-# In addition to VECTOR_LOSS: rank correlation .695 for .681 at equal steps. With 10 no better.
+# Added to VECTOR_LOSS if states are stored: rank correlation .695 instead of .681 at equal steps;
+# weight 10 was no better.
 STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 # Batches of 64 texts move no figure (RESULTS, "Students of sentence embeddings").
 VECTOR_TEXTS = 128
 """Defaults: the losses of a store with text vectors, the losses of hidden states in addition, the
 texts per batch; SCORE_LOSS is for scores."""
-# Of the three for masked LMs: `reduce` reaches 4.39 nats for 4.42, in one and a half times the time
-# of a step; `match` 4.47.
+# For masked LMs `reduce` reaches 4.39 nats instead of 4.42 but takes 1.5 times as long per step;
+# `match` reaches 4.47.
 DEFAULT_ALIGNMENT = "span"
 
 

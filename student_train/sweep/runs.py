@@ -79,7 +79,7 @@ class Runs:
         names = {run.folder.name for run in self.runs}
         lost = [
             run["folder"]
-            for run in (self.before or {"runs": ()})["runs"]
+            for run in (self.before["runs"] if self.before else ())
             if run["state"] == "finished" and run["folder"] not in names
         ]
         if lost:

@@ -66,7 +66,7 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
         if report is None or "result" not in report:
             raise UserError(f"{folder}: no finished student; give folders that student-train wrote")
         reports[folder] = report
-    settings = [{**report["settings"]} for report in reports.values()]
+    settings = [report["settings"] for report in reports.values()]
     names = dict.fromkeys(name for each in settings for name in each if name not in OF_PLACE)
     varied = [n for n in names if any(each.get(n) != settings[0].get(n) for each in settings)]
     rows = [

@@ -138,8 +138,7 @@ class Trials:
         if self.postponed:
             return None if self._under_way(self.postponed[0]) else self.postponed.pop(0)
         number = len(self.study.trials)
-        # With fewer --trials than before, too: runs.json, written anew, would lose the other
-        # trials.
+        # Also if --trials is smaller than before: rewriting runs.json would drop the other trials.
         if number >= max(self.count, len(self.known)):
             return None
         before: Mapping[str, Any] = {}

@@ -409,7 +409,7 @@ class _StudentTraining(Training):
         passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
         if self.ranks.lead and not cut_metrics(out, written):
-            self.say(f"metrics   {out / METRICS} has lost lines of before step {self.step + 1}")
+            self.say(f"metrics   {out / METRICS} lacks lines from before step {self.step + 1}")
 
     def close(self) -> None:
         if self.log is not None:

@@ -68,7 +68,8 @@ def synced_metrics(folder: Path) -> int:
 
 def cut_metrics(folder: Path, written: int) -> bool:
     """Cut metrics.jsonl to `written` bytes, its length at a checkpoint: later lines are written
-    again. Returns False if it is shorter, and has lost lines."""
+    again. Returns False if it is shorter, and lacks lines; an incomplete last line is removed
+    then."""
     metrics = folder / METRICS
     size = metrics.stat().st_size if metrics.exists() else 0
     if size >= written:

@@ -81,7 +81,7 @@ def _agreed(
     found = [
         _annotation(each.get("result") or [], column, where, text)
         for each in value
-        # The annotator skipped the text.
+        # `was_cancelled`: the annotator skipped this text.
         if isinstance(each, dict) and not each.get("was_cancelled")
     ]
     if any(each != found[0] for each in found):

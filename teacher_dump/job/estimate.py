@@ -96,7 +96,7 @@ class Estimate:
 
     @property
     def needed(self) -> float:
-        """Return the peak bytes on the disk."""
+        """Return the peak disk usage in bytes."""
         return self.total_bytes + (self.copies - 1) * sum(self.bytes_by_feature.values())
 
     def check_room(self, out: Path | str) -> None:

@@ -11,8 +11,9 @@ from teachonce.support.errors import UserError
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
-# Not compared itself. `topk:160` teaches as well as the head's input does (4.86 and 4.84 nats a
-# token), `topk:16` less well (5.15), at 60 bytes a token (RESULTS, "Quality by tier").
+# Not measured itself. Students trained on `topk:160` are as good as those trained on the head's
+# input (4.86 and 4.84 nats per token); on `topk:16` they are worse (5.15), at 60 bytes per token
+# (RESULTS, "Quality by tier").
 DEFAULT_LOGITS = "topk:64"
 AUTO = "auto"
 # Heads of whole texts: states and maps of tokens are stored with them only on request.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -301,7 +301,8 @@ def _started_precision(options: DumpOptions) -> str | None:
     for path in (options.out, options.grow_from):
         found = path and (StoreWriter.peek(path) or StoreWriter.peek(path, "sealed"))
         if found:
-            precision = found["identity"].get("arguments", {}).get("precision")
+            arguments = found["identity"].get("arguments")
+            precision = arguments.get("precision") if isinstance(arguments, Mapping) else None
             return precision if isinstance(precision, str) else None
     return None
 

@@ -35,7 +35,10 @@ def load_fastest(
         f"precision {precision}: in bf16 {name} differs from fp32 by {largest:.2g} deviations"
         f" (at most {TOLERANCE}); --precision bf16 or fp32 skips this comparison"
     )
-    return (teacher if precision == "bf16" else load("fp32")), precision
+    if precision == "fp32":
+        del teacher  # before the next copy is loaded
+        teacher = load("fp32")
+    return teacher, precision
 
 
 def deviations(
@@ -67,8 +70,7 @@ def _outputs(teacher: Teacher, texts: Sequence[str]) -> dict[str, torch.Tensor]:
             inputs = found["head"]
             inputs = inputs[there] if inputs.dim() == 3 else inputs
             found["logits"] = torch.cat([each for _, each in teacher.decoder.logits(inputs)])
-        per_token = {name for name, each in found.items() if each.shape[:2] == there.shape}
+        # Those of tokens are [B,L,C]; vectors, class logits and scores of texts are [B,C].
         return {
-            name: (each[there] if name in per_token else each).flatten(0, -2).float()
-            for name, each in found.items()
+            name: (each[there] if each.dim() == 3 else each).float() for name, each in found.items()
         }

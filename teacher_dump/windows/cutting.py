@@ -246,7 +246,7 @@ class Cutter:
             self.windows.append(replace(window, context=_tokens_before(window, self._end - begin)))
             self._begin, self._end = following, end
             self._surplus, self._ceiling = 0, len(self.text)
-        # A rejection discards all windows proposed after it, so that the number grows anew from 1.
+        # A rejection discards all windows proposed after it, so the number starts again from 1.
         self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)
 
     def _shorten(self, begin: int, end: int, surplus: int) -> None:

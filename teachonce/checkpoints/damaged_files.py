@@ -15,7 +15,7 @@ SETTINGS = (
     "generation_config.json",
     "model.safetensors.index.json",
 )
-"""Files that hold an object of JSON, where a checkpoint has them."""
+"""JSON files of a checkpoint, each an object; any may be missing."""
 
 
 def damaged_file(folder: Path) -> str:
@@ -39,13 +39,13 @@ def _flaw(path: Path) -> str:
                 return ""
         found: Any = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict):
-            return "is JSON, but no object"
+            return "is not a JSON object"
         if path.name == "tokenizer.json":
             from tokenizers import Tokenizer
 
             Tokenizer.from_file(str(path))
     except UnicodeDecodeError:
-        return "is damaged (no UTF-8)"
+        return "is damaged (not UTF-8)"
     except Exception as error:  # libraries raise errors of any type for a bad file
         return f"is damaged ({first_line(error)})"
     return ""

@@ -173,8 +173,8 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     what = f"--gguf {gguf}" if typed else f"--model {name}: {gguf}, which the store was made with"
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{what}: --model {name} is no folder with a config.json; give the folder of the"
-            " model that the file was made from (its config.json and tokenizer.json are enough)"
+            f"{what}: {folder} has no config.json; give as --model the folder of the model that the"
+            " file was made from (its config.json and tokenizer.json are enough)"
         )
     _checked_folder(folder, weights=False)
     places = (folder / gguf, Path(os.path.expanduser(gguf)))
@@ -187,8 +187,8 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     with file.open("rb") as opened:
         if opened.read(len(GGUF)) != GGUF:
             raise UserError(
-                f"{what}: is no GGUF file (it does not begin with {GGUF.decode()}); copy it again"
-                + (", or leave --gguf out" if typed else "")
+                f"{what}: is not a GGUF file (it does not begin with {GGUF.decode()}); copy it"
+                " again" + (", or leave --gguf out" if typed else "")
             )
     if find_spec("gguf") is None:
         raise UserError(f"{what}: needs the package gguf: pip install 'teachonce[gguf]'")

@@ -85,9 +85,9 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
     )
     try:
         return student, format.open(folder / chosen, student.output, os.cpu_count() or 1)
-    except Exception as error:  # libraries raise errors of any type for a bad file
-        if not format.runs():
-            raise
+    except UserError:
+        raise  # a package is missing, or llama.cpp says why
+    except Exception as error:  # libraries raise errors of any type for a damaged file
         raise UserError(
             f"{folder / chosen}: cannot be loaded ({first_line(error)}); copy the whole folder"
             " again, or export the student again"

@@ -79,8 +79,8 @@ def _of_torchvision(error: BaseException | None) -> str | None:
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     return (
         f"torchvision {vision} does not fit torch {torch} ({first_line(chain[-1])}); remove it, as"
-        " nothing here needs it: pip uninstall torchvision; or install the one for your torch: pip"
-        f" install --force-reinstall --no-deps torchvision{index}"
+        " nothing here needs it: pip uninstall torchvision; or install the one that fits: pip"
+        f" install --force-reinstall 'torch=={torch.partition('+')[0]}' torchvision{index}"
     )
 
 
@@ -121,10 +121,21 @@ def suggest(word: str, known: Iterable[str]) -> str:
     Returns "" if none is near, or if the word itself is known. Differences of case and of blanks at
     the ends count least.
     """
+    near = nearest(word, known)
+    return did_you_mean(near) if near else ""
+
+
+def did_you_mean(text: object) -> str:
+    """Return the question that a message inserts before its remedy."""
+    return f"did you mean {text}? "
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word nearest to this one, as `suggest`."""
     every = list(known)
     alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
     close = alike or get_close_matches(word, every, n=1)
-    return f"did you mean {close[0]}? " if close and close[0] != word else ""
+    return close[0] if close and close[0] != word else ""
 
 
 NEIGHBOURS = 10_000  # names in a folder that are compared with a missing one
@@ -139,5 +150,5 @@ def suggest_path(path: str | Path) -> str:
             names = [entry.name for entry in islice(entries, NEIGHBOURS)]
     except OSError:
         return ""
-    near = suggest(missing.name, names)  # the names alone: the folder is the same for all
-    return near.replace("mean ", f"mean {missing.parent}/", 1) if missing.parent.name else near
+    near = nearest(missing.name, names)  # the names alone: the folder is the same for all
+    return did_you_mean(missing.parent / near) if near else ""

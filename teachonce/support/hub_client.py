@@ -162,7 +162,7 @@ def _check_name(response: Response, header: str, fits: Callable[[str], bool]) ->
 
 
 def _most(response: Response, declared: int | None) -> int:
-    """Return the bytes that an answer may have."""
+    """Return the largest size in bytes that a response may have."""
     request = response.request
     if response.status_code >= 300 or not request.extensions.get("streamed"):
         part = RANGE.fullmatch(request.headers.get("Range", ""))
@@ -173,7 +173,7 @@ def _most(response: Response, declared: int | None) -> int:
 
 
 def _free() -> int:
-    """Return the bytes that are free on the disk of the cache, of which 1 GiB is left to others."""
+    """Return how many bytes may be written to the disk of the cache: 1 GiB less than are free."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).absolute()

@@ -25,6 +25,7 @@ import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral, Real
@@ -227,14 +228,19 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     several = isinstance(value, list | tuple)
     words = [_without_path(each) for each in (value if several else [value])]
     texts = bool(words) and all(isinstance(word, str) for word in words)
-    if kind is tuple and value is None or kind is Path and isinstance(value, Path):
+    if (kind is tuple and value is None) or (kind is Path and isinstance(value, Path)):
         return value
     if about.read and texts and not (several and kind is tuple and about.repeated):
         return about.read(tuple(words) if about.repeated else ",".join(words))
     if kind is tuple:
         return tuple(map(_member(settings, name), words) if texts else words)
     if kind is Path and texts:
-        return Path(",".join(words))
+        if len(words) > 1:
+            raise UserError(f"{flag_of(name)}: expected one path, got {len(words)}")
+        return Path(words[0])
+    if kind in (int, float) and isinstance(value, str):
+        with suppress(click.BadParameter):  # `check_value` refuses it
+            return click_type(settings, name).convert(value, None, None)
     return ",".join(words) if texts else value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from teachonce.support.errors import suggest, suggest_path
+from teachonce.support.errors import did_you_mean, nearest, suggest, suggest_path
 
 
 class OneLineCommand(click.Command):
@@ -80,8 +80,8 @@ def _what(error: click.UsageError) -> tuple[str, str]:
         options = [param for param in params if isinstance(param, click.Option)]
         known = [name for each in options for name in (*each.opts, *each.secondary_opts)]
         # Without the dashes, which all options have in common.
-        near = suggest(error.option_name.lstrip("-"), [name.lstrip("-") for name in known])
-        return f"{error.option_name}: no such option", near.replace("mean ", "mean --")
+        near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in known])
+        return f"{error.option_name}: no such option", did_you_mean(f"--{near}") if near else ""
     if isinstance(error, click.MissingParameter) and error.param:
         return f"{_name(error.param, ctx)} is missing", ""
     if isinstance(error, click.BadParameter) and error.param:

@@ -17,8 +17,8 @@ from teachonce.support.errors import UserError
 FLAWS: dict[str, Callable[[bytes], bytes]] = {
     "is empty": lambda data: b"",
     "is damaged (": lambda data: data[: len(data) // 2],
-    "is JSON, but no object": lambda data: b"[1, 2]",
-    "is damaged (no UTF-8)": lambda data: b"\xff\xfe{}",
+    "is not a JSON object": lambda data: b"[1, 2]",
+    "is damaged (not UTF-8)": lambda data: b"\xff\xfe{}",
 }
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 

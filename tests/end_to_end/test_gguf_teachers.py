@@ -99,9 +99,10 @@ def test_files_that_are_no_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (model / "text.gguf").write_text("no weights")
     words: tuple[Any, ...] = ("--corpus", corpus, "--out", tmp_path / "a.h5", "--model")
     says(refused(teacher_dump, *words, model, "--gguf", "none.gguf"), "no such file")
-    says(refused(teacher_dump, *words, model, "--gguf", "text.gguf"), "is no GGUF file")
+    says(refused(teacher_dump, *words, model, "--gguf", "text.gguf"), "is not a GGUF file")
     says(
-        refused(teacher_dump, *words, tmp_path, "--gguf", "a.gguf"), "no folder with a config.json"
+        refused(teacher_dump, *words, tmp_path, "--gguf", "a.gguf"),
+        "has no config.json; give as --model",
     )
     (model / FILE).write_bytes(b"GGUF\x03\0\0\0 and then nothing")
     says(refused(teacher_dump, *words, model, "--gguf", FILE), "cannot be loaded")

@@ -47,6 +47,8 @@ DUMP = """
 TRAIN = """
 --student 64x2 | expected tiny
 --loss hiden=1 | did you mean hidden?
+--student lama | did you mean llama:SIZE? expected tiny
+--student qwen3:256 | --student qwen3:256: expected HxLxA
 --align spam | expected one of span
 --vocab nowhere | expected a size
 --vocab ./corpus.txt | is a file; expected a size

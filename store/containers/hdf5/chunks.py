@@ -59,7 +59,7 @@ class Dataset:
 
     @property
     def stored(self) -> int:
-        """Return the stored bytes of all chunks."""
+        """Return the number of stored bytes of all chunks."""
         return int(self.places[:, 1].sum())
 
     def decode(self, skipped: int, stored: Bytes, low: int, high: int, out: Bytes) -> None:

@@ -257,7 +257,7 @@ class Hdf5Source:
             raise self._damage(top, error) from error
 
     def stored_bytes(self, name: str) -> int:
-        """Return the bytes of an array as it is stored. Raises StoreError."""
+        """Return the number of bytes that an array takes in the file. Raises StoreError."""
         return self._slices(name).dataset.stored
 
     def close(self) -> None:

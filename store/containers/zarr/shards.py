@@ -103,7 +103,7 @@ def _checked(data: Bytes, what: str) -> Bytes:
 
 
 def index_bytes(layout: ShardLayout) -> int:
-    """Return the bytes of the index at the end of a shard."""
+    """Return the size in bytes of the index at the end of a shard."""
     return layout.chunks * ENTRY_BYTES + CRC_BYTES
 
 

@@ -238,7 +238,7 @@ def _choice(
     place = Path(folder.name) if folder.is_absolute() else folder
     path = shlex.quote(str(place / best.folder))
     if folder.is_absolute():
-        text += f". In the folder that has {place}, this command exports it"
+        text += f". To export it, run this command in the folder that contains {place}"
     return {"text": f"{text}.", "command": f"student-export {path} --to onnx --out ready"}
 
 

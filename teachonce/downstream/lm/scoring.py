@@ -87,7 +87,7 @@ def score_lm(
 
     def predict(ids: Tensor, mask: Tensor) -> Tensor:
         given = {"input_ids": ids.to(network.device), "attention_mask": mask.to(network.device)}
-        # Nothing is generated, so that kept keys and values would only take memory.
+        # Nothing is generated, so a key-value cache would only take memory.
         logits: Tensor = network(**given, use_cache=False).logits
         return logits
 

@@ -56,7 +56,7 @@ class Compression:
 
     @property
     def width(self) -> int:
-        """Return the bytes that the log-probabilities of a token take."""
+        """Return the number of bytes that the log-probabilities of a token take."""
         bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
         terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
         return self.exact_k * BYTES[self.exact_dtype] + terms + bins

@@ -1,4 +1,4 @@
-"""Prove captured logits: of the tokens that follow, at this place, by this model.
+"""Checks that captured logits belong to the tokens that follow them, and to the given model.
 
 Engines return rows of other tokens than those asked for: shifted by one place, or left in a cache
 by another prompt. Their numbers are log-probabilities all the same.
@@ -24,7 +24,9 @@ SAMPLES = 32  # texts that run through --model
 # 64 rows after the prefix of another text is .94, of the rows of another text 7.4.
 USUAL = 0.15  # the median row at most
 OUTLIER, TIMES = 0.4, 10.0  # any row at most, or that many times the median row if it is more
-ROWS, SIGMAS, NATS = 100, 6.0, 1.0  # from so many rows on, another place may fit better by this
+# Rows are refused as shifted if, over at least ROWS rows, another place fits better by more than
+# NATS on average and by SIGMAS standard errors.
+ROWS, SIGMAS, NATS = 100, 6.0, 1.0
 CAUSES = (
     "the rows are those of other tokens: shifted by one place, or left by another text (prefix"
     " caching, chunked prefill); capture again, as examples/capture_vllm.py does"

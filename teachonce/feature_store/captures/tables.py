@@ -154,7 +154,7 @@ def _schema(path: Path) -> Any:
 
 
 def first_width(table: Table, field: Numbers) -> int:
-    """Return the numbers of a token in the first row of a column of lists of lists.
+    """Return the number of values per token in the first row that has any, of a column of lists.
 
     Raises UserError if there is none.
     """

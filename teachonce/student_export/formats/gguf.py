@@ -176,4 +176,6 @@ def _loaded(path: Path, threads: int, **settings: Any) -> Any:
             **settings,
         )
     except Exception as error:  # llama.cpp reports its own errors on stderr, in pages
-        raise UserError(f"{path.name}: llama.cpp cannot load it: {first_line(error)}") from error
+        raise UserError(
+            f"{path}: llama.cpp cannot load it ({first_line(error)}); export the student again"
+        ) from error

@@ -84,7 +84,9 @@ def test_python_takes_what_the_command_line_takes() -> None:
         freeze=("words",),
         stages=({"loss": {"hidden": 2.0}, "freeze": ("head",)},),
     )
-    with pytest.raises(UserError, match="^--store: at least one store$"):
+    with pytest.raises(
+        UserError, match="^--store: expected at least one store, got an empty list$"
+    ):
         TrainOptions([])  # type: ignore[arg-type]
 
 

@@ -84,11 +84,11 @@ def test_metrics_that_have_lost_lines_are_told(
     metrics = tmp_path / METRICS
     os.truncate(metrics, 20)  # in the middle of the first line
     resumed, told, _ = stopped()  # then the masks that it reads
-    assert "has lost lines of before step 4" in told and "after step 3" in resumed
+    assert "lacks lines from before step 4" in told and "after step 3" in resumed
     lines = metrics.read_text().splitlines()
     assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)
 
 
 def test_metrics_that_are_gone(stopped: Callable[[], list[str]], tmp_path: Path) -> None:
     (tmp_path / METRICS).unlink()
-    assert any("has lost lines" in line for line in stopped())
+    assert any("lacks lines" in line for line in stopped())

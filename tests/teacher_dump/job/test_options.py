@@ -50,6 +50,11 @@ def test_python_takes_single_values_and_lists() -> None:
     assert made == same
     assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)  # type: ignore[arg-type]
     assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
+    numbers: dict[str, Any] = {"limit": "50k", "mask_prob": "0.2"}
+    made = DumpOptions("model", OUT, **numbers)
+    assert (made.limit, made.mask_prob) == (50_000, 0.2)
+    with pytest.raises(UserError, match="^--limit many: expected a whole number"):
+        DumpOptions("model", OUT, **{**numbers, "limit": "many"})
 
 
 def _flag(name: str) -> str:
