@@ -89,7 +89,8 @@ def test_projections_of_each_start_mode_and_reduction(
     tagged: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection_starts, "EWT", tagged)
+    files = tuple(Path(f"{tagged}.{split}.tsv") for split in ("train", "dev"))
+    monkeypatch.setattr(projection_starts, "TAGS", files)
     monkeypatch.setattr(projection_starts, "MODES", ("frozen",))
     results = tmp_path / "RESULTS.md"
     given = ("--work", tmp_path / "w", "--model", tiny_teacher("bert"), "--corpus", corpus)

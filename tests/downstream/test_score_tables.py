@@ -239,7 +239,7 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
         (("--task", "speed", "--model", "m", "--text-column", "x"), "needs --test"),
         (
             ("--task", "speed", "--model", "m", "--test", "nowhere.txt"),
-            "nowhere.txt: cannot be read",
+            "nowhere.txt: no such file or folder",
         ),
         (("--task", "pos", "--stride", 3), "does not take --stride"),
         (("--task", "pos", "RUN"), "does not take a RUN"),

@@ -220,7 +220,7 @@ def test_a_decoder_reads_unmasked_text_only(
     words = ("--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     out = tmp_path / "student"
     line = refused(student_train, "--store", masked, *words, "--out", out)
-    says(line, "is a decoder, and the teacher of", "is none", "--head causal", "or give --loss")
+    says(line, "is a decoder, but the teacher of", "is not;", "--head causal", "or give --loss")
     ok(student_train, "--store", masked, *words, "--loss", "next=1,hidden=0.3", "--out", out)
     report = read_report(out)
     assert report is not None
