@@ -1,7 +1,6 @@
 """Capture a decoder's logits with SGLang: python capture_sglang.py MODEL TEXTS.txt OUT.parquet
 
-TEXTS.txt has one text per line. Needs a GPU, sglang and pyarrow. Then, where teachonce is
-installed:
+TEXTS.txt has one text per line. Needs a GPU, sglang and pyarrow. Then, with teachonce:
 feature-store import OUT.parquet store.zarr --model MODEL
 """
 
@@ -51,6 +50,8 @@ def capture(engine: Any, tokenizer: Any, lines: Iterable[str], out: str) -> None
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(str(__doc__).partition("\n")[0])
     import sglang
     from transformers import AutoTokenizer
 

@@ -1,7 +1,6 @@
 """Capture a decoder's logits with vLLM: python capture_vllm.py MODEL TEXTS.txt OUT.parquet
 
-TEXTS.txt has one text per line. Needs a GPU, vllm and pyarrow. Then, where teachonce is
-installed:
+TEXTS.txt has one text per line. Needs a GPU, vllm and pyarrow. Then, with teachonce:
 feature-store import OUT.parquet store.zarr --model MODEL
 """
 
@@ -50,11 +49,13 @@ def capture(llm: Any, settings: Any, lines: Iterable[str], out: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(str(__doc__).partition("\n")[0])
     from vllm import LLM, SamplingParams
 
     model, texts, out = sys.argv[1:]
     off = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
     llm = LLM(model, max_logprobs=K, max_model_len=TOKENS + 2, **off)
-    settings = SamplingParams(max_tokens=1, prompt_logprobs=K, flat_logprobs=True)
     with open(texts, encoding="utf-8") as lines:
-        capture(llm, settings, lines, out)
+        asked = SamplingParams(max_tokens=1, prompt_logprobs=K, flat_logprobs=True)
+        capture(llm, asked, lines, out)
