@@ -49,7 +49,6 @@ class ImportOptions:
     target: Path
     format: str | None = None
     tokenizer: str | None = None
-    model: str | None = None
     codec: str = "default"
     compression: Path | None = None
     tokens: Path | None = None
@@ -57,6 +56,7 @@ class ImportOptions:
     text_column: str | None = None
     max_length: int | None = None
     part_tokens: int = PART_TOKENS
+    model: str | None = None
 
     def check(self, takes: frozenset[str], name: str) -> None:
         """Raise UserError for an option that does not apply to format `name`."""
