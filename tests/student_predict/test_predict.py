@@ -326,7 +326,7 @@ def test_an_export_that_was_changed_is_one_line(
     assert "export.json lists onnx/model.onnx" in refused(tmp_path, "a", "--file", "../x.onnx")
     (tmp_path / "onnx/model.onnx").write_bytes(b"junk")
     line = refused(tmp_path, "a")
-    assert f"{tmp_path}/onnx/model.onnx: cannot be loaded (" in line
+    assert f"{tmp_path}/onnx/model.onnx: onnxruntime cannot load it (" in line
     assert "copy the whole folder again, or export the student again" in line
     changed(tmp_path, "export.json", kind="seq2seq")
     assert "kind is 'seq2seq', expected mlm" in refused(tmp_path, "a")

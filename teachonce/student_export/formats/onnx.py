@@ -116,7 +116,10 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise UserError(f"{path.name}: onnxruntime cannot run it: {_cause(error)}") from error
+        raise UserError(
+            f"{path}: onnxruntime cannot load it ({_cause(error)}); copy the whole folder again, or"
+            " export the student again"
+        ) from error
 
     past = {each.name: each.shape for each in session.get_inputs() if PAST in each.name}
 

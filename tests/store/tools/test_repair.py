@@ -260,7 +260,8 @@ def test_the_commands_name_each_other(store: Path) -> None:
     assert "part 0: array token/begin" in said and "2 sound parts left" in said
     said = run("verify", store)
     assert "is not finished (2 parts there, 1 dropped or lost)" in said and "type it again" in said
-    assert "no such file or folder; check the name" in run("repair", store.parent / "none.zarr")
+    said = run("repair", store.parent / "none.zarr")
+    assert "none.zarr: no such file or folder; " in said and "check the name, or type" in said
     assert "local path" in run("repair", "memory://a.zarr")
 
 
