@@ -193,8 +193,9 @@ class DumpOptions:
     device: str = option("auto", "auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device)
     precision: str = option(
         "auto",
-        "auto: bf16 if the hardware supports it and, on a CPU, if its outputs for the first texts"
-        " agree with fp32; else fp32. A store that was started keeps its precision.",
+        "auto: bf16 if the hardware supports it and, on a CPU, if the teacher is a decoder whose"
+        " outputs for the first texts agree with fp32; else fp32. A store that was started keeps"
+        " its precision.",
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     limit: int | None = option(

@@ -19,12 +19,16 @@ TOLERANCE = 0.05
 def load_fastest(
     load: Callable[[str], Teacher], texts: Sequence[str], say: Callable[[str], object]
 ) -> tuple[Teacher, str]:
-    """Load a teacher in bf16 if its outputs for some texts agree with those in fp32, else in fp32.
+    """Load a decoder in bf16 if its outputs for some texts agree with those in fp32, else in fp32.
 
     load: loads it in a precision. `say` receives the choice. Returns the teacher and its precision.
     """
-    # One after the other: two copies might not fit into memory.
-    expected = _outputs(load("fp32"), texts)
+    teacher = load("fp32")
+    # Vectors and states of encoders are compared with those of other libraries to the sixth digit.
+    if teacher.head != "causal":
+        return teacher, "fp32"
+    expected = _outputs(teacher, texts)
+    del teacher  # two copies might not fit into memory
     teacher = load("bf16")
     differences = deviations(expected, _outputs(teacher, texts))
     # NaN counts as the largest: it is unequal to itself.
