@@ -6,7 +6,6 @@ the text is Python's documentation.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import click
 
+from benchmarks.demo.folder import Demo, say
 from benchmarks.demo.passages import write_passages
 from teachonce.support.console import command_errors
 from teachonce.support.errors import UserError
@@ -32,7 +32,7 @@ LONGEST = 24  # tokens of a continuation
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Demo):
     """Sizes of the demo. With `model`, the folder of a teacher, no GGUF file is read."""
 
     out: Path = Path("demo-decoder-output")
@@ -41,20 +41,11 @@ class Settings:
     student: str = "llama:256x4x4"
     vocab: str = "4k"
     epochs: float = 6.0
-    every: int = 5  # of so many passages one
+    every: int = 5
 
     @property
     def teacher(self) -> Path:
         return self.model or self.out / "teacher"
-
-    @property
-    def store(self) -> Path:
-        return self.out / "store.zarr"
-
-    @property
-    def folder(self) -> Path:
-        """Where the student goes."""
-        return self.out / "student"
 
 
 @dataclass(frozen=True)
@@ -81,15 +72,14 @@ def gguf_file() -> Path:
 def demo(settings: Settings) -> list[Continued]:
     """Dump and train, after removing what an earlier demo left in the folder; continue the prompts
     by both."""
-    for folder in (settings.store, settings.folder):
-        shutil.rmtree(folder, ignore_errors=True)
-    settings.out.mkdir(parents=True, exist_ok=True)
+    settings.clear()
     gguf = None if settings.model else gguf_file()
     if gguf:
         _write_teacher(settings.teacher, gguf)
     _dump(settings, gguf)
-    _train(settings)
-    _say("3. both continue the same words")
+    say(f"2. a student {settings.student} with {settings.vocab} pieces of its own is trained")
+    settings.train()
+    say("3. both continue the same words")
     return [
         continued("teacher", settings.teacher, gguf),
         continued("student", settings.folder),
@@ -112,7 +102,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
 
     corpus = settings.out / "passages.txt"
     write_passages(corpus, settings.every)
-    _say(f"1. the teacher reads {settings.tokens:,} tokens of Python's documentation")
+    say(f"1. the teacher reads {settings.tokens:,} tokens of Python's documentation")
     done = dump(
         DumpOptions(
             str(settings.teacher),
@@ -127,23 +117,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
         ),
         lambda line: click.echo(indent(line, "   ")),
     )
-    _say(f"   {settings.store}: {done.tokens:,} tokens")
-
-
-def _train(settings: Settings) -> None:
-    from teachonce.student_train.arguments import checked_from
-    from teachonce.student_train.output.run import run
-
-    _say(f"2. a student {settings.student} with {settings.vocab} pieces of its own is trained")
-    options = {
-        "store": (str(settings.store),),
-        "out": settings.folder,
-        "vocab": settings.vocab,
-        "student": settings.student,
-        "epochs": settings.epochs,
-        "device": "cpu",
-    }
-    run(checked_from(options))
+    say(f"   {settings.store}: {done.tokens:,} tokens")
 
 
 def continued(
@@ -187,10 +161,6 @@ def show(models: Sequence[Continued], prompts: Sequence[str] = PROMPTS) -> None:
             *(Text.assemble((prompt, "bold"), model.texts[place].strip("\n")) for model in models)
         )
     Console().print(table)
-
-
-def _say(line: str) -> None:
-    click.secho(line, bold=not line.startswith(" "))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from benchmarks.common.results import whole_size
+from benchmarks.demo.folder import Demo, say
 from benchmarks.demo.passages import QUESTIONS, write_passages
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
@@ -23,7 +22,7 @@ PASSES = 2  # the faster one counts: the first also pays for warming up
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Demo):
     """Sizes of the demo: everything that it runs depends on these alone."""
 
     out: Path = Path("demo-output")
@@ -32,21 +31,12 @@ class Settings:
     vocab: str = "4k"
     student: str = "static:256"
     epochs: float = 20.0
-    every: int = 1  # of so many passages one
+    every: int = 1
     seed: int = 0
 
     @property
     def corpus(self) -> Path:
         return self.out / "passages.txt"
-
-    @property
-    def store(self) -> Path:
-        return self.out / "store.zarr"
-
-    @property
-    def folder(self) -> Path:
-        """Where the student goes."""
-        return self.out / "student"
 
 
 @dataclass(frozen=True)
@@ -136,9 +126,10 @@ def agreement(teacher: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) 
 
 def demo(settings: Settings) -> Search:
     """Dump and train, after removing what an earlier demo left in the folder."""
-    _clear(settings)
+    settings.clear()
     _dump(settings)
-    _train(settings)
+    say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
+    settings.train(seed=settings.seed)
     return load(settings)
 
 
@@ -163,18 +154,12 @@ def load(settings: Settings) -> Search:
     )
 
 
-def _clear(settings: Settings) -> None:
-    settings.out.mkdir(parents=True, exist_ok=True)
-    for folder in (settings.store, settings.folder):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _dump(settings: Settings) -> None:
     from teachonce.teacher_dump.job.dump import dump
     from teachonce.teacher_dump.job.options import DumpOptions
 
     count = write_passages(settings.corpus, settings.every)
-    _say(f"1. the teacher {settings.model} reads {count:,} passages of Python's documentation")
+    say(f"1. the teacher {settings.model} reads {count:,} passages of Python's documentation")
     done = dump(
         DumpOptions(
             settings.model,
@@ -187,28 +172,7 @@ def _dump(settings: Settings) -> None:
         )
     )
     size = whole_size(settings.store)
-    _say(
+    say(
         f"   {settings.store}: {done.tokens:,} tokens, a vector a passage,"
         f" {size / 1e6:.0f} MB with the teacher's weights"
     )
-
-
-def _train(settings: Settings) -> None:
-    from teachonce.student_train.arguments import checked_from
-    from teachonce.student_train.output.run import run
-
-    _say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
-    options = {
-        "store": (str(settings.store),),
-        "out": settings.folder,
-        "vocab": settings.vocab,
-        "student": settings.student,
-        "epochs": settings.epochs,
-        "seed": settings.seed,
-        "device": "cpu",
-    }
-    run(checked_from(options))
-
-
-def _say(line: str) -> None:
-    click.secho(line, bold=not line.startswith(" "))

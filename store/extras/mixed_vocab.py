@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from teachonce.store.errors import StoreError
+from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.format.manifest import DAMAGED
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.support.arrays import Array
@@ -65,7 +65,7 @@ class MixedVocab:
             pieces = found.backend().get_vocab_size()
             found.read_settings()
         except StoreError as error:
-            raise StoreError(f"{store.path}: {error}; {DAMAGED}") from error
+            raise StoreError(f"{store.path}: {without_remedy(error)}; {DAMAGED}") from error
         shape: Any = (embeddings.dtype.name, embeddings.ndim, len(embeddings))
         if shape != ("float32", 2, pieces) or not np.isfinite(embeddings).all():
             raise StoreError(

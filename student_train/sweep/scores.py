@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.output.ranking import SCORED
+from teachonce.student_train.output.ranking import DEVIATION, SCORED
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import misfit, read_json
 from teachonce.support.options import words_of
@@ -133,7 +133,7 @@ def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
         for device in scores["devices"]:
             for name in ("sentence_ms", "batch_ms"):
                 found[f"{device} {name}"] = row[device][name]
-                found[f"{device} {name} deviation"] = row[device].get(f"{name}_deviation")
+                found[f"{device} {name} {DEVIATION}"] = row[device].get(f"{name}_deviation")
         return {name: value for name, value in found.items() if value is not None}
     split = next(iter([each for each in scores["mean"] if each == "test"] or scores["mean"]))
     scale, several = scores.get("scale", 100), len(scores["seeds"]) > 1

@@ -184,8 +184,9 @@ def planned(
     """
     model, corpus = check_inputs(options)
     resolved = options.resolved()
+    started = _started(options)
     if options.precision == "auto":
-        resolved = replace(resolved, precision=_started_precision(options) or resolved.precision)
+        resolved = replace(resolved, precision=_precision_of(started) or resolved.precision)
     say(settings_lines(resolved, bool(options.corpus)))
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
@@ -211,7 +212,7 @@ def planned(
                 f"{'batches':9} hold texts of one length only: padding would change the output of"
                 f" {type(teacher.base).__name__}"
             )
-        features = _as_started(features_of(resolved, teacher), resolved, growth)
+        features = _as_started(features_of(resolved, teacher), started)
         if growth:
             vocab = MixedVocab.stored(growth.store)
             arguments = growth.store.identity.get("mixed_vocab", {})
@@ -219,18 +220,14 @@ def planned(
         yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
 
 
-def _as_started(features: Features, options: DumpOptions, growth: Growth | None) -> Features:
+def _as_started(features: Features, started: Mapping[str, Any] | None) -> Features:
     """Drop the features that an earlier release did not store, if it started the store."""
-    started = growth.store.features if growth else None
-    if started is None:
-        found = StoreWriter.peek(options.out) or StoreWriter.peek(options.out, "sealed")
-        started = Features.from_json(found["features"]) if found else None
     if started is None:
         return features
-    logits = features.logits
-    if logits and started.logits:
-        logits = replace(logits, observed=logits.observed and started.logits.observed)
-    return replace(features, logits=logits, context=features.context and started.context)
+    before, logits = Features.from_json(started["features"]), features.logits
+    if logits and before.logits:
+        logits = replace(logits, observed=logits.observed and before.logits.observed)
+    return replace(features, logits=logits, context=features.context and before.context)
 
 
 def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
@@ -296,15 +293,19 @@ def open_corpus(options: DumpOptions) -> Corpus:
     return Corpus.open(options.sources(), *columns, options.messages)
 
 
-def _started_precision(options: DumpOptions) -> str | None:
-    """Return the precision of the store at --out or of --grow-from; None if there is none."""
+def _started(options: DumpOptions) -> Mapping[str, Any] | None:
+    """Return the root attributes of the store at --out, else of --grow-from; None if there is
+    none."""
     for path in (options.out, options.grow_from):
-        found = path and (StoreWriter.peek(path) or StoreWriter.peek(path, "sealed"))
-        if found:
-            arguments = found["identity"].get("arguments")
-            precision = arguments.get("precision") if isinstance(arguments, Mapping) else None
-            return precision if isinstance(precision, str) else None
+        if path and (found := StoreWriter.peek(path) or StoreWriter.peek(path, "sealed")):
+            return found
     return None
+
+
+def _precision_of(started: Mapping[str, Any] | None) -> str | None:
+    arguments = started["identity"].get("arguments") if started else None
+    precision = arguments.get("precision") if isinstance(arguments, Mapping) else None
+    return precision if isinstance(precision, str) else None
 
 
 def _load_teacher(
@@ -329,7 +330,7 @@ def _load_teacher(
 
     if options.precision != "auto":
         return load(options.precision), options.precision
-    return load_fastest(load, [each.text for each in islice(corpus, TEXTS)], say)
+    return load_fastest(load, (each.text for each in islice(corpus, TEXTS)), say)
 
 
 def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:

@@ -3,7 +3,7 @@ float32, if the outputs agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -17,16 +17,18 @@ TOLERANCE = 0.05
 
 
 def load_fastest(
-    load: Callable[[str], Teacher], texts: Sequence[str], say: Callable[[str], object]
+    load: Callable[[str], Teacher], texts: Iterable[str], say: Callable[[str], object]
 ) -> tuple[Teacher, str]:
     """Load a decoder in bf16 if its outputs for some texts agree with those in fp32, else in fp32.
 
-    load: loads it in a precision. `say` receives the choice. Returns the teacher and its precision.
+    load: loads it in a precision. texts: read once, for a decoder. `say` receives the choice.
+    Returns the teacher and its precision.
     """
     teacher = load("fp32")
     # Vectors and states of encoders are compared with those of other libraries to the sixth digit.
     if teacher.head != "causal":
         return teacher, "fp32"
+    texts = list(texts)
     expected = _outputs(teacher, texts)
     del teacher  # two copies might not fit into memory
     teacher = load("bf16")

@@ -30,16 +30,12 @@ class CommandWithSubcommands(OneLineGroup):
         ctx.resilient_parsing = before
         return rest
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; a word that is none is most often a second word of an option."""
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            ctx.fail(
-                f"unexpected word {args[0]!r}; an option takes one word: join several by commas"
-                f" (mlm=1,hidden=30), and quote blanks; subcommands: {', '.join(self.commands)}"
-            )
-        return super().resolve_command(ctx, args)
+    def unknown(self, word: str) -> str:
+        """Return the message for a word that most often is a second word of an option."""
+        return (
+            f"unexpected word {word!r}; an option takes one word: join several by commas"
+            f" (mlm=1,hidden=30), and quote blanks; subcommands: {', '.join(self.commands)}"
+        )
 
 
 class GroupedCommand(OneLineCommand):

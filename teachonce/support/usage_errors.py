@@ -34,12 +34,13 @@ class OneLineGroup(OneLineCommand, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the first word names."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
-            known = self.list_commands(ctx)
-            ctx.fail(
-                f"{args[0]}: no such command; {suggest(args[0], known)}expected one of"
-                f" {', '.join(known)}"
-            )
+            ctx.fail(self.unknown(args[0]))
         return super().resolve_command(ctx, args)
+
+    def unknown(self, word: str) -> str:
+        """Return the message for a first word that is none of the commands."""
+        known = sorted(self.commands)
+        return f"{word}: no such command; {suggest(word, known)}expected one of {', '.join(known)}"
 
 
 class UsageLine(click.UsageError):

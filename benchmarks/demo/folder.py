@@ -1,0 +1,56 @@
+"""What the demos share: their folder, the training of a student, and how they say what they do."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The sizes that each demo has, and where it puts its store and its student."""
+
+    out: Path
+    vocab: str
+    student: str
+    epochs: float
+    every: int  # of so many passages one
+
+    @property
+    def store(self) -> Path:
+        return self.out / "store.zarr"
+
+    @property
+    def folder(self) -> Path:
+        """Where the student goes."""
+        return self.out / "student"
+
+    def clear(self) -> None:
+        """Remove what an earlier demo left in the folder."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        for folder in (self.store, self.folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def train(self, **more: Any) -> None:
+        """Train the student on the store; `more` are further options of student-train."""
+        from teachonce.student_train.arguments import checked_from
+        from teachonce.student_train.output.run import run
+
+        options = {
+            "store": (str(self.store),),
+            "out": self.folder,
+            "vocab": self.vocab,
+            "student": self.student,
+            "epochs": self.epochs,
+            "device": "cpu",
+        }
+        run(checked_from({**options, **more}))
+
+
+def say(line: str) -> None:
+    """Print a line, in bold unless it is indented."""
+    click.secho(line, bold=not line.startswith(" "))
