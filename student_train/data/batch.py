@@ -47,8 +47,9 @@ class Inputs:
             kinds[torch.from_numpy(present)] = torch.from_numpy(types.astype(np.int64))
         return cls(torch.from_numpy(padded), torch.from_numpy(present), kinds)
 
-    def split(self, texts: int) -> list[Inputs]:
-        """Split the batch into parts of `texts` texts; the last may have fewer."""
+    def split(self, texts: int | list[int]) -> list[Inputs]:
+        """Split the batch into parts of `texts` texts, the last may have fewer, or of each number
+        of a list."""
         ids, present = self.ids.split(texts), self.present.split(texts)
         kinds = [None] * len(ids) if self.types is None else self.types.split(texts)
         return [Inputs(*part) for part in zip(ids, present, kinds, strict=True)]

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.kinds import KINDS, DecoderParts, Kind, Parts, first_state
 from teachonce.support.errors import UserError
+from teachonce.training.ranks import ALONE, Ranks
 
 # Activations of one forward pass on a CPU, counted by `bytes_of_text`. The true number is about
 # twice as large with eager attention and float32.
@@ -253,6 +254,28 @@ def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
         [torch.cat(layer) for layer in zip(*(part.maps for part in found), strict=True)],
         inputs.present,
     )
+
+
+def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) -> Outputs:
+    """Run a student over a batch as `forward_pass` does; each process runs over its share of the
+    texts, and gets the outputs of all of them. Without gradients a process runs alone."""
+    if ranks.size == 1 or not torch.is_grad_enabled():
+        return forward_pass(student, inputs, maps)
+    rank, (each, more) = ranks.rank, divmod(len(inputs.ids), ranks.size)
+    texts = [each + (other < more) for other in range(ranks.size)]
+    parts = inputs.split(texts)
+    tokens = [int(part.present.sum()) for part in parts]
+    device = inputs.ids.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(torch.initial_seed() + rank)  # else all shares have the same dropout
+        # A process without a share runs over that of the first, and adds no row of it.
+        found = forward_pass(student, parts[rank if texts[rank] else 0], maps)
+
+    def gathered(values: list[Tensor], rows: list[int]) -> list[Tensor]:
+        begin, end = sum(rows[:rank]), rows[rank]
+        return [ranks.gather(each[:end], begin, sum(rows)) for each in values]
+
+    return Outputs(gathered(found.states, tokens), gathered(found.maps, texts), inputs.present)
 
 
 def activation_budget(device: torch.device) -> int:

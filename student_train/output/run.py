@@ -85,9 +85,10 @@ def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
     with join_ranks(plan.options.device) as ranks:
         say = say if ranks.lead else lambda line: None
         check_memory(plan)
-        ranks.check(plan.options.accumulate)
         if ranks.size > 1:
-            say(f"processes {ranks.size}, which share the batches of each step")
+            texts = ranks.size > plan.options.accumulate
+            shared = "texts of each batch" if texts else "batches of each step"
+            say(f"processes {ranks.size}, which share the {shared}")
         return train_student(plan, resume=resume, say=say, ranks=ranks)
 
 

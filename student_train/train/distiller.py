@@ -18,16 +18,17 @@ from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.losses.registry import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
-    forward_pass,
     head_of,
     lm_logits,
     own_projection,
     pooled_tokens,
+    shared_pass,
     size_of,
 )
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.sides import MEANS, Sides
 from teachonce.support.errors import UserError
+from teachonce.training.ranks import ALONE
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
 
@@ -61,6 +62,7 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.terms = student, tuple(terms)
         self.bf16 = False  # a training sets it; other callers autocast as they need
+        self.ranks = ALONE  # a training sets it to the processes that share the texts of a batch
         # A validation sets it, to collect the states [G,Ds] that losses compare, not projected.
         self.compared: dict[str, Tensor] | None = None
         own, self.layers = size_of(student)
@@ -204,8 +206,8 @@ class Distiller(nn.Module):
         return lm_logits(self.student, states)
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
-        """Run the student forward, as `forward_pass` does."""
-        return forward_pass(self.student, inputs, maps)
+        """Run the student forward, as `shared_pass` does."""
+        return shared_pass(self.student, inputs, maps, self.ranks)
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return the student's counterpart of the teacher feature `name`.

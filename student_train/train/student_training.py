@@ -127,8 +127,10 @@ def train_plan(
     out: the folder of metrics and checkpoints, if given.
     resume: continue from the newest checkpoint with the same result as without a stop: batches,
         masks and dropout are functions of (seed, step).
-    ranks: several processes, each with its share of a step's batches; the first one writes. The
-        losses differ from a single process's in the last bits only.
+    ranks: several processes, each with its share of a step's batches, or of the texts of each batch
+        if a step has fewer batches than there are processes; the first one writes. The losses
+        differ from a single process's in the last bits only; in the second case dropout masks
+        differ, too.
     Raises Stopped after SIGINT or SIGTERM, with a checkpoint at the current step, and UserError if
     the loss or its gradient is not finite.
     """
@@ -185,6 +187,11 @@ class _StudentTraining(Training):
             training.distiller.share_vector_head(self.trainings[0].distiller)
         model = nn.ModuleList(training.distiller for training in self.trainings)
         super().__init__(model, options.seed, options.clip, ranks)
+        # Processes share the batches of a step if there is one for each, else the texts of a batch.
+        shared = ranks.size > options.accumulate
+        self.readers, self.copies = (ALONE, ranks.size) if shared else (ranks, 1)
+        for training in self.trainings:
+            training.distiller.ranks = ranks if shared else ALONE
         self.stages = plan.stages
         self.lengths = [self.trainings[0].steps_of(number) for number in range(len(self.stages))]
         self.steps = sum(self.lengths)
@@ -257,16 +264,16 @@ class _StudentTraining(Training):
         ):
             if line:
                 self.say(f"masks     {line}")
-        first = self.ranks.first_from((self.step - self.first) * options.accumulate)
-        batches = [each.batches(first, self.ranks.size) for each in self.trainings]
+        first = self.readers.first_from((self.step - self.first) * options.accumulate)
+        batches = [each.batches(first, self.readers.size) for each in self.trainings]
         self.model.train()
-        count = options.accumulate * len(self.trainings)
+        count = options.accumulate * len(self.trainings) * self.copies
         try:
             while self.step < self.last and not self.schedule.is_over:
                 rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
                 self.read = 0
                 losses = self.update(rate, self._own(batches), self._losses, count)
-                tokens = int(self.ranks.summed({"tokens": self.read})["tokens"])
+                tokens = int(self.ranks.summed({"tokens": self.read})["tokens"]) // self.copies
                 self.tokens += tokens
                 yield {**losses, "lr": rate, "tokens": tokens}
         finally:
@@ -281,7 +288,7 @@ class _StudentTraining(Training):
         for batch in range(before, before + count):
             for training, some in zip(self.trainings, batches, strict=True):
                 for each, number in zip(training.stage.batches, numbers, strict=False):
-                    if self.ranks.owns(batch):
+                    if self.readers.owns(batch):
                         yield number, (training, each.terms, next(some).to(self.device))
 
     def _losses(self, taken: Taken) -> tuple[Tensor, dict[str, Tensor]]:

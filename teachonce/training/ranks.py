@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from teachonce.support.console import counted
 from teachonce.support.differences import differences
@@ -86,6 +86,15 @@ class Ranks:
             distributed.broadcast_object_list(found, src=0)
         return found[0]
 
+    def gather(self, own: Tensor, begin: int, rows: int) -> Tensor:
+        """Join the rows of all processes to a tensor [rows,...]; this one has those from `begin`.
+
+        The backward pass takes the gradient of a loss that every process computes alike, and that
+        is divided by `size`: then `sum_gradients` gives the gradient of one process.
+        """
+        found: Tensor = _Gather.apply(own, begin, rows, self.size)  # type: ignore[no-untyped-call]
+        return found
+
     def sum_gradients(self, model: nn.Module) -> None:
         """Replace each gradient by its sum over all processes, the same bits in each of them.
 
@@ -112,6 +121,25 @@ class Ranks:
         parts = flat.split([weight.numel() for weight in used])
         for weight, part in zip(used, parts, strict=True):
             weight.grad = part.view_as(weight)
+
+
+class _Gather(torch.autograd.Function):
+    """Joins rows of all processes; see `Ranks.gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, begin: int, rows: int, size: int) -> Tensor:
+        ctx.begin, ctx.rows, ctx.size = begin, len(own), size
+        whole = own.new_zeros(rows, *own.shape[1:])
+        whole[begin : begin + len(own)] = own
+        with _peer_errors():
+            distributed.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        # Without a call to the other processes: they compute the same loss from the same rows.
+        own = gradients[0].narrow(0, ctx.begin, ctx.rows)
+        return own * ctx.size, None, None, None
 
 
 ALONE = Ranks()

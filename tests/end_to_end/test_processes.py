@@ -19,7 +19,7 @@ import torch
 from teachonce.store import open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.support.errors import UserError
-from teachonce.training.ranks import Ranks, join_ranks
+from teachonce.training.ranks import join_ranks
 from tests.end_to_end.support import ROOT, Words, write_corpus
 from tests.end_to_end.watched import Done, processes, together
 
@@ -100,6 +100,24 @@ def test_a_stop_of_one_stops_all_and_another_number_goes_on(
     same_curve(tmp_path / "student", alone)
 
 
+def test_the_texts_of_a_batch_are_shared_if_a_step_has_one(store: Path, tmp_path: Path) -> None:
+    """Of three processes one has none of the two texts."""
+    one, three = tmp_path / "one", tmp_path / "three"
+    words = (
+        "--store", store, "--vocab", 400, "--student", "16x2x2", "--batch-texts", 2, "--steps", 5,
+        "--loss", "mlm=1,kl=1,hidden=1,attention=1,contrastive=1", "--eval-every", 2,
+        "--clip", 1000, "--device", "cpu", "--precision", "fp32",
+    )  # fmt: skip
+    alone = trained(1, (*words, "--out", one))
+    stopped = trained(3, (*words, "--out", three), stopped=1)
+    assert alone.codes == [0] and 0 not in stopped.codes, (alone.said, stopped.said)
+    assert "processes 3, which share the texts of each batch" in stopped.said[0]
+    same_gradients(f"{one}.gradient", f"{three}.gradient", 3)
+    again = trained(3, (*words, "--out", three, "--resume"))
+    assert again.codes == [0] * 3 and "resume    after step 3" in again.said[0], again.said
+    same_curve(three, one)
+
+
 @pytest.mark.apart
 def test_torchrun_itself(store: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "student"
@@ -163,12 +181,6 @@ def test_a_process_with_other_code_is_refused(tmp_path: Path) -> None:
     assert found.codes == [0] * 3
     for said in found.said:
         assert wanted in said and "joined" not in said and said.count("\n") == 1
-
-
-def test_more_processes_than_batches_are_refused() -> None:
-    Ranks(0, 2).check(2)
-    with pytest.raises(UserError, match="--accumulate 2 and 3 processes: a step has too few"):
-        Ranks(0, 3).check(2)
 
 
 def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
