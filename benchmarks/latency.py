@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from benchmarks.common.processes import in_own_process
 from benchmarks.common.results import RESULTS, publish, table
+from harness.processes import in_own_process
 from teachonce.support.console import command_errors
 
 TINY = "264x3x12x792"

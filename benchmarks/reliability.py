@@ -26,10 +26,9 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.common.results import RESULTS, publish, table
-from teachonce.store import open_store
-from teachonce.store.tools.verify import verify
+from harness.processes import PART_TOKENS, finish, fork, in_small_parts
+from harness.store_content import content_of_store
 from teachonce.support.console import command_errors
 from teachonce.support.files import UNFINISHED
 
@@ -95,7 +94,7 @@ class Job:
     def kill_real(self, chance: random.Random) -> bool:
         """Kill a process that was started as a shell starts one and imports everything."""
         self.clear()
-        line = [sys.executable, "-m", "benchmarks.common.processes", *map(str, self.words)]
+        line = [sys.executable, "-m", "harness.processes", *map(str, self.words)]
         with self.log.open("ab") as log:
             process = subprocess.Popen(line, stdout=log, stderr=log)
         while process.poll() is None and self.moment(self.out) == "beginning":
@@ -151,18 +150,6 @@ def _sealed(out: Path) -> bool:
     if out.suffix == ".zarr":
         return '"sealed"' in (out / "zarr.json").read_text()
     return not Path(f"{out}.parts").exists()
-
-
-def content_of_store(out: Path) -> object:
-    """SHA-256 of every array, and every sequence; RuntimeError for anything that is not sound."""
-    if (problems := verify(out).problems) or sorted(p.name for p in out.parent.iterdir()) != sorted(
-        ["log", out.name]
-    ):
-        raise RuntimeError(f"{out}: {problems or list(out.parent.iterdir())}")
-    store = open_store(out)
-    sequences = [(record.document, record.text) for record in store]
-    store.close()
-    return store.manifest, sequences
 
 
 def moment_of_training(out: Path) -> str:

@@ -23,14 +23,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 
-from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
 from benchmarks.common.results import RESULTS, publish, table
-from benchmarks.reliability import Job, Words, content_of_store, jobs
-from teachonce.store.write.part_queue import PartQueue
+from benchmarks.reliability import Job, jobs
+from harness.processes import PART_TOKENS, finish, fork, in_small_parts
+from harness.ray_cluster import Ray
+from harness.store_content import content_of_store
 from teachonce.support.console import command_errors
 from teachonce.support.lease import lease_path
 
@@ -105,41 +106,6 @@ class Crew(Siege):
         with suppress(OSError, ValueError):
             return bool(json.loads(lease_path(self.job.out).read_bytes())["pid"] == worker.pid)
         return False
-
-
-class Ray:
-    """A cluster of nodes on loopback, and drivers of a dump on it."""
-
-    def __init__(self, words: Words, out: Path, log: Path, head_cpus: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": head_cpus, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.words, self.out, self.log = words, out, log
-
-    def begin(self, *more: str | int) -> ForkServerProcess:
-        """Start a driver."""
-        words = (*self.words, "--ray", self.cluster.address, *more)
-        return fork(in_small_parts, *words, log=self.log)
-
-    def add_node(self) -> Any:
-        """Let a node of one worker join."""
-        return self.cluster.add_node(num_cpus=1)
-
-    def makers(self) -> list[int]:
-        """Return the numbers of the processes that make a part now."""
-        queue, found = PartQueue(self.out), []
-        for number in queue.leased():
-            with suppress(OSError, ValueError):
-                lease = json.loads((queue.folder / f".{number}.lease").read_text())
-                found.append(int(lease["pid"]))
-        return found
-
-    def wait_for_a_maker(self, driver: ForkServerProcess) -> list[int]:
-        """Wait until a part is made, or the driver has ended; return who makes one."""
-        while not (found := self.makers()) and driver.is_alive():
-            time.sleep(0.01)
-        return found
 
 
 class RayCluster(Siege):

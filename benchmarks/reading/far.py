@@ -27,10 +27,10 @@ import numpy as np
 from benchmarks.common.interleaved import Figures, alone
 from benchmarks.common.object_server import BUCKET, ObjectServer, serving
 from benchmarks.common.results import RESULTS, publish, table
-from benchmarks.common.synthetic import features_of, make_store
 from benchmarks.reading.record_formats import LitData, Mosaic
 from benchmarks.reading.rounds import evict, versions
 from benchmarks.reading.workload import BATCH_TOKENS, Corpus
+from harness.synthetic import features_of, make_store
 from teachonce.store import open_store
 from teachonce.support.console import command_errors
 
@@ -87,7 +87,7 @@ def train_student(path: str, cache: str | None, steps: int) -> Figures:
     import torch
     from transformers import BertConfig, BertModel
 
-    from benchmarks.common.synthetic import VOCABULARY
+    from harness.synthetic import VOCABULARY
 
     torch.manual_seed(0)
     shape = BertConfig(

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.results import publish, table
-from benchmarks.common.synthetic import features_of, make_store
 from benchmarks.reading.store_readers import Peer, Stream, peers
 from benchmarks.reading.workload import Arrays, Corpus
+from harness.synthetic import features_of, make_store
 from teachonce.store import StoreError, open_store
 from teachonce.store.tools.copy import convert
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.common.processes import in_own_process
 from benchmarks.reproduce.costs import NOTHING, Cost
+from harness.processes import in_own_process
 from teachonce.support.console import readable
 
 PROGRAMS = {

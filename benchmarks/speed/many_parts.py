@@ -22,9 +22,9 @@ from unittest import mock
 
 import click
 
-from benchmarks.common import synthetic
 from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.common.results import RESULTS, publish, table
+from harness import synthetic
 from teachonce.store import open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.format.index import FEW_PARTS

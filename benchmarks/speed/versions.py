@@ -23,7 +23,7 @@ import click
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import random_teacher
-from benchmarks.common.synthetic import features_of, make_store
+from harness.synthetic import features_of, make_store
 from teachonce.store.tools.copy import convert
 
 HERE = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import zarr
 
-from benchmarks.common import synthetic
 from benchmarks.reading import rounds
 from benchmarks.reading.rounds import Bench, measure, sums
 from benchmarks.reading.store_readers import peers
+from harness import synthetic
 from teachonce.store import StoreError, open_store
 from teachonce.store.tools.verify import verify
 

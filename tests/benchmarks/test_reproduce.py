@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from benchmarks.common import processes
 from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import costs, examples, steps, verdicts
 from benchmarks.reproduce.chance import chance, is_trained
@@ -33,6 +32,7 @@ from benchmarks.reproduce.source import (
 )
 from benchmarks.reproduce.steps import Steps
 from benchmarks.reproduce.tinymbert import few_tags
+from harness import processes
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ok, refused, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import TAGS

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.common.results import table
 from benchmarks.reliability import jobs
-from benchmarks.sharing import Crew
+from benchmarks.sharing import Crew, RayCluster
 
 
 @pytest.mark.apart
@@ -24,3 +24,12 @@ def test_killed_while_others_go_on(kills: int) -> None:
         row = crew.row(kills, seed=1)
         assert row[1] == kills == crew.struck.total() and row[4] == row[5]
         assert f"| {row[0]} | {kills} |" in table(Crew.head(), [row])
+
+
+@pytest.mark.apart
+def test_a_siege_of_a_cluster_ends_in_the_undisturbed_store(tmp_path: Path) -> None:
+    job = jobs(tmp_path, 100)[0]
+    job.undisturbed()
+    name, killed, *struck, stores, equal = RayCluster(job, 2).row(2, seed=0)
+    assert "2 nodes" in str(name) and killed == 2 == sum(map(int, map(str, struck)))
+    assert stores == equal

@@ -9,7 +9,7 @@ import resource
 import shutil
 from pathlib import Path
 
-from benchmarks.common.processes import in_small_parts
+from harness.processes import in_small_parts
 
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18

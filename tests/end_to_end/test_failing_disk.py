@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.processes import finish, fork, in_small_parts
+from harness.processes import finish, fork, in_small_parts
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
@@ -236,7 +236,7 @@ import sys
 from pathlib import Path
 from tests.end_to_end.disks import on_own_disk
 on_own_disk(Path(sys.argv[1]), int(sys.argv[2]))
-from benchmarks.common.processes import in_small_parts
+from harness.processes import in_small_parts
 in_small_parts(*sys.argv[3:])
 """
 

@@ -16,9 +16,9 @@ from unittest import mock
 
 import pytest
 
-from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
-from benchmarks.reliability import content_of_store, jobs
-from benchmarks.sharing import Ray, RayCluster
+from harness.processes import PART_TOKENS, finish, fork, in_small_parts
+from harness.ray_cluster import Ray
+from harness.store_content import content_of_store
 from teachonce.store import StoreWriter
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support.errors import UserError
@@ -221,12 +221,3 @@ def test_ctrl_c_on_a_cluster_of_this_machine_alone(options: DumpOptions, tmp_pat
     done, before = share_on_ray(replace(options, ray="local"), said.append)
     assert done.store and before < done.store.parts
     assert whole(options) == wanted
-
-
-@pytest.mark.apart
-def test_a_siege_of_a_cluster_ends_in_the_undisturbed_store(tmp_path: Path) -> None:
-    job = jobs(tmp_path, 100)[0]
-    job.undisturbed()
-    name, killed, *struck, stores, equal = RayCluster(job, 2).row(2, seed=0)
-    assert "2 nodes" in str(name) and killed == 2 == sum(map(int, map(str, struck)))
-    assert stores == equal

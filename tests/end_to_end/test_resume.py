@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.processes import command, finish, fork
+from harness.processes import command, finish, fork
 from teachonce.store import open_store
 from teachonce.store.tools.info import info_lines
 from teachonce.store.tools.verify import verify

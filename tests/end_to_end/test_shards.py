@@ -21,8 +21,8 @@ from unittest import mock
 import click
 import pytest
 
-from benchmarks.common.processes import PART_TOKENS, finish, fork, in_small_parts
-from benchmarks.reliability import content_of_store
+from harness.processes import PART_TOKENS, finish, fork, in_small_parts
+from harness.store_content import content_of_store
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.store.errors import StoreError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.common.processes import finish, fork, in_small_parts
+from harness.processes import finish, fork, in_small_parts
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.support import signals

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.processes import command, finish, fork
+from harness.processes import command, finish, fork
 from teachonce.student_train.sweep.on_ray import Mailbox
 from tests.end_to_end.support import STUDENT, Words, says
 from tests.end_to_end.test_stopping import wait_for

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common.processes import command, finish, fork
+from harness.processes import command, finish, fork
 from tests.end_to_end.support import Words
 
 

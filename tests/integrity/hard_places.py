@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.processes import command, finish, fork
+from harness.processes import command, finish, fork
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_own_disk

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.processes import finish, fork, in_small_parts
+from harness.processes import finish, fork, in_small_parts
 from teachonce.store import StoreWriter, open_store
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions

@@ -17,7 +17,7 @@ from unittest import mock
 
 import click
 
-from benchmarks.common.processes import finish, fork
+from harness.processes import finish, fork
 from teachonce.store import open_store
 from teachonce.store.tools.copy import upload
 from teachonce.support import files

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.common import synthetic
+from harness import synthetic
 from teachonce.store import Batch, StoreError, open_store
 from teachonce.store.containers.zarr.shards import ShardSlices
 from teachonce.support.arrays import Array

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.common.processes import finish, fork
+from harness.processes import finish, fork
 from teachonce.store import open_store
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.errors import UserError

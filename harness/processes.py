@@ -1,6 +1,6 @@
 """Commands in processes that start at once: each is forked from one that has imported everything.
 
-    python -m benchmarks.common.processes teachonce.teacher_dump.cli --model DIR ...
+    python -m harness.processes teachonce.teacher_dump.cli --model DIR ...
 
 does in a new process what `in_small_parts` does in a forked one.
 """

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: processes, a Ray cluster, stores and what they hold."""
