@@ -12,8 +12,9 @@ Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests
 from __future__ import annotations
 
 import gc
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,17 @@ def pytest_collection_finish() -> None:
 def interruptible() -> None:
     """A job in the background of a shell ignores Ctrl-C, and so would all that is tested there."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """No test can pull the plug, and waiting for the disk is most of the time of small stores.
+
+    Writers in processes of their own (those that are killed) do wait for it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")

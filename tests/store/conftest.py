@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,6 @@ import pytest
 from tests.store.making import Part, features_of, make_store
 
 Made = tuple[Path, list[Part]]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_fsync() -> Iterator[None]:
-    """No test can pull the plug, and waiting for the disk is most of the time of small stores.
-
-    Writers in processes of their own (those that are killed) do wait for it.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
 
 
 @pytest.fixture(scope="session")

