@@ -21,11 +21,11 @@ NO_EDGE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceBytes:
-    """Holds the UTF-8 of the V pieces of a vocabulary, each with the blank before it; of special
-    tokens nothing.
+    """Holds the UTF-8 of the V pieces of a vocabulary, each with the space before it; special
+    tokens are empty.
 
-    Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], how
-    many blanks end it.
+    Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], the
+    number of spaces at its end.
     """
 
     start: Index
@@ -86,12 +86,12 @@ class TextBytes:
 
 
 def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceBytes) -> Index:
-    """Find the byte at which each token ends: int64 [N], places in `octets.flat`, or NO_EDGE.
+    """Find the byte at which each token ends: int64 [N], positions in `octets.flat`, or NO_EDGE.
 
-    A token begins where the one before it ended: characters that a normaliser dropped, and blanks
-    that `trim_offsets` took off, belong to the token behind them, or to the piece that is written
-    with them. NO_EDGE: special tokens without characters, and tokens that end inside a character of
-    which the pieces are not the bytes (a normaliser changed it).
+    A token starts where the previous token ended. So characters that a normaliser dropped, and
+    spaces that `trim_offsets` removed, belong to the token after them, or to the token whose piece
+    has them. NO_EDGE: special tokens without characters, and tokens that end inside a character
+    whose bytes are not those of the pieces (because a normaliser changed it).
     """
     lengths = np.diff(tokens.start).astype(np.int64)
     sequence = np.repeat(np.arange(len(lengths)), lengths)
@@ -118,7 +118,7 @@ def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceB
 
 
 def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) -> Index:
-    """Add the blanks that end a piece where its offsets leave them out (`trim_offsets`)."""
+    """Add the spaces at the end of a piece that its offsets leave out (`trim_offsets`)."""
     some = np.flatnonzero(blanks)
     if not len(some):
         return place
@@ -140,10 +140,10 @@ def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) 
 def _inside_characters(
     found: Index, final: Booleans, ids: Index, octets: TextBytes, pieces: PieceBytes
 ) -> None:
-    """Set, in place, the ends of tokens that share a character with the next one.
+    """Set, in place, the ends of tokens that share a character with the next token.
 
-    They are counted back from the end of the group by the lengths of the pieces behind them, and
-    believed as far as those pieces are the bytes of the text.
+    Ends are computed backwards from the end of the group, by the lengths of the pieces after them.
+    They are used only as far as the pieces have the same bytes as the text.
     """
     group = np.append(0, np.cumsum(final)[:-1])
     size = pieces.start[ids + 1] - pieces.start[ids]
@@ -171,7 +171,8 @@ def _inside_characters(
 class _Side:
     """Holds the N tokens of one side by the bytes at which they end.
 
-    ends: see `token_ends`. begin: int64 [N], the end before each token, or the start of its text.
+    ends: see `token_ends`. begin: int64 [N], the end of the previous token, or the start of the
+        text.
     """
 
     tokens: Tokens
@@ -191,8 +192,8 @@ class _Side:
         return cls(tokens, ends, begin)
 
     def runs(self, cuts: Index) -> Index:
-        """Return the half-open run of tokens between each cut and the next: int64 [cuts, 2]. It is
-        empty where there is none, or a special token is among them."""
+        """Return the half-open run of tokens between each cut and the next: int64 [cuts, 2]. A run
+        without tokens or with a special token is empty."""
         text = ~self.tokens.special
         special = self.tokens.special & (self.ends != NO_EDGE)
         between = np.searchsorted(cuts, self.begin, "right") - 1
@@ -212,7 +213,7 @@ class _Side:
 def shared_runs(
     text: FlatText, teacher: Tokens, student: Tokens, pieces: tuple[PieceBytes, PieceBytes]
 ) -> tuple[Index, Index]:
-    """Return the runs of tokens between neighbouring shared ends, of the teacher and the student:
+    """Return the runs of tokens between consecutive shared ends, of the teacher and of the student:
     int64 [G, 2] each."""
     octets = TextBytes.of(text)
     sides = [

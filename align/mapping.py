@@ -41,7 +41,7 @@ class VocabularyMap:
 
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
-        """Make the map of two vocabularies. This is slow, so do it once for a pair."""
+        """Make the map of two vocabularies. This is slow, so do it once for each pair."""
         pieces = _StudentPieces(student, same_marks=teacher.marks == student.marks)
         # With equal normalisers, the teacher's pieces are normalised already.
         same = teacher.normaliser == student.normaliser

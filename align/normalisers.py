@@ -1,8 +1,8 @@
 """The normalisers of a `tokenizer.json` as functions of one piece, with `unicodedata` only.
 
 They run on pieces, not on whole texts. So steps that only write or remove the marks of word starts
-(Prepend, Strip, Replace of blanks) do nothing here. SentencePiece's compiled table (Precompiled) is
-approximated: NFKC, without control characters, and with blanks for white space. The table differs
+(Prepend, Strip, Replace of spaces) do nothing here. SentencePiece's compiled table (Precompiled) is
+approximated: NFKC, without control characters, and with spaces for white space. The table differs
 from this in a few rare characters.
 """
 
@@ -61,7 +61,7 @@ def lower(text: str) -> str:
 def clean(text: str) -> str:
     """Clean a text as BERT's `clean_text` does.
 
-    Drops control characters, NUL and U+FFFD, and replaces white space by blanks.
+    Drops control characters, NUL and U+FFFD, and replaces white space by spaces.
     """
     cleaned = []
     for character in text:

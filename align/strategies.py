@@ -125,7 +125,8 @@ def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> Alignment
 
 
 def _trim(text: FlatText, begin: Index, end: Index) -> None:
-    """Remove blanks from both edges of each span, in place. Spans of blanks alone are unchanged."""
+    """Remove white space from both edges of each span, in place. Spans of white space alone are
+    unchanged."""
     filled = np.flatnonzero(~text.space)
     before = starts(~text.space)  # number of filled characters before each character
     low, high = before[begin], before[end]
@@ -156,15 +157,15 @@ def _as_runs(first: Integers, end: Integers) -> NDArray[np.int32]:
 def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     """Pair the smallest runs of tokens that cover the same characters.
 
-    A token's span is its offsets without blanks at the edges, unless it has nothing but blanks.
-    Special tokens and tokens with an empty span are left out. A cut is a place between two
-    characters that is inside no token of either side. The tokens between two neighbouring cuts form
-    a pair of runs if both sides have tokens there and cover the same solid characters. Blanks and
-    ignorable characters (`align.text.character_class`) may be covered by one side alone, as
+    A token's span is its offsets without white space at the edges, unless it has nothing else.
+    Special tokens and tokens with an empty span are left out. A cut is a position between two
+    characters that is inside no token of either side. The tokens between two consecutive cuts form
+    a pair of runs if both sides have tokens there and cover the same solid characters. White space
+    and ignorable characters (`align.text.character_class`) may be covered by one side alone, as
     normalisers drop them.
 
     So tokens that share a character are in one run. A character that one tokenizer drops costs at
-    most the run around it. A student that is truncated is aligned up to its end.
+    most the run around it. If the student's input is truncated, it is aligned up to its end.
 
     Raises AlignmentError if the numbers of sequences differ or offsets lie outside the text.
     """
@@ -201,13 +202,13 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
 def align_bytes(
     text: FlatText, teacher: Tokens, student: Tokens, vocabulary: VocabularyMap
 ) -> Alignment:
-    """Pair the smallest runs of tokens that cover the same UTF-8 bytes, nothing trimmed.
+    """Pair the smallest runs of tokens that cover the same UTF-8 bytes, without trimming.
 
     A cut is a byte at which a token of both sides ends, or the start of a text; the tokens between
-    two neighbouring cuts are a pair. So the tokens behind a cut are predicted at the same place by
-    a model that reads from left to right, and cuts may lie inside a character. Ends come from
-    offsets and the bytes of pieces (`align.byte_edges.token_ends`). A special token that covers
-    characters ends a run and is in none.
+    two consecutive cuts are a pair. So a model that reads from left to right predicts the first
+    tokens after a cut from the same text on both sides. A cut may lie inside a character. Ends are
+    computed from offsets and the bytes of pieces (`align.byte_edges.token_ends`). A special token
+    that covers characters ends a run and belongs to none.
 
     Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
     """
@@ -225,7 +226,7 @@ def align_match(
 ) -> Alignment:
     """Pair single tokens that cover the same characters and are equal pieces.
 
-    Takes the pairs of `align_span` that have one token on each side and whose student id is
+    Selects the pairs of `align_span` that have one token on each side and whose student id is
     `vocabulary.match` of the teacher id (Kolesnikova et al. 2022, "match").
 
     Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
@@ -310,7 +311,7 @@ class Tokenizations:
     """Holds B texts in the teacher's tokenization and in the student's.
 
     vocabulary: maps the teacher's pieces to the student's.
-    max_length: the maximum number of tokens that the student reads of a text.
+    max_length: the maximum number of tokens of a text that the student reads.
     """
 
     texts: Sequence[str]

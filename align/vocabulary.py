@@ -64,7 +64,7 @@ class Marks:
     """Describes how a vocabulary marks where words begin or end.
 
     style: "prefix", a mark on pieces that continue a word (WordPiece, `##ing`); "blank", a mark for
-        the blank before a word (byte-level `Ġ`, Metaspace `▁`); "suffix", a mark on pieces that end
+        the space before a word (byte-level `Ġ`, Metaspace `▁`); "suffix", a mark on pieces that end
         a word (`</w>`); "none".
     mark: the mark itself.
     byte_level: pieces are bytes in the GPT-2 alphabet.

@@ -10,11 +10,10 @@ from teachonce.support.errors import UserError, suggest_path
 
 
 class StoreError(UserError):
-    """A feature store is missing, unfinished, damaged or of another version, or holds wrong
-    values.
+    """A feature store is missing, unfinished, damaged or of another version, or holds wrong values.
 
-    A message begins with the path of the store and a colon: the commands of the remedies below get
-    this path, so that they can be copied.
+    A message starts with the path of the store and a colon. The path is also written into the
+    commands of the remedies below, so that they can be copied.
     """
 
     def __init__(self, *words: object) -> None:
@@ -24,7 +23,8 @@ class StoreError(UserError):
 class Unreachable(UserError):
     """A store, or a file in it, could not be fetched over a network.
 
-    Not a StoreError: code that handles StoreError as damage must not treat a failed request so.
+    It is not a StoreError, because code that handles StoreError as damage must not treat a failed
+    request as damage.
     """
 
 
@@ -58,7 +58,7 @@ def missing(path: object) -> str:
 
 
 def command(name: str, path: object) -> str:
-    """Return a command of `feature-store` for a store, as it is typed, in backquotes."""
+    """Return a command of `feature-store` for a store, in backquotes, ready to type."""
     return f"`feature-store {name} {shlex.quote(str(path))}`"
 
 
@@ -74,7 +74,7 @@ REMEDIES = re.compile(
 
 
 def _with_path(words: object) -> str:
-    """Write the path with which a message begins into the commands of its remedy."""
+    """Insert the path with which a message starts into the commands of the message's remedy."""
     text = str(words)
     if not PLACE.search(text):
         return text

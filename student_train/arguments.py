@@ -1,5 +1,5 @@
-"""Turns the arguments of a command into TrainOptions. Values from the command line come first, then
-the recipe's, then defaults that depend on the store's teacher and features."""
+"""Turns the arguments of a command into TrainOptions. Values from the command line have priority,
+then the recipe's, then defaults that depend on the store's teacher and features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MIXED_VOCAB = "mixed-vocab"  # weights and vocabulary written by teacher-dump mi
 
 
 def stores_of(arguments: Mapping[str, Any]) -> Stores:
-    """Return the stores of a command line. They are opened on first use, once."""
+    """Return the stores of a command line. They are opened once, on first use."""
     partial = arguments.get("allow_partial") or False
     return Stores(arguments["store"], partial, arguments.get("cache") or "")
 
@@ -145,8 +145,7 @@ def _decoder_like_teacher(
 
 
 def fill_in_decoder(given: dict[str, Any]) -> None:
-    """Set the temperature of a decoder's losses to 1, and its view to the unmasked one, if none was
-    given."""
+    """Set the defaults of a decoder: temperature 1 for its losses, and the unmasked view."""
     # The text's own tokens, which a decoder learns as well, are of temperature 1. It reads the text
     # unmasked, so the teacher's states must be those of unmasked text.
     if _is_decoder(given):
@@ -155,7 +154,7 @@ def fill_in_decoder(given: dict[str, Any]) -> None:
 
 
 def of_vectors(given: Mapping[str, Any]) -> bool:
-    """Return whether the losses, given or by default, may include one of text vectors."""
+    """Return whether one of the losses, given or by default, may compare text vectors."""
     return any(loss.of_text for loss in named(given.get("loss", VECTOR_LOSS)))
 
 
@@ -171,8 +170,8 @@ def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
 def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
     """Return the losses of a training for which none were given, with their weights.
 
-    Raises UserError if these would leave out what the teacher predicts: a decoder is trained on the
-    outputs of decoders, another student on those of encoders.
+    Raises UserError if the default losses do not fit the teacher's predictions: a decoder is
+    trained on the outputs of decoders, any other student on those of encoders.
     """
     for store in stores:
         _check_direction(given, store)
@@ -183,7 +182,7 @@ def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict
 
 
 def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
-    """Raise UserError for a decoder on a store of an encoder, and the reverse."""
+    """Raise UserError for a decoder and a store of an encoder, and for the reverse."""
     decoder, taught = _is_decoder(given), predicts_next(store)
     if taught is None or taught == decoder:
         return
@@ -202,8 +201,8 @@ def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
 
 
 def predicts_next(store: FeatureStore) -> bool | None:
-    """Return whether the outputs of a store's teacher are for decoders; None if that is unknown,
-    or if it has no outputs."""
+    """Return whether the outputs of a store's teacher predict next tokens, as a decoder's; None if
+    that is unknown, or if it has no outputs."""
     features = store.features
     if features.logits:
         return features.logits.next_token

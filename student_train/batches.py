@@ -1,4 +1,4 @@
-"""The batches of `student-train`, as an IterableDataset for your own training loop."""
+"""The batches of `student-train` as a torch IterableDataset, for your own training loop."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ class StudentBatches(IterableDataset[StudentBatch]):
     vocab: a value of `--vocab`, such as `5k` or a folder, or a fast tokenizer of transformers,
         which is copied.
     device: the device of the batches. Workers of a DataLoader leave them on the CPU; call
-        `batch.to(device)`, which does nothing if the batch is there already.
+        `batch.to(device)`, which does nothing if the batch is already there.
     rank, world_size: this process and the number of processes, by default from torchrun or
         torch.distributed. Every process yields the same number of batches; the remainder is
         dropped.
     settings: the keywords of `BatchSettings`, options of `student-train` with the defaults of the
         command. Set `student` for a BiLSTM, and for a ModernBERT with text pairs.
 
-    The order, and the masks of view 0, are a pure function of (seed, epoch), whatever the number of
+    The order, and the masks of view 0, are a pure function of (seed, epoch), for any number of
     workers. `set_epoch` chooses the epoch; without it each pass is epoch 0. `len()` is the number
     of batches per epoch in this process. Public attributes: `store`, `tokenizer`, `options`,
-    `collator`. Raises UserError for an unknown setting, and for one that the store cannot serve.
+    `collator`. Raises UserError for an unknown setting, and for a setting that the store cannot
+    serve.
     """
 
     def __init__(
@@ -116,8 +117,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, from 0. It decides the order, the masks and the masked
-        view. Raises ValueError for a number below 0."""
+        """Choose the epoch of the next pass, from 0. It determines the order, the masks and the
+        masked view. Raises ValueError for a number below 0."""
         if epoch < 0:
             raise ValueError(f"epoch: expected at least 0, got {epoch}")
         self._epoch.fill_(epoch)
@@ -149,13 +150,14 @@ class StudentBatches(IterableDataset[StudentBatch]):
         )
 
     def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
-        """Yield the share of this process's batches that falls to one of its `workers`."""
+        """Yield those of this process's batches that the DataLoader worker number `worker` of
+        `workers` makes."""
         first, every = self.rank + worker * self.world_size, workers * self.world_size
         share = -(-(len(self) - worker) // workers)
         return islice(epochs.batches(self.epoch, first, every), max(0, share))
 
     def distiller(self, student: Any) -> Distiller:
-        """Make the module that computes the losses, on the device. It holds the student and the
+        """Make the module that computes the losses, on the device. It contains the student and the
         projections to the teacher's hidden size. See `Distiller.of`."""
         return Distiller.of(student, self.options, self.store).to(self.device)
 
@@ -166,7 +168,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
                 yield batch.to(self.device)
 
     def validate(self, distiller: Distiller) -> dict[str, float]:
-        """Evaluate a student on the held-out batches. Returns the figures that `student-train`
+        """Evaluate a student on the held-out batches. Return the figures that `student-train`
         reports, such as `valid_loss`, by name."""
         return evaluate(distiller, self.store, self.collator, self._held_out, self._plan)
 

@@ -1,7 +1,8 @@
-"""The losses by what they compare: `losses.states.cosine`, `losses.logits.kl`, `losses.task.ce`.
+"""The losses, grouped by what they compare: `losses.states.cosine`, `losses.logits.kl`,
+`losses.task.ce`.
 
-Each is a pure function of the student's side, the teacher's, and where needed a temperature or
-which pairs are present; its docstring says formula, shapes, normaliser and source.
+Each is a pure function of the student's side, the teacher's side and, if needed, a temperature or a
+mask of pairs. Its docstring has formula, shapes, normaliser and source.
 """
 
 from teachonce.student_train.losses import logits, maps, next_token, states, task, vectors

@@ -1,1 +1,1 @@
-"""How the tree of a store lies in files: Zarr folders and HDF5 files behind one interface."""
+"""Store the arrays of a store as files: Zarr folders and HDF5 files behind one interface."""

@@ -18,7 +18,7 @@ BLOSC_COPIED = 2  # flag: the data follow the header as they are
 
 
 class Damage(Exception):
-    """Stored bytes are damaged; the message says how, and the caller adds where they are."""
+    """Stored bytes are damaged. The message describes the damage; the caller adds the place."""
 
 
 def decoded_size(frame: Bytes) -> int:

@@ -1,7 +1,8 @@
-"""Reads and writes the objects of a bucket by obstore: S3, Google Cloud Storage, Azure.
+"""Reads and writes the objects of a bucket (S3, Google Cloud Storage, Azure) with obstore.
 
 Each method sends a request through a `Retrier`. A conditional write takes effect only if the object
-is unchanged, or absent; `put_if` raises NotImplementedError if the server supports no conditions.
+is unchanged, or does not exist yet; `put_if` raises NotImplementedError if the server does not
+support conditions.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def is_bucket(path: object) -> bool:
 
 
 class Tagged(NamedTuple):
-    """An object as read: its bytes, their tag (ETag), and its time of writing by the server's
+    """An object that was read: its bytes, its ETag, and its modification time by the server's
     clock."""
 
     data: bytes
@@ -84,7 +85,7 @@ class Bucket:
     def send(
         self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
-        """Send a request, and repeat it until it is answered."""
+        """Send a request, and retry it until the server answers."""
         return sync(self.retrier.send(what or "its objects", request, size))
 
     def read(self, name: str) -> bytes:
@@ -127,14 +128,15 @@ class Bucket:
         return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
 
     def tagged(self, name: str) -> Tagged | None:
-        """Read an object with its tag; return None if it is missing."""
+        """Read an object with its ETag; return None if it is missing."""
         try:
             return self._read(name)
         except ABSENT:
             return None
 
     def has(self, name: str) -> bool:
-        """Return whether an object exists. Reads it: an answer to HEAD names no cause."""
+        """Return whether an object exists. This reads it, because a failed HEAD request gives no
+        reason."""
         return self.tagged(name) is not None
 
     def size(self, name: str) -> int:
@@ -197,10 +199,10 @@ class Bucket:
         self._many(one, files.items())
 
     def put_if(self, name: str, data: bytes, tag: str | None) -> str | None:
-        """Write an object if its tag is `tag`, or, with None, if it does not exist.
+        """Write an object if its ETag is still `tag` or, if `tag` is None, if it does not exist.
 
-        Returns the new tag, or None if the condition is false. `data` must differ from what any
-        other process writes. Raises NotImplementedError if the server supports no conditions.
+        Returns the new ETag, or None if the condition is false. `data` must differ from what any
+        other process writes. Raises NotImplementedError if the server does not support conditions.
         """
         mode = "create" if tag is None else {"e_tag": tag}
         try:
@@ -220,7 +222,7 @@ class Bucket:
         return there.tag if there and there.data == data else None
 
     def folders(self, prefix: str = "") -> list[str]:
-        """Return the names directly under a prefix, of objects and of prefixes."""
+        """Return the names directly under a prefix: objects and deeper prefixes."""
 
         async def request() -> Any:
             return await self._obstore.list_with_delimiter_async(self.store, prefix or None)

@@ -1,9 +1,9 @@
-"""The lease of a store in a bucket: an object next to it that its writer rewrites regularly.
+"""The lease of a store in a bucket: an object next to the store that its writer rewrites regularly.
 
 It has the content of a lease on a disk (`support/lease.py`). Writes are conditional: they take
-effect only if the object is still the one that this process has read. Times are those of the
-server's clock, which dates every object. If a server supports no conditions, the last of two
-processes that take a lease at once holds it, and the first notices before it writes a part.
+effect only if the object is still the one that this process has read. Times are the server's
+modification times of objects. If a server does not support conditions and two processes take the
+lease at once, the last one holds it, and the first one notices before it writes a part.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _own: dict[str, BucketLease] = {}  # of this process, which may create a store a
 
 
 class BucketLease:
-    """The right of this process to write one store of a bucket, until `close` or its death.
+    """This process's exclusive lease to write one store of a bucket, until `close` or its death.
 
-    Raises Taken if a living process has the right, Unreachable if nothing can be written.
+    Raises Taken if a living process holds the lease, Unreachable if nothing can be written.
     """
 
     def __init__(self, url: str) -> None:
@@ -79,7 +79,7 @@ class BucketLease:
         raise UserError(f"{self.url}: {self._name} next to it comes and goes; start again")
 
     def _ignored(self) -> bool:
-        """Return whether the server ignores conditions: then it writes the lease again."""
+        """Write the lease again, and return whether the server ignores conditions."""
         again = self._bucket.put_if(self._name, self._sign(), None)
         return again is not None
 
@@ -96,7 +96,7 @@ class BucketLease:
             self._tag = self._bucket.put_if(self._name, self._sign(), self._tag)
 
     def check(self) -> None:
-        """Raise UserError if another process has taken the lease over, or it was removed."""
+        """Raise UserError if another process has taken the lease over, or if it was removed."""
         check_token(self.url, self._name, self._read(), self.token)
 
     def _read(self) -> dict[str, Any]:
@@ -132,7 +132,8 @@ def check_free(url: str) -> None:
 
 
 def _now(bucket: Bucket, name: str) -> float:
-    """Return the time by the server's clock, in seconds: that of an object that is written now."""
+    """Return the time by the server's clock, in seconds: write an object and read its modification
+    time."""
     probe = f"{name}-probe"
     bucket.write(probe, b"")
     try:

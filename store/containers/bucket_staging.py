@@ -1,9 +1,10 @@
 """Write a store into a bucket, where nothing can be renamed.
 
-What is written is made in a folder of this machine, as for a store on a disk, and then uploaded. A
-thing is there when its own zarr.json is, which comes last: that of a part publishes the part, that
-of the root begins the store, and the root with the manifest's checksum seals it. An upload that was
-torn does not count, and the next process that has the lease of the store removes its objects.
+Each part is made in a local folder, as for a store on a disk, and then uploaded. A group counts as
+written when its own zarr.json exists, which is uploaded last: the zarr.json of a part publishes the
+part, the root's starts the store, and the root's with the manifest's checksum seals it. An
+incomplete upload does not count; the next process that holds the lease of the store removes its
+objects.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class BucketStaging:
         return BucketLease(self.path)
 
     def _work(self, what: str) -> Path:
-        """Return the folder of this machine where something is made that is uploaded then."""
+        """Return the local folder in which something is made before it is uploaded."""
         return Path(tempfile.gettempdir()) / f"{self._folders}{self.mark}-{what}"
 
     def clear(self, mark: str = "") -> None:
@@ -70,7 +71,7 @@ class BucketStaging:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the objects of torn uploads; of a store without a root all objects."""
+        """Remove the objects of incomplete uploads; if the store has no root, all objects."""
         if not self.exists():
             if STARTED in self._bucket.folders():
                 left = self._bucket.under()
@@ -106,7 +107,7 @@ class BucketStaging:
         )
 
     def _upload(self, folder: Path, to: str = "") -> None:
-        """Upload all files of a folder but its own zarr.json."""
+        """Upload all files of a folder except its own zarr.json."""
         found = (file for file in sorted(folder.rglob("*")) if file.is_file())
         named = {file.relative_to(folder).as_posix(): file for file in found}
         named.pop(ROOT)
@@ -164,7 +165,7 @@ class BucketStaging:
         files.discard(folder.parent, folder.name)
 
     def _uploaded(self) -> set[int]:
-        """Return the numbers of the parts of which there are objects."""
+        """Return the numbers of the parts that have objects, complete or not."""
         with suppress(FileNotFoundError):
             found = map(part_number, self._bucket.folders("parts"))
             return {number for number in found if number is not None}

@@ -1,4 +1,5 @@
-"""The word that names the folder of a cache, `disk:DIR,SIZE`, read before anything is loaded."""
+"""Parse `disk:DIR,SIZE`, the value of `--cache` for a cache on a disk, without importing anything
+else."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.AS
 
 
 def is_disk_cache(word: str) -> bool:
-    """Return whether a word of --cache names a cache on a disk."""
+    """Return whether a value of --cache names a cache on a disk."""
     return word.startswith(PREFIX)
 
 
 def parse_disk_cache(word: str) -> tuple[Path, int]:
-    """Read folder and bytes of `disk:DIR,SIZE`. Raises UserError for any other word."""
+    """Parse `disk:DIR,SIZE` into folder and bytes. Raises UserError for any other value."""
     folder, _, size = word.removeprefix(PREFIX).rpartition(",")
     if not is_disk_cache(word) or not folder:
         raise UserError(f"--cache {word}: expected {EXPECTED}")
@@ -26,10 +27,11 @@ def parse_disk_cache(word: str) -> tuple[Path, int]:
 
 
 def parse_size(word: str, where: str) -> int:
-    """Read the bytes of a size such as 100GB, 500M or 1.5 GiB: k, M, G and T are powers
-    of 1,000, with an `i` of 1,024.
+    """Parse a size such as 100GB, 500M or 1.5 GiB into bytes: k, M, G and T are powers of 1,000;
+    with an `i`, of 1,024.
 
-    Raises UserError, which begins with `where`, for any other word and for less than a byte.
+    Raises UserError, whose message starts with `where`, for any other text and for less than a
+    byte.
     """
     found = SIZE.fullmatch(word.strip())
     if found:

@@ -1,10 +1,12 @@
-"""A bounded cache on a local disk of ranges of remote stores, shared by all processes that name it.
+"""A bounded cache, on a local disk, of byte ranges of remote stores. Any number of processes share
+it.
 
-An entry is a file: the bytes of a range, the size of the whole object, and a checksum. Its
-modification time is its last use. A process that writes or removes entries holds a lock on the
-file `lock`, so a temporary file found under the lock was left by a kill. The file `lock` also holds
-the number of bytes used. Bytes are added before they are written and subtracted after they are
-removed: even after a kill, all writers together stay within the limit. Making room counts again.
+An entry is a file: the bytes of a range, the size of the whole object, and a checksum. The file's
+modification time is the time of its last use. A process that writes or removes entries holds a lock
+on the file `lock`. So a temporary file that is found under the lock was left by a killed process.
+The file `lock` also holds the number of bytes used. Bytes are added before they are written and
+subtracted after they are removed: even after a kill, all writers together stay within the limit.
+Each eviction counts the bytes of all files again.
 """
 
 from __future__ import annotations
@@ -59,20 +61,20 @@ def taken_by(size: int) -> int:
 
 @dataclass
 class _BytesTaken:
-    """The bytes that are taken, as the file `lock` holds them while it is locked."""
+    """The number of bytes that the cache uses, as the file `lock` stores it."""
 
     file: int
     bytes: int
 
     def add(self, size: int) -> None:
-        """Write the bytes that are taken with `size` more, or less. Raises OSError."""
+        """Add `size`, which may be negative, to the number of bytes. Raises OSError."""
         self.bytes = max(0, self.bytes + size)
         os.pwrite(self.file, TOTAL.pack(self.bytes), 0)
 
 
 class DiskCache:
-    """The entries in a folder; at most `bound` bytes of disk, or what is there now where it is 0.
-    Files of other names are ignored.
+    """The entries in a folder: at most `bound` bytes on the disk; with 0, what is there now. Files
+    with other names are ignored.
 
     Raises UserError if the folder cannot be made or written to.
     """
@@ -91,12 +93,13 @@ class DiskCache:
 
     @property
     def word(self) -> str:
-        """Return the text from which `parse_disk_cache` reads it."""
+        """Return the cache as a value of `--cache`, which `parse_disk_cache` parses."""
         return f"{PREFIX}{self.folder},{self.bound}"
 
     @contextmanager
     def _counted(self) -> Iterator[_BytesTaken]:
-        """Hold the lock, and the bytes that are taken. Raises OSError."""
+        """Hold the lock inside the `with` block, and yield the number of bytes used. Raises
+        OSError."""
         file = files.open_ordinary(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if files.lock(file, wait=True) is None:
@@ -136,7 +139,8 @@ class DiskCache:
         return self.folder / f"{_entry_prefix(store, name)}.{begin}.{end}"
 
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
-        """Return whether there is such an entry, damaged or not; the disk begins to read it."""
+        """Return whether the cache has such an entry, sound or damaged, and start reading it from
+        the disk."""
         try:
             prefetch(str(self._path(store, name, begin, end)), 0, max(1, abs(end)))
         except OSError:
@@ -144,8 +148,8 @@ class DiskCache:
         return True
 
     def get(self, store: str, name: str, begin: int, end: int) -> FetchedBytes | None:
-        """Read an entry of a store, which is named by its checksum; None if there is none. A
-        damaged one is removed."""
+        """Read an entry; None if there is none. `store` is the checksum of the store. A damaged
+        entry is removed."""
         path = self._path(store, name, begin, end)
         try:
             with os.fdopen(files.open_ordinary(path), "rb") as file:
@@ -164,8 +168,8 @@ class DiskCache:
         return None
 
     def put(self, store: str, name: str, begin: int, end: int, piece: FetchedBytes) -> None:
-        """Write an entry, unless there is no room for it. If the disk fails, that is logged once
-        and nothing is written from then on."""
+        """Write an entry, unless there is no room for it. An error of the disk is logged once;
+        after it, nothing is written."""
         path = self._path(store, name, begin, end)
         size = taken_by(len(piece.data) + END.size)
         if self.full or size > self.bound:

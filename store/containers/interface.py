@@ -49,7 +49,7 @@ class RowSlices:
         self.shape, self.dtype, self.where = shape, dtype, where
 
     def decode(self, begin: int, end: int, out: Array) -> None:
-        """Fill `out` with rows begin..end, which are there. Raises Damage, OSError."""
+        """Fill `out` with rows begin..end, which exist. Raises Damage, OSError."""
         raise NotImplementedError
 
     def read(self, begin: int, end: int) -> Array:
@@ -91,8 +91,8 @@ class Flaw(NamedTuple):
     array.
 
     unknown: a file or object that the format does not define; it is never read.
-    explained_by_unknown: no damage if the store has an unknown object, as that changes the hash at
-    the end of an HDF5 file.
+    explained_by_unknown: an unknown object in the store explains the problem, because it changes
+        the hash at the end of an HDF5 file. It is reported only if there is no such object.
     """
 
     line: str
@@ -102,7 +102,7 @@ class Flaw(NamedTuple):
 
 
 class StoreSource(Protocol):
-    """A tree of groups, arrays and attributes that is read."""
+    """A tree of groups, arrays and attributes, open for reading."""
 
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
@@ -111,7 +111,7 @@ class StoreSource(Protocol):
     cache: DiskCache | None  # of fetched ranges, on a local disk
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
-        """Cache what is read of a sealed store, identified by its checksum, on a local disk; does
+        """Cache on a local disk what is read of a sealed store, identified by its checksum. Does
         nothing for a local store."""
 
     def attributes(self, group: str = "") -> dict[str, Any]:
@@ -121,8 +121,8 @@ class StoreSource(Protocol):
         """Return the sorted names directly under a group; empty if there is no such group."""
 
     def announce(self, names: Iterable[str]) -> None:
-        """Announce that small arrays of one dimension are read soon, so that they are requested at
-        once; does nothing for a local store."""
+        """Announce that small one-dimensional arrays are read soon, so that all are requested at
+        once. Does nothing for a local store."""
 
     def array(self, name: str) -> Slices:
         """Open an array by its path; its data is read later. Raises StoreError if it is missing."""
@@ -137,7 +137,8 @@ class StoreSource(Protocol):
         """Return the numbers of the first chunks (along the rows) that cannot be decoded."""
 
     def fingerprint(self, name: str) -> str | None:
-        """Return the checksum of an array's own metadata, if the format has them in a file."""
+        """Return the checksum of an array's own metadata, if the container stores them in a
+        file."""
 
     def forget(self, name: str) -> None:
         """Drop the cached bytes of an array that looks damaged: a later read fetches it again."""
@@ -158,23 +159,23 @@ class Sink(Protocol):
         """Write a whole array; returns its fingerprint (see `StoreSource.fingerprint`)."""
 
     def close(self) -> None:
-        """Finish: everything is on the disk when this returns."""
+        """Finish writing: all data are on the disk when this returns."""
 
 
 class WriteLease(Protocol):
-    """The right of this process to write a store, until `close` or its death."""
+    """This process's exclusive lease to write a store, until `close` or its death."""
 
     token: str
 
     def check(self) -> None:
-        """Raise UserError if another process has taken the right over."""
+        """Raise UserError if another process has taken the lease over."""
 
     def close(self) -> None:
         """Let other processes write; a second call does nothing."""
 
 
 class Staging(Protocol):
-    """Begin a store of one format, publish its parts and seal it, in atomic steps."""
+    """Start a store in one container, publish its parts and seal it, in atomic steps."""
 
     @property
     def path(self) -> Path | str:
@@ -192,10 +193,10 @@ class Staging(Protocol):
         """Raise Taken if a living process other than this one writes the store."""
 
     def lease(self) -> WriteLease:
-        """Take the right to write the store. Raises Taken if a living process has it."""
+        """Take the lease to write the store. Raises Taken if a living process has it."""
 
     def clear(self, mark: str = "") -> None:
-        """Remove everything under the temporary names of one writer, or of all."""
+        """Remove everything under the temporary names of one writer or, without `mark`, of all."""
 
     def clear_part(self, number: int) -> None:
         """Remove one part under the temporary names of all writers."""
@@ -210,8 +211,8 @@ class Staging(Protocol):
     def complete(
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
-        """Write the arrays named in `missing` into an unfinished store, their entries into its
-        root, and missing groups. After a kill, another call continues."""
+        """Write the arrays named in `missing` into an unfinished store, add their entries to its
+        root, and write missing groups. After a kill, another call continues."""
 
     def source(self) -> StoreSource:
         """Open the unfinished store for reading."""

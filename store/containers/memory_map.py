@@ -1,4 +1,4 @@
-"""Map files into memory for reading, and let the system read ahead."""
+"""Map files into memory for reading, and ask the operating system to read ahead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def prefetch(path: str, begin: int, size: int) -> None:
-    """Ask the system to read ahead some bytes of a file. Raises OSError."""
+    """Ask the operating system to read ahead some bytes of a file. Raises OSError."""
     if size <= 0 or not hasattr(os, "posix_fadvise"):
         return
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -42,9 +42,10 @@ def prefetch(path: str, begin: int, size: int) -> None:
 
 
 class OpenFiles(Generic[T]):
-    """The files that were mapped last, at most `limit`: a store may have thousands of parts.
+    """The most recently mapped files, at most `limit`: a store may have thousands of parts.
 
-    No lock guards it, as a fork could inherit one: two threads may open a file twice.
+    There is no lock, because a forked process could inherit it locked. So two threads may map a
+    file twice.
     """
 
     def __init__(self, limit: int = OPEN_FILES) -> None:
@@ -62,7 +63,7 @@ class OpenFiles(Generic[T]):
         return file
 
     def clear(self) -> None:
-        """Let go of all files; one in use ends with its reader."""
+        """Forget all files. A file still in use is released with its last reader."""
         self._open.clear()
 
     def __len__(self) -> int:
@@ -99,7 +100,7 @@ class FileMap:
         self.data.flags.writeable = False
 
     def prefetch(self, begin: int, size: int) -> None:
-        """Ask the system to read ahead some bytes."""
+        """Ask the operating system to read ahead some bytes."""
         start = begin // mmap.PAGESIZE * mmap.PAGESIZE
         if size:
             _libc().madvise(self._address + start, begin + size - start, mmap.MADV_WILLNEED)

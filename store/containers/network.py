@@ -82,7 +82,7 @@ BARE_REDIRECT = "redirect without LOCATION"  # obstore's words where S3 names no
 
 
 class HttpAnswer(NamedTuple):
-    """An error answer of a server: HTTP status, and the server's own code and message ("" if it
+    """The error response of a server: HTTP status, and the server's own code and message ("" if it
     sent none)."""
 
     status: int
@@ -91,15 +91,16 @@ class HttpAnswer(NamedTuple):
 
 
 class RangeIgnored(Exception):
-    """A server sends a whole object where a range of its bytes was requested."""
+    """A server sent a whole object although a range of its bytes was requested."""
 
 
 class WrongLength(OSError):
-    """More or fewer bytes came than were requested."""
+    """A server sent more or fewer bytes than were requested."""
 
 
 def http_answer(error: BaseException) -> HttpAnswer | None:
-    """Return the answer quoted in the error of a client; None if no answer came."""
+    """Return the server's response that a client's error quotes; None if the server did not
+    respond."""
     if _module(error) == "obstore" or isinstance(error, FileNotFoundError):
         return _of_obstore(str(error))
     # aiohttp; the hub's client stores the answer. The cause of an error may have a status that
@@ -129,7 +130,8 @@ def _of_obstore(text: str) -> HttpAnswer | None:
 
 
 def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
-    """Raise RangeIgnored or WrongLength unless `expected` bytes came of an object of `whole`."""
+    """Raise RangeIgnored or WrongLength unless `expected` bytes came of an object of `whole`
+    bytes."""
     if len(data) == expected:
         return
     if len(data) == whole:
@@ -265,7 +267,8 @@ class Retrier:
 
 
 def with_refetches(remote: bool, work: Callable[[], Result]) -> Result:
-    """Do work; if it reads over a network and finds damage, repeat it up to FETCHES times.
+    """Call `work`. If it reads over a network and finds damage, call it again, up to FETCHES times
+    in all.
 
     A network can flip a bit that its own checksums miss. Raises the StoreError of the last attempt.
     """
@@ -276,5 +279,5 @@ def with_refetches(remote: bool, work: Callable[[], Result]) -> Result:
 
 
 def fetch_attempts(remote: bool) -> range:
-    """Return one number for each attempt to read something that may look damaged."""
+    """Return a range with one number for each attempt at reading data that may look damaged."""
     return range(FETCHES if remote else 1)

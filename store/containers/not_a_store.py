@@ -1,4 +1,4 @@
-"""Say what a path that holds no store is instead, and what to do with it."""
+"""Describe what a path without a store is instead, and what to do with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which container a path means: the Zarr folder, HDF5 file or URL to read, and the one to write."""
+"""Choose the container of a path to read (Zarr folder, HDF5 file, URL) or to write."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def staging_of(path: str | Path) -> Staging:
 def local_staging_of(path: str | Path) -> LocalStaging:
     """Choose the format to write by the name of a store on a disk.
 
-    Raises UserError unless the name ends in .zarr or .h5, and if it belongs to anything but a
-    folder or file.
+    Raises UserError if the name does not end in .zarr or .h5, and if the path exists and is neither
+    a folder nor a file.
     """
     target = Path(path)
     if "://" in str(path):
@@ -80,8 +80,8 @@ def local_staging_of(path: str | Path) -> LocalStaging:
 
 
 def queue_of(path: str | Path) -> Path:
-    """Return the folder where processes that write one store together find its parts (FORMAT.md,
-    section 9). Raises UserError for a bucket, where there are no such folders."""
+    """Return the folder in which processes that write one store together find its parts (FORMAT.md,
+    section 9). Raises UserError for a bucket, which has no such folder."""
     if "://" in str(path):
         raise UserError(f"{path}: {NO_QUEUE}")
     whole = Path(path).resolve()

@@ -1,5 +1,5 @@
-"""Read byte ranges of remote objects: prefetched, many at once, cached in memory until they are
-released, and on a local disk while there is room."""
+"""Read byte ranges of remote objects concurrently and ahead. They are cached in memory until they
+are released, and on a local disk while there is room."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class RangeFetcher(Protocol):
     retrier: Retrier
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
-        """Read a range. Raises FileNotFoundError if there is no such object, WrongLength if other
-        bytes came."""
+        """Read a range. Raises FileNotFoundError if there is no such object, WrongLength if the
+        server sent another number of bytes."""
 
 
 class RemoteRanges:
     """Reads ranges of objects. Threads may share it; a forked process may not.
 
-    Prefetches wait for one of AT_ONCE places; other reads do not. Raises Unreachable if no answer
-    comes, FileNotFoundError if an object is missing.
+    At most AT_ONCE prefetches run at once; other reads do not wait for them. Raises Unreachable if
+    no answer comes, FileNotFoundError if an object is missing.
     """
 
     # A range is about a megabyte, not the whole array of a part: a stream mixes blocks of 8 parts
@@ -96,7 +96,7 @@ class RemoteRanges:
             raise self._failure or Unreachable(f"{self._fetch.retrier.url}: was closed") from None
 
     def _request(self, wanted: ByteRange, ahead: bool = False) -> Future[FetchedBytes]:
-        """Return the future of a range, which is requested unless it was before."""
+        """Return the future of a range, and request the range unless it was requested before."""
         with self._lock:
             if wanted not in self._ranges:
                 fetched = self._fetched(wanted, ahead)
@@ -142,8 +142,8 @@ class RemoteRanges:
                 self._drop(waiting)
 
     def _hold(self, wanted: ByteRange, piece: FetchedBytes) -> None:
-        """Count a range that has arrived, and drop those that were read longest ago. The lock is
-        held."""
+        """Count a range that has arrived, and drop the least recently read ones. The caller holds
+        the lock."""
         self._sizes[wanted] = len(piece.data)
         self._bytes += len(piece.data)
         for old in list(self._ranges) if self._bytes > MEMORY else ():
@@ -153,7 +153,7 @@ class RemoteRanges:
                 self._drop(old)
 
     def _drop(self, old: ByteRange) -> None:
-        """Release the memory of a range. The lock is held."""
+        """Release the memory of a range. The caller holds the lock."""
         self._ranges.pop(old, None)
         self._unread.discard(old)
         self._bytes -= self._sizes.pop(old, 0)
@@ -172,7 +172,8 @@ class RemoteRanges:
             self._writer.submit(self._disk.forget, self._store, name).result()
 
     def close(self) -> None:
-        """Release the memory, cancel requests, and wait until what arrived is on the disk."""
+        """Release the memory, cancel requests, and wait until the disk cache has stored what
+        arrived."""
         self._cancel(None)
         with self._lock:
             for each in list(self._ranges):

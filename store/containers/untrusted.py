@@ -1,4 +1,4 @@
-"""Checks of untrusted stores: no link out of the store, no array that exhausts the memory."""
+"""Checks of untrusted stores: no link leads out of the store, and no array exhausts the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word counts of a corpus: `--mask-words rare` masks rare words more often by them.
+"""Word counts of a corpus, with which `--mask-words rare` masks rare words more often.
 
 See FORMAT.md, section 6.
 """
@@ -57,8 +57,8 @@ class WordCounts:
 
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
-        """Read and check the counts of an unfinished store, as `stored` does; None also if they are
-        listed but missing."""
+        """Read and check the counts of an unfinished store as `stored` does. Also returns None if
+        they are listed but missing."""
         with closing(staging_of(path).source()) as source:
             if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):
                 return None

@@ -71,11 +71,12 @@ class LogitsSpec:
     """The tier of the stored logits.
 
     tier: `topk`, `sample` or `head`.
-    size: the number of best logits K, the number of random draws, or the width of the head's input.
+    size: the number of best logits K, the number of random draws, or the size of the head's input.
     next_token: row t is the teacher's distribution of token t + 1 (causal teachers).
-    observed: the log-probability of token t + 1 itself is stored, whether it is a best one or not.
-    cap: the teacher's logits are cap * tanh(z / cap) of the head's outputs z (Gemma); None if they
-        are z. Only in tier `head`: the probabilities of other tiers are of capped logits.
+    observed: the log-probability of token t + 1 itself is stored, even if it is not among the K
+        best.
+    cap: the teacher's logits are cap * tanh(z / cap), where z is the head's output (Gemma); None if
+        they are z. Only in tier `head`: the other tiers store probabilities of capped logits.
     """
 
     tier: str
@@ -104,7 +105,7 @@ class LogitsSpec:
             )
 
     def capped(self, outputs: Any, xp: Any = np) -> Any:
-        """Return the teacher's logits for outputs of its head, arrays of `xp` (numpy or torch)."""
+        """Return the teacher's logits for outputs of its head: arrays of `xp` (numpy or torch)."""
         return outputs if self.cap is None else self.cap * xp.tanh(outputs / self.cap)
 
     def to_json(self) -> dict[str, Any]:
@@ -197,12 +198,12 @@ class TaskSpec:
 
     @property
     def outputs(self) -> str:
-        """Group of a view that has the teacher's logits of the task."""
+        """Return the path, in a view, of the group with the teacher's task logits."""
         return TASKS[self.kind][1]
 
     @property
     def later_number(self) -> int | None:
-        """Return the number of `later_label`."""
+        """Return the label id of `later_label`."""
         if self.kind != "tagging" or self.later_label not in self.labels:
             return None
         return self.labels.index(self.later_label)
@@ -227,15 +228,15 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """One vector of each sequence, computed from the plain text (view 0).
+    """One vector for each sequence, computed from the plain text (view 0).
 
     width: number of elements W.
     pooling: how the teacher pools its states, described for people.
-    prompt: the teacher's prompt; every text of the store begins with it.
+    prompt: the teacher's prompt; every text of the store starts with it.
     normalised: the vectors have length 1.
     parallel: the teacher encoded another text, such as a translation, which is not stored.
 
-    Raises StoreError for other types and sizes.
+    Raises StoreError for values of another type or size.
     """
 
     width: int
@@ -269,9 +270,9 @@ class Features:
     """The features that every part of a store holds.
 
     width: hidden size D. vocabulary: vocabulary size V. form: index into `forms_of(codec)`.
-    context: each sequence has the number of its first tokens that only give context, as they are
-        tokens of the sequence before.
-    learn: each token has a mark whether students are trained on it.
+    context: for each sequence, the number of its first tokens that only give context is stored:
+        these tokens also end the previous sequence.
+    learn: for each token it is stored whether students are trained on it.
     """
 
     views: int = 1
@@ -330,7 +331,7 @@ class Features:
         return forms_of(self.codec)[self.form]
 
     def in_codec(self, codec: str) -> Features:
-        """Return the same features with another codec, in the form that is written."""
+        """Return the same features with another codec, in the form that is written today."""
         return self if codec == self.codec else replace(self, codec=codec, form=0)
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ def making_command(identity: Mapping[str, Any]) -> str:
     """Return the command that made a store, for error messages.
 
     A copy has the identity of its source, so `feature-store convert` is always listed as well. An
-    empty identity is a lost one.
+    empty identity means that the identity was lost.
     """
     if not identity:
         return "`teacher-dump`, `feature-store merge` or `feature-store convert`, as it was typed"
@@ -33,7 +33,7 @@ def making_command(identity: Mapping[str, Any]) -> str:
 
 
 def corpora(corpus: Any) -> Iterator[Any]:
-    """Yield each corpus whose text a store has, given the `corpus` of its identity.
+    """Yield each corpus whose text a store has, given the entry `corpus` of its identity.
 
     A grown store has the corpora of the store that it grew from, then its own. A merged store has
     the corpora of all its stores.
@@ -74,7 +74,8 @@ def format_runs(runs: Iterable[Run]) -> str:
 
 
 def parse_runs(text: object) -> list[Run]:
-    """Parse the text that `format_runs` writes, and skip any other: a store is untrusted input."""
+    """Parse the text that `format_runs` writes, and ignore any other text: a store is untrusted
+    input."""
     found = []
     for run in text.split(",") if isinstance(text, str) else ():
         first, _, last = run.partition("-")

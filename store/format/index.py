@@ -59,10 +59,10 @@ def _page(parts: Sequence[Part], lengths: Sequence[Array], columns: list[str]) -
 def write_index(
     parts: Iterable[tuple[Part, Array]], features: Features, write: Write
 ) -> dict[str, Any]:
-    """Write the index of parts; return the entry of the index in the manifest.
+    """Write the index of parts; return its entry for the manifest.
 
-    parts: in ascending order of their numbers, each with its sequences' lengths, of `length_dtype`.
-    One page of parts is in memory at a time.
+    parts: in ascending order of their numbers, each with the lengths of its sequences, of
+        `length_dtype`. One page of parts is in memory at a time.
     """
     columns, entries = columns_of(features), dict[str, Entry]()
     # `array`: 8 MB for a million parts, where a list of ints takes more than four times that.
@@ -128,7 +128,7 @@ class IndexedParts(Sequence[Part]):
     """
 
     def __init__(self, listed: object, features: Features, where: str, read: Read) -> None:
-        """Read `first` alone.
+        """Read only `first`.
 
         `read` returns the values of an array after it has checked them against an entry. Raises
         StoreError if the index is damaged.
@@ -270,6 +270,6 @@ class IndexedParts(Sequence[Part]):
 
 
 def _hex_digests(row: Array) -> list[str]:
-    """Return the hexadecimal checksums of a row."""
+    """Return a row of the index as hexadecimal checksums, one for each array of a part."""
     text, size = row.tobytes().hex(), 2 * DIGEST
     return [text[place : place + size] for place in range(0, len(text), size)]

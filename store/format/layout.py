@@ -28,8 +28,8 @@ EMBEDDING = "sequence/embedding"
 
 
 def part_number(name: str) -> int | None:
-    """Return the number of the part with this name in the group `parts`; None for a name that no
-    part has, such as "01"."""
+    """Return the number of the part with this name in the group `parts`; None if no part can have
+    this name, such as "01"."""
     number = int(name) if name.isdecimal() else -1
     # Also leaves out digits of other scripts, which `isdecimal` and `int` accept.
     return number if str(number) == name else None
@@ -49,7 +49,7 @@ def groups_above(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One stored array: dtype, shape and compression.
+    """The dtype, shape and compression of one stored array.
 
     Arrays `per_token` have chunks of a number of tokens, all others of a number of bytes.
     """
@@ -79,7 +79,8 @@ class ArraySpec:
 class Counts:
     """Sizes of a part.
 
-    squares: the sum of L^2 over its sequences. spans, draws: masked words and sampled ids, by view.
+    squares: the sum of L^2 over its sequences of length L. spans, draws: the numbers of masked
+        words and of sampled ids in each view.
     """
 
     sequences: int

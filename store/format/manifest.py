@@ -28,7 +28,7 @@ DAMAGED = f"the store is damaged: {REPAIR}"
 
 @contextmanager
 def suggest_repair() -> Iterator[None]:
-    """Replace the remedy of StoreErrors in the block by `feature-store repair`."""
+    """Replace the remedy of each StoreError in the `with` block by `feature-store repair`."""
     try:
         yield
     except StoreError as error:  # `feature-store verify` cannot open such a store either
@@ -155,7 +155,8 @@ class Manifest:
 
     @cached_property
     def text_key(self) -> str:
-        """Hash of the checksums of all texts, in order: 32 hexadecimal digits of SHA-256."""
+        """Return a hash of the checksums of all texts, in order: 32 hexadecimal digits of
+        SHA-256."""
         digest = hashlib.sha256()
         for part in self.parts:
             for name in ("text/utf8", "sequence/text_start"):
@@ -173,7 +174,7 @@ class Manifest:
         return found.hexdigest()
 
     def _checksums(self) -> Iterator[list[str]]:
-        """Yield lists, never empty, of JSON `path: checksum` of all arrays, sorted by path."""
+        """Yield non-empty lists of `path: checksum`, as JSON, of all arrays, sorted by path."""
         names = sorted(self.arrays)
         middle = bisect(names, "parts/")
         before, after = names[:middle], names[middle:]
@@ -188,7 +189,8 @@ class Manifest:
             yield [_line(name, self.arrays[name]) for name in after]
 
     def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:
-        """Return the stored bytes. `index`, if given, is written in place of the list of parts."""
+        """Return the manifest as it is stored. `index`, if given, is written in place of the list
+        of parts."""
         # Sorted: the manifest must not depend on the order in which parts were published.
         in_order = sorted(self.parts, key=lambda p: p.number)
         value: dict[str, Any] = {
@@ -253,9 +255,9 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
 
 
 def read_entries(value: object, where: str) -> dict[str, Entry]:
-    """Check and read the entries of the arrays outside the parts. Raises StoreError.
+    """Check and read the entries of the arrays outside the parts.
 
-    Each name must be a harmless path under `teacher` or `calibration`.
+    Raises StoreError for a name that is not a path of plain names under `teacher` or `calibration`.
     """
     if not isinstance(value, Mapping):
         raise StoreError(f"{where}: the list of arrays is not a JSON object; {DAMAGED}")

@@ -31,7 +31,7 @@ def split_pair(text: str, separator: str | None, where: str) -> tuple[str, ...]:
 
 
 def tokenizer_inputs(texts: list[str], separator: str | None, where: str) -> list[Any]:
-    """Return the input of a tokenizer's `encode_batch` for stored texts: texts, or pairs.
+    """Return stored texts as the input of a tokenizer's `encode_batch`: texts, or pairs.
 
     Raises StoreError as `split_pair` does.
     """
@@ -41,7 +41,8 @@ def tokenizer_inputs(texts: list[str], separator: str | None, where: str) -> lis
 
 
 def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
-    """Return the offsets of an encoding in the stored text: int32 [T, 2], 0 for special tokens."""
+    """Return the offsets of an encoding in the stored text: int32 [T, 2], (0, 0) for special
+    tokens."""
     offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     if separator is not None:  # tokenizers count the characters of the second text from 0 again
         second = np.array([number == 1 for number in encoding.sequence_ids], bool)

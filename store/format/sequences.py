@@ -31,13 +31,14 @@ class Sequences:
 
     texts: [n].
     document: [n], number of the document in the corpus.
-    document_begin: [n], character of the document where the sequence begins.
-    hard_cut: bool [n], the sequence begins inside a word.
+    document_begin: [n], character of the document at which the sequence starts.
+    hard_cut: bool [n], the sequence starts inside a word.
     token_ids: [N].
     offsets: [N, 2], half-open spans in characters of the text; 0, 0 for special tokens.
     special: bool [N].
     gold: labels [n] or tags [N] of a store with a task, -1 for none; None if there are none at all.
-    context: [n], the number of first tokens of each that only give context; None for none.
+    context: [n], for each sequence the number of its first tokens that only give context; None if
+        no sequence has any.
     learn: bool [N], the tokens that students are trained on; None for all.
     """
 
@@ -123,7 +124,7 @@ def encode_sequences(
 def _encode_marks(
     given: Sequences, token_start: Array, features: Features, where: str
 ) -> dict[str, Array]:
-    """Return the arrays that say which tokens students are trained on. Raises StoreError."""
+    """Return the arrays that mark the tokens that students are trained on. Raises StoreError."""
     lengths, found = np.diff(token_start), dict[str, Array]()
     if features.context:
         zeros = np.zeros(len(lengths), np.int32)
@@ -171,7 +172,8 @@ def _encode_gold(
 
 
 def wrong_gold(task: TaskSpec, gold: Array, special: Array) -> Array:
-    """Mark gold numbers that are no label, and tags of special tokens: bool, shaped as `gold`."""
+    """Mark gold numbers that are not a label id, and tags of special tokens: bool, shaped as
+    `gold`."""
     bad = (gold < -1) | (gold >= len(task.labels))
     return bad | (special & (gold != -1)) if task.kind == "tagging" else bad
 

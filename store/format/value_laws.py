@@ -1,4 +1,5 @@
-"""The laws of values: which stored numbers a teacher can have computed (FORMAT.md, section 6).
+"""Check the laws of values: the limits on numbers that a teacher can have computed (FORMAT.md,
+section 6).
 
 `find_violation` checks one array, in less time than it takes to read it. The other functions
 compare several arrays.
@@ -36,7 +37,8 @@ class Violation(NamedTuple):
     leaf: str = ""
 
     def leaf_of(self, name: str) -> str:
-        """Return the path of the array, given the path `name` of one that was compared."""
+        """Return the path of the array that breaks the law, given the path `name` of an array
+        compared with it."""
         return f"{name.rpartition('/')[0]}/{self.leaf}" if self.leaf else name
 
 
@@ -95,7 +97,7 @@ def _out_of_range(
 
 
 def row_violation(values: Array) -> Violation | None:
-    """Return the first row with NaN or infinity, or of which the sum of squares is over LARGEST."""
+    """Return the first row that has NaN or infinity, or whose sum of squares exceeds LARGEST."""
     if _squares_are_finite(values):
         return None
     if found := _first_row(~np.isfinite(values), "is NaN or infinite"):
@@ -107,12 +109,12 @@ def row_violation(values: Array) -> Violation | None:
 
 
 def all_finite(values: Array) -> bool:
-    """Return whether there is neither NaN nor infinity among the values."""
+    """Return whether no value is NaN or infinite."""
     return _squares_are_finite(values) or bool(np.isfinite(values).all())
 
 
 def _squares_are_finite(values: Array) -> bool:
-    """Return whether all values are finite, and their sum of squares, too."""
+    """Return whether all values and their sum of squares are finite."""
     if values.dtype == np.float16:  # 2^20 squares of float16 are far below LARGEST
         bits = np.bitwise_and(values.view(np.uint16), np.uint16(MINUS_ZERO - 1))
         return not bits.size or int(bits.max()) < HALF_INFINITE
@@ -122,7 +124,7 @@ def _squares_are_finite(values: Array) -> bool:
 
 
 def calibration_problem(mean: Floats, deviation: Floats) -> str:
-    """Return what is wrong with a mean and a deviation [D] of hidden states; "" for nothing."""
+    """Describe what is wrong with the mean and deviation [D] of hidden states; "" if nothing is."""
     if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
         return "is not finite with deviations over 0"
     found = row_violation(np.stack([mean, deviation]))
@@ -187,7 +189,7 @@ def mass_violation(
 ) -> Violation | None:
     """Check that probabilities [N, K] and `rest` [N], both as logs, sum to 1 within MASS_SLACK.
 
-    `errors` are the largest encoding errors of both; within them a sum may deviate further.
+    `errors` are the largest encoding errors of both. The sum may deviate further by these errors.
     """
 
     def total(sign: int) -> Array:
@@ -207,7 +209,8 @@ def mass_violation(
 
 
 def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
-    """Return the first row [K] that has an id twice. Places of log-probability -inf are empty."""
+    """Return the first row [K] that has an id twice. Entries with log-probability -inf are
+    empty."""
     size = ids.shape[1]
     # Empty places repeat the best id (FORMAT.md, section 6), so each gets a number that no id has.
     behind = np.arange(size, dtype=np.int64) + 2**32
@@ -249,9 +252,9 @@ def bound_by_kept(following: Array, ids: Array, logprobs: Floats) -> tuple[Array
 def observed_violation(
     features: Features, tokens: Array, lengths: Array, observed: Array, kept: tuple[Array, ...]
 ) -> Violation | None:
-    """Check `observed` [N], stored, for sequences of `lengths`, against their `tokens` [N].
+    """Check the stored `observed` [N] of sequences of `lengths` against their `tokens` [N].
 
-    kept: ids and log-probabilities [N, K] of tier `topk`, stored; empty for other tiers.
+    kept: the stored ids and log-probabilities [N, K] of tier `topk`; empty for other tiers.
     """
     level, last = features.level, np.cumsum(lengths) - 1
     with np.errstate(all="ignore"):

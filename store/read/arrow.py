@@ -41,7 +41,7 @@ Values = Callable[[Batch], Any]
 class Column:
     """One column of the table.
 
-    per: what each value belongs to.
+    per: what one value belongs to: a token, a sequence, ...
     description: the meaning of a cell, for people.
     values: returns the values of a batch: an array with one number, or `width` numbers, for each
         `per`; a list if `dtype` is str. Masked elements become null cells.
@@ -109,7 +109,7 @@ def _lists(start: Array, values: Any) -> Any:
 class Table:
     """The rows of a store, in its order, in batches that fit into memory.
 
-    about: JSON for the schema's metadata under `teachonce`.
+    about: JSON for the schema's metadata under the key `teachonce`.
     columns: names of the columns, in order; None for all.
     floats: float32 or float16, the type of states, maps, vectors and inputs of the head.
 
@@ -236,7 +236,7 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
 
 
 def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
-    """Read an array of consecutive sequences that batches do not have."""
+    """Read an array that batches do not have, for the consecutive sequences of a batch."""
     found, first, after = [], int(batch.index[0]), int(batch.index[-1]) + 1
     while first < after:
         part, position = index.locate(first)

@@ -27,9 +27,9 @@ Stamp = tuple[int, int, int]
 
 
 class ChangeWatch:
-    """Compares a store with the store that was opened, by the checksum at its root.
+    """Detects by the checksum in the root whether a store is still the store that was opened.
 
-    An unfinished store is not watched, as it grows.
+    An unfinished store is not watched, because it grows.
     """
 
     def __init__(self, source: StoreSource, attributes: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class ChangeWatch:
 
     @contextmanager
     def reporting_changes(self) -> Iterator[None]:
-        """Check for changes after the block, and if it raises StoreError."""
+        """Check for changes after the `with` block, and also if the block raises StoreError."""
         try:
             yield
         except StoreError:

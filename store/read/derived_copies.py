@@ -1,5 +1,5 @@
-"""List the copies of a store's text that our commands make, so that `feature-store forget` removes
-or names them.
+"""List the copies of a store's text that commands of this package make, so that `feature-store
+forget` removes or names them.
 
 Each line of a list is a JSON object. For a store on a disk, the list is `.NAME.derived` next to it.
 A second list is in the user's cache folder, named by the hash of the store's text. It is used if
@@ -54,8 +54,9 @@ def _user_list(text: str) -> Path:
 def record_copy(
     path: str, manifest: Manifest, kind: str, target: str | Path, checksum: str = ""
 ) -> None:
-    """Add a line to the list of the store at `path`, unless it is there; call it before anything is
-    written to `target`. A list that cannot be written is no error: that is logged, once."""
+    """Add a line to the list of the store at `path`, unless the list has it. Call this before
+    anything is written to `target`. If the list cannot be written, no error is raised; that is
+    logged once."""
     text, place = manifest.text_key, str(target)
     local = "://" not in place and kind != "hub"
     place = os.path.abspath(place) if local else redacted(place)
@@ -109,7 +110,8 @@ def _add(file: Path, entry: DerivedCopy) -> None:
 
 
 def _lines(file: Path) -> Iterator[DerivedCopy]:
-    """Yield the lines of a list; skip invalid lines, as a kill may have truncated one."""
+    """Yield the lines of a list. Invalid lines are skipped, because a kill may have truncated
+    one."""
     for line in _read(file).decode("utf-8", "replace").splitlines():
         entry = _entry(line)
         if entry is not None:
@@ -148,10 +150,8 @@ def recorded_copies(path: str | Path, text: str) -> list[DerivedCopy]:
 
 
 def carry_over(path: str | Path, text: str, entries: Collection[DerivedCopy]) -> None:
-    """Add entries to both lists of a store whose text key has changed to `text`.
-
-    So a later `forget` finds them, too. A list that cannot be written is left unchanged.
-    """
+    """Add entries to both lists of a store whose text key has changed to `text`, so that a later
+    `forget` finds them, too. A list that cannot be written is left unchanged."""
     with suppress(OSError):
         for entry in entries:
             _add(list_of(path), entry)

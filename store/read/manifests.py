@@ -42,7 +42,7 @@ from teachonce.support.console import counted, takes_option
 
 @contextmanager
 def garbage_collection_off() -> Iterator[None]:
-    """Turn the garbage collector off in the block."""
+    """Turn Python's garbage collector off inside the `with` block."""
     # Thousands of parts are a million objects, none of them garbage. The collector would take
     # longer to visit them again and again than it takes to create them.
     collects = gc.isenabled()
@@ -202,7 +202,8 @@ def _own_entry(source: StoreSource, number: int, shapes: PartShapes) -> Part:
 def published_parts(
     source: StoreSource, features: Features, numbers: Iterable[int] | None = None
 ) -> Iterator[Part]:
-    """Yield the parts of an unfinished store: those of `numbers`, or all in ascending order.
+    """Yield the parts of an unfinished store: the parts with these `numbers`, or all in ascending
+    order.
 
     Raises StoreError if the entry of a part cannot be read.
     """
@@ -222,7 +223,7 @@ def part_numbers(source: StoreSource) -> list[int]:
 
 
 def unfinished_error(source: StoreSource) -> StoreError:
-    """Return the error for an unfinished store: how many parts it has, and how to go on."""
+    """Return the error for an unfinished store: how many parts it has, and how to continue it."""
     there = part_numbers(source)
     # A single process writes the parts in order, so a gap in the numbers is a part that was lost.
     in_order = source.remote or not queue_of(source.path).exists()
@@ -244,9 +245,9 @@ def unfinished_error(source: StoreSource) -> StoreError:
 def readable_manifest(
     source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> tuple[Manifest, dict[int, StoreError]]:
-    """Make a manifest from the entries in the parts' own attributes.
+    """Make a manifest from the entries in the attributes of the parts.
 
-    Also returns the errors of parts whose entries cannot be read, by number.
+    Also returns, by part number, the errors of the parts whose entries cannot be read.
     """
     parts, unreadable, shapes = [], {}, PartShapes(features)
     for number in part_numbers(source):
@@ -260,7 +261,7 @@ def readable_manifest(
 
 
 def missing_outside(source: StoreSource) -> set[str]:
-    """Return the names of arrays outside the parts that a store lists but does not have.
+    """Return the names of arrays outside the parts that a store lists but lacks.
 
     `feature-store repair` quarantined them, or they were lost.
     """
@@ -278,7 +279,8 @@ def calibration_paths(name: str) -> tuple[str, str]:
 
 
 def read_calibration(source: StoreSource) -> Calibration | None:
-    """Read (mean, deviation) of every hidden state of an unfinished store; None if one is missing.
+    """Read (mean, deviation) of every hidden state of an unfinished store; None if an array is
+    missing.
 
     Raises StoreError if a checksum differs.
     """

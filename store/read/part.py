@@ -23,7 +23,8 @@ DAMAGED = f"the store is damaged: {VERIFY}"
 
 
 def checksum(array: Slices) -> str:
-    """Return the hexadecimal SHA-256 of an array, as in the manifest; reads slices of rows."""
+    """Return the hexadecimal SHA-256 of an array, as in the manifest. The array is read some rows
+    at a time."""
     found = hashlib.sha256()
     row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     # A multiple of the rows of a chunk, so that no chunk is decoded twice.
@@ -49,9 +50,10 @@ class PartReader:
     ) -> None:
         """Open no array yet.
 
-        lengths: int [n], tokens of each sequence by the manifest; None if the manifest has none.
+        lengths: int [n], the number of tokens of each sequence in the manifest; None if the
+            manifest has none.
         cache_policy: which arrays stay in memory after their first read.
-        watch: makes reads raise StoreError soon after the store was rewritten.
+        watch: makes reads raise StoreError soon after another process rewrites the store.
         """
         self._explaining = watch.reporting_changes if watch else nullcontext
         self._source, self.part, self.features = source, part, features
@@ -87,12 +89,12 @@ class PartReader:
         return array
 
     def read(self, name: str, begin: int, end: int) -> Array:
-        """Read rows begin..end of an array, not decoded."""
+        """Read rows begin..end of an array as stored, without decoding them."""
         with self._explaining():
             return self.array(name).read(begin, end)
 
     def all(self, name: str) -> Array:
-        """Read a whole array, not decoded. Raises StoreError if its checksum differs."""
+        """Read a whole array as stored. Raises StoreError if its checksum differs."""
 
         def read() -> Array:
             values = self.read(name, 0, self._specs[name].shape[0])
@@ -142,8 +144,8 @@ class PartReader:
 
     @cached_property
     def sequence_start(self) -> Array:
-        """Return int64 [n + 1], 0..n, where the row of each sequence begins in arrays of
-        sequences."""
+        """Return int64 [n + 1], 0..n: the first row of each sequence in arrays with one row for
+        each sequence."""
         return np.arange(self.part.counts.sequences + 1)
 
     @cached_property
@@ -159,15 +161,15 @@ class PartReader:
 
     @cached_property
     def document(self) -> Array:
-        """Return int64 [n], document of each sequence."""
+        """Return int64 [n], the document number of each sequence."""
         return self.all("sequence/document")
 
     def mask_start(self, view: int, begin: int, end: int) -> Array:
-        """Return int64 [end - begin + 1], where the masked words of sequences begin..end start."""
+        """Return int64 [end - begin + 1], the first masked word of each of sequences begin..end."""
         return self._ragged(f"view{view}/mask/start", begin, end, self.part.counts.spans[view])
 
     def draw_start(self, view: int, begin: int, end: int) -> Array:
-        """Return int64 [end - begin + 1], where the sampled ids of tokens begin..end start."""
+        """Return int64 [end - begin + 1], the first sampled id of each of tokens begin..end."""
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
 
     def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:
@@ -184,7 +186,8 @@ class PartReader:
         return start
 
     def texts(self, begin: int, end: int, chosen: Array | None = None) -> list[str]:
-        """Read the texts of sequences begin..end; "" for a sequence not in `chosen`, bool [n]."""
+        """Read the texts of sequences begin..end; "" for a sequence that `chosen`, bool [n], leaves
+        out."""
         start = self.text_start[begin : end + 1]
         data = self.read("text/utf8", int(start[0]), int(start[-1])).tobytes()
         left, right = start[:-1] - start[0], start[1:] - start[0]

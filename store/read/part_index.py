@@ -46,7 +46,8 @@ class PartIndex:
         return int(self.first[-1])
 
     def part(self, place: int) -> PartReader:
-        """Open the part at a place, which is not its number."""
+        """Open the part with index `place` in the manifest. A part's number may differ from its
+        index."""
         with self._opening:
             part = self._parts.pop(place, None)
             if part is None:
@@ -62,7 +63,8 @@ class PartIndex:
             return part
 
     def set_cache(self, cache_policy: CachePolicy | None) -> None:
-        """Choose the arrays to cache from their first use on; None, the initial state: no array."""
+        """Choose the arrays to cache at their first use; None, the initial state, caches no
+        array."""
         with self._opening:
             self._cache_policy = cache_policy
             # The cache of an array ends with its part, so none is closed.
@@ -70,7 +72,7 @@ class PartIndex:
             self._parts.clear()
 
     def close(self) -> None:
-        """Close the open parts; a read opens them again."""
+        """Close the open parts; a later read opens them again."""
         self._parts.clear()
 
     def specs(self) -> dict[str, ArraySpec]:
@@ -79,7 +81,7 @@ class PartIndex:
         return part_arrays(self.features, self._entries[0].counts)
 
     def part_of(self, index: ArrayLike) -> Array:
-        """Return the places of the parts that contain these sequences."""
+        """Return for each of these sequences the index of its part."""
         return np.asarray(np.searchsorted(self.first, index, "right") - 1)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
@@ -88,7 +90,7 @@ class PartIndex:
         return self.part(place), index - int(self.first[place])
 
     def lengths(self, begin: int, end: int) -> Array:
-        """Return int64 [end - begin]: tokens of sequences begin..end of one part."""
+        """Return int64 [end - begin]: the numbers of tokens of sequences begin..end of one part."""
         if self._known is not None:
             return np.asarray(self._known[begin:end], np.int64)
         place = int(self.part_of(begin))
@@ -98,11 +100,11 @@ class PartIndex:
         return self._lengths[place][begin - first : end - first].astype(np.int64)
 
     def all_lengths(self) -> Array:
-        """Return int64 [n]: tokens of all sequences."""
+        """Return int64 [n]: the numbers of tokens of all sequences."""
         return self._lengths_of_parts(0, len(self._entries))
 
     def _lengths_of_parts(self, low: int, high: int) -> Array:
-        """Return int64: tokens of the sequences of parts low..high."""
+        """Return int64: the numbers of tokens of all sequences of parts low..high."""
         edges = self.first[low : high + 1].tolist()
         if self._known is not None:
             return np.asarray(self._known[edges[0] : edges[-1]], np.int64)

@@ -92,7 +92,8 @@ def _broken_masks(part: PartReader, view: int, lengths: Array) -> list[str]:
 
 
 def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:
-    """Return a line for each array that breaks a law by itself, by its name. Reads slices."""
+    """Return, by array name, a line for each array that breaks a law by itself. Arrays are read
+    some rows at a time."""
     found = {}
     for name in part.names():
         if name in BY_TEXT:
@@ -135,7 +136,8 @@ def line_of_token(part: PartReader, name: str, row: int, what: str) -> str:
 
 
 def check_offsets(part: PartReader) -> None:
-    """Raise StoreError unless a part's ids lie in the vocabulary and its offsets in the texts."""
+    """Raise StoreError unless a part's token ids are in the vocabulary and its offsets in the
+    texts."""
     texts = part.texts(0, part.part.counts.sequences)
     lengths = np.array([len(text) for text in texts], np.int64)
     for line in _broken_tokens(part, lengths):
@@ -162,7 +164,7 @@ def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
 
 
 def _edges(part: PartReader) -> list[int]:
-    """List the edges of runs of sequences of about ROWS tokens each."""
+    """List where to divide a part into runs of whole sequences of about ROWS tokens each."""
     tokens = range(0, part.part.counts.tokens, ROWS)
     firsts = np.unique(np.searchsorted(part.token_start[:-1], tokens, "right") - 1)
     return [*firsts.tolist(), part.part.counts.sequences]
@@ -217,8 +219,8 @@ def _maps(part: PartReader, path: str, first: int, last: int) -> Violation | Non
 
 
 def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
-    """List a part's problems with pairs: each text has one separator, which no token or masked
-    word covers."""
+    """List the problems of a part of pairs: each text must have one separator, outside of all
+    tokens and masked words."""
     separator = part.features.separator
     if separator is None:
         return []
@@ -254,9 +256,10 @@ def _broken_task(part: PartReader) -> list[str]:
 
 
 def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
-    """List a part's problems with its embedding.
+    """List the problems of a part's embeddings.
 
-    If the features say `normalised`, vectors have length 1. Every text begins with the prompt.
+    If the features say `normalised`, vectors must have length 1. Every text must start with the
+    prompt.
     """
     if (spec := part.features.embedding) is None:
         return []

@@ -1,7 +1,7 @@
 """Decide from a tokenizer.json alone whether its time and memory are proportional to its input.
 
-A tokenizer with a step that is not on these lists is not plain, and runs in a process with bounds
-(`stored_tokenizer.within_bounds`). So a kind that is missing here costs time, not safety.
+A tokenizer with a step that these lists lack is not plain, and runs in a process with bounds
+(`stored_tokenizer.within_bounds`). So a missing entry here costs time, not safety.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ PROCESSORS = frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "Tem
 
 
 class _NotPlain(ValueError):
-    """A repeated key, of which JSON readers take different ones, or an unlisted step."""
+    """A tokenizer has an unlisted step, or a repeated JSON key, which readers resolve
+    differently."""
 
 
 def is_plain(data: bytes) -> bool:
@@ -136,7 +137,7 @@ def _fit(texts: Any, characters: int) -> bool:
 
 
 def _dense(vocabulary: Any, added: list[Settings]) -> bool:
-    """Return whether nearly every id up to the highest has a piece."""
+    """Return whether nearly every id up to the highest one has a token."""
     numbers = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
     every = [*numbers, *(token["id"] for token in added)]
     limit = 2 * (len(vocabulary) + len(added)) + SPARE_IDS

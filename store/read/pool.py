@@ -33,13 +33,14 @@ RAGGED_BYTES = 64  # of a token's masked words and draws, estimated upwards
 
 
 class Buffers:
-    """Named arrays that grow and are reused: fresh memory costs more time than the copy."""
+    """Named arrays that grow and are reused, because allocating fresh memory takes longer than the
+    copy."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array of this shape with arbitrary content."""
+        """Return an array of this shape with uninitialised content."""
         held = self._arrays.get(name)
         if held is None or held.dtype != dtype or len(held) < shape[0]:
             # A copy into fresh memory runs at 2.5 GB/s, into used memory at 8. The eighth saves
@@ -70,12 +71,12 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The subset of a pool's sequences that is read from some of its arrays.
+    """The subset of a pool's sequences that is read of some arrays.
 
-    runs: [m, 2], places begin..end among the pool's n sequences.
-    number: [n], the place of each of the pool's sequences in the excerpt.
-    token_start, square_start: where each sequence of the excerpt begins in arrays of tokens, and in
-        attention maps.
+    runs: [m, 2], half-open ranges of positions among the pool's n sequences.
+    number: [n], the position in the excerpt of each of the pool's sequences.
+    token_start, square_start: the first row of each sequence of the excerpt in arrays with a row
+        for each token, and in attention maps.
     """
 
     runs: Array
@@ -85,7 +86,7 @@ class Excerpt:
 
     @property
     def sequence_start(self) -> Array:
-        """Return where each sequence begins in an array with one row for each sequence."""
+        """Return the first row of each sequence in arrays with one row for each sequence."""
         return np.arange(len(self.token_start))
 
     @classmethod
@@ -114,7 +115,7 @@ class Pool:
     """The requested arrays of some blocks, concatenated over sequences, not decoded.
 
     Sequences are in the order of the store; `place` [n] maps the order of the given blocks to it.
-    An `excerpt` of each array is read.
+    Of each array, only an `excerpt` is read.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class Pool:
     ) -> None:
         """Read nothing yet.
 
-        batches: places, in the order of the blocks, of the sequences that will be requested; None
-            for all.
+        batches: positions, in the order of the blocks, of the sequences that will be requested;
+            None for all.
         """
         features = parts.features
         self._index, self.features, self.view = parts, features, view
@@ -172,7 +173,7 @@ class Pool:
     def excerpt(self, name: str) -> Excerpt:
         """Return the excerpt of an array that is read.
 
-        It has the requested sequences, and those between them that would be decoded anyway.
+        It has the requested sequences, and the sequences between them that are decoded in any case.
         """
         if name in self._sequence_names:
             return self._excerpt(False, self._index.grain)
@@ -185,7 +186,8 @@ class Pool:
         return self._excerpt(False, self._index.grain // RAGGED_BYTES)
 
     def _excerpt(self, squares: bool, gap: int) -> Excerpt:
-        """Return the excerpt without gaps of at least `gap` tokens, or `squares`, within a part."""
+        """Return the excerpt that skips gaps of at least `gap` tokens (or `squares` map entries)
+        within a part."""
         if self._requested is None:
             # One excerpt, of everything, serves all arrays.
             squares, gap = False, 0
@@ -203,11 +205,12 @@ class Pool:
 
     @cached_property
     def _parts(self) -> list[tuple[PartReader, int]]:
-        """Return for each run its part, which remains open, and where the run begins there."""
+        """Return for each run its part, which stays open, and the position in the part at which the
+        run starts."""
         return [self._index.locate(begin) for begin, _ in self._runs]
 
     def _located(self, excerpt: Excerpt) -> Iterator[tuple[PartReader, int, int]]:
-        """Yield the runs of an excerpt: part, and begin..end there."""
+        """Yield the runs of an excerpt as part, begin, end: sequences begin..end of the part."""
         places = np.searchsorted(self._edges, excerpt.runs[:, 0], "right") - 1
         shifts = self._edges[places]
         for place, (begin, end) in zip(
@@ -217,7 +220,8 @@ class Pool:
             yield part, first + begin, first + end
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
-        """Yield what to read: part, array, its rows in the part, and its rows in the pool."""
+        """Yield what to read: part, name of the array, its rows in the part, and its rows in the
+        pool."""
         names = [*self._token_names, *self._map_names, *self._sequence_names]
         alike = dict[int, tuple[Excerpt, list[str]]]()
         for name in names:
@@ -234,13 +238,13 @@ class Pool:
                 done = after
 
     def _starts(self, part: PartReader, name: str) -> Array:
-        """Return where the rows of each sequence of a part begin in an array."""
+        """Return the first row of each sequence of a part in an array."""
         if name in self._map_names:
             return part.square_start
         return part.sequence_start if name in self._sequence_names else part.token_start
 
     def _edges_of(self, excerpt: Excerpt, name: str) -> Array:
-        """Return where the rows of each sequence of an excerpt begin in an array of the pool."""
+        """Return the first row of each sequence of an excerpt in an array of the pool."""
         if name in self._map_names:
             return excerpt.square_start
         return excerpt.sequence_start if name in self._sequence_names else excerpt.token_start
@@ -270,7 +274,7 @@ class Pool:
                 part.array(name).prefetch(rows.start, rows.stop)
 
     def _open(self) -> None:
-        """Open all arrays that are read, many at once, arrays of positions first."""
+        """Open all arrays that are read, concurrently; arrays of positions come first."""
         names = [
             "sequence/document", *self._ragged_names, *self._token_names, *self._map_names,
             *self._sequence_names,
@@ -288,8 +292,8 @@ class Pool:
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
         """Check the laws of each single array. Raises StoreError, which names the token.
 
-        lawful: by names of arrays, the sequences of the store that passed before, bool [n]. So
-            later epochs are not checked again.
+        lawful: for each array name, bool [n]: the sequences of the store that passed before, so
+            that later epochs do not check them again.
         """
         arrays = self.token | self.maps | self.sequence
         seen = lawful.setdefault(tuple(arrays), np.zeros(len(self._index), bool))
@@ -304,7 +308,8 @@ class Pool:
         seen[asked] = True
 
     def _place(self, name: str, law: Violation) -> tuple[PartReader, str]:
-        """Return the part that a violation is in, and a line with its place there."""
+        """Return the part with a violation, and a line that describes the violation and its
+        place."""
         draws = self.draw_start if name.endswith(("/logits/ids", "/logits/counts")) else None
         row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged
         if draws is not None:
@@ -321,7 +326,8 @@ class Pool:
         raise AssertionError(name)
 
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
-        """Start to check the pool's arrays, whole, in the parts of share `share` of `shares`."""
+        """Start to check whole arrays of the pool's parts: only parts in share number `share` of
+        `shares`."""
         here = f"view{self.view}"
         groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
         names = {*self._token_names, *self._map_names, *self._sequence_names}
@@ -331,7 +337,7 @@ class Pool:
                 check.submit(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:
-        """Read all arrays into the buffers; over a network, several at once."""
+        """Read all arrays into the buffers; for a remote store, several at once."""
         if not self._index.remote:
             self._read(buffers, map)
             return
@@ -387,10 +393,10 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the texts of the `ragged` excerpt, read on first use: not every training needs
+        """Return the texts of the `ragged` excerpt, read at first use, as not every training needs
         them.
 
-        "" for sequences that are not requested.
+        Sequences that are not requested have "".
         """
         found: list[str] = []
         asked = np.ones(len(self.ragged.token_start) - 1, bool)

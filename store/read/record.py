@@ -21,14 +21,14 @@ SHOWN = 16  # tokens of a record in a notebook
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits of T tokens; the tier determines which fields are set.
+    """Logits of T tokens. The tier determines which fields are set.
 
     topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability of all other ids).
     sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.
     head: values float32 [T, D], the input of the frozen LM head.
-    All: log_partition float32 [T] (logsumexp of the raw logits).
-    observed: float32 [T], the log-probability of token t + 1 in row t, and -inf in the last row of
-        a sequence; None if the store has none (see `LogitsSpec`).
+    All tiers: log_partition float32 [T] (logsumexp of the raw logits).
+    observed: float32 [T], in row t the log-probability of token t + 1; -inf in the last row of a
+        sequence. None if the store has none (see `LogitsSpec`).
     """
 
     tier: str
@@ -96,9 +96,9 @@ def decode_logits(features: Features, read: Callable[[str], Array], start: Array
 
 
 def learnt_tokens(context: Array | None, learn: Array | None, lengths: Array) -> Array | None:
-    """Return bool [N], the tokens of sequences of `lengths` [B] that students are trained on.
+    """Return bool [N]: which tokens of sequences of `lengths` [B] students are trained on.
 
-    context: [B], numbers of first tokens that are not. learn: bool [N]. None if both are None.
+    context: [B], numbers of first tokens that are left out. learn: bool [N]. None if both are None.
     """
     if context is None:
         return learn
@@ -212,12 +212,12 @@ class Record:
 
     @cached_property
     def document_begin(self) -> int:
-        """Return the character of the document where the sequence begins."""
+        """Return the character of the document at which the sequence starts."""
         return int(self._one("document_begin"))
 
     @cached_property
     def hard_cut(self) -> bool:
-        """Return whether the sequence begins inside a word."""
+        """Return whether the sequence starts inside a word."""
         return bool(self._one("hard_cut"))
 
     @cached_property
@@ -248,14 +248,14 @@ class Record:
 
     @cached_property
     def context(self) -> int:
-        """Return the number of first tokens that only give context: the sequence before has them,
-        too."""
+        """Return the number of first tokens that only give context: they also end the previous
+        sequence."""
         return int(self._one("context")) if self.features.context else 0
 
     @cached_property
     def learn(self) -> Array | None:
-        """Return bool [T], tokens that are marked to be learnt; None if the store has no such
-        marks."""
+        """Return bool [T], the tokens that students are trained on; None if the store does not mark
+        them."""
         return self.part.read(LEARN, *self.tokens) if self.features.learn else None
 
     @cached_property

@@ -63,12 +63,12 @@ def open_store(
 
     allow_partial: read the published parts of an unfinished store.
     storage_options: passed to fsspec.
-    cache: such as `disk:/scratch/cache,100GB`. Stores what is read from a finished store behind a
-        URL in this folder, up to this size; processes may share it.
+    cache: for a finished store behind a URL, `disk:/scratch/cache,100GB` stores what is read in
+        this folder, up to this size; processes may share it.
 
     Raises StoreError if the store is missing, unfinished, of another version, or damaged;
-    Unreachable if a network does not answer; UserError for a cache of another form or that cannot
-    be written.
+    Unreachable if a network does not answer; UserError if `cache` has another form or its folder
+    cannot be written.
     """
     disk_cache = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
     source = open_source(path, storage_options)
@@ -104,7 +104,7 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
 class FeatureStore(Sequence[Record]):
     """A store that is open for reading: a sequence of records, one for each sequence of the corpus.
 
-    Raises StoreError soon after another process rewrote the store.
+    Reads raise StoreError soon after another process has rewritten the store.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class FeatureStore(Sequence[Record]):
     ) -> None:
         """Read the calibration if `calibrated`.
 
-        Without it, a store with a damaged calibration can be opened; hidden states cannot be
-        decoded.
+        Without calibration, a store whose calibration is damaged can be opened, but its hidden
+        states cannot be decoded.
         """
         self.source, self.path = source, source.path
         self.features, self.manifest = features, manifest
@@ -177,7 +177,8 @@ class FeatureStore(Sequence[Record]):
         return tuple(n.removeprefix(begin) for n in self.manifest.arrays if n.startswith(begin))
 
     def part(self, place: int) -> PartReader:
-        """Open the part at a place, which is not its number."""
+        """Open the part with index `place` in the manifest. A part's number may differ from its
+        index."""
         return self._index.part(place)
 
     def cache_arrays(self, chosen: Callable[[str], bool] | None) -> None:
@@ -192,11 +193,11 @@ class FeatureStore(Sequence[Record]):
         return self._index.locate(index)
 
     def lengths(self, begin: int, end: int) -> Array:
-        """Return int64 [end - begin], tokens of sequences begin..end of one part."""
+        """Return int64 [end - begin], the numbers of tokens of sequences begin..end of one part."""
         return self._index.lengths(begin, end)
 
     def all_lengths(self) -> Array:
-        """Return int64 [n], tokens of all sequences."""
+        """Return int64 [n], the numbers of tokens of all sequences."""
         return self._index.all_lengths()
 
     def __len__(self) -> int:
@@ -225,7 +226,7 @@ class FeatureStore(Sequence[Record]):
     def texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
         """Yield the texts of all sequences in order, or of `blocks`, which are rows of `blocks()`.
 
-        Reads part by part.
+        Reads one part at a time.
         """
         edges = self.manifest.first
         parts = np.stack([edges[:-1], edges[1:]], axis=1)
@@ -248,9 +249,10 @@ class FeatureStore(Sequence[Record]):
         return check_finite(np.concatenate(found), f"{self.path}: {EMBEDDING}")
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
-        """Yield texts as `texts` does; for a store of pairs, the first and the second of each.
+        """Yield texts as `texts` does; for a store of pairs, both texts of each pair, one after the
+        other.
 
-        Raises StoreError for a text that is no pair.
+        Raises StoreError for a text that is not a pair.
         """
         for text in self.texts(blocks):
             yield from split_pair(text, self.features.separator, self.path)
@@ -275,19 +277,22 @@ class FeatureStore(Sequence[Record]):
     ) -> Iterator[Batch]:
         """Yield every sequence of the blocks once, in batches.
 
-        The order is a pure function of (blocks, seed, epoch). Arrays are valid until the next one.
+        The order is a pure function of (blocks, seed, epoch). The arrays of a batch are valid until
+        the next batch.
 
-        batch_tokens: a batch has B * longest <= batch_tokens. A longer sequence is a batch alone.
+        batch_tokens: a batch has B * longest <= batch_tokens. A longer sequence is a batch of its
+            own.
         blocks: rows of `blocks()`; None for all.
         features: one or several of hidden, logits, attention, task, embedding; None for all.
         check: check the laws of values (FORMAT.md, section 6), and compare each array with its
             checksum in a thread when its part is first read. Damage raises StoreError, at the end
-            of the epoch at the latest. With `every`, one of `every` parts is compared; behind a
-            URL none, as its arrays would be fetched twice.
-        more: `view` (0); `shuffle` (true); `pool_blocks` (64), the blocks that are shuffled
-            together; `batch_texts`, the sequences of a batch, in place of `batch_tokens`; `skip`
-            (0) and `every` (1): skip the first `skip` batches without reading them, then yield
-            every `every`-th. Rows between are read only if they share a compressed chunk.
+            of the epoch at the latest. With `every`, one of `every` parts is compared; for a store
+            behind a URL none, as its arrays would be fetched twice.
+        more: `view` (0); `shuffle` (true); `pool_blocks` (64), the number of blocks that are
+            shuffled together; `batch_texts`, the number of sequences in a batch, in place of
+            `batch_tokens`; `skip` (0) and `every` (1): skip the first `skip` batches without
+            reading them, then yield every `every`-th. Sequences that are skipped are read only if
+            they share a compressed chunk with others.
         """
         kinds, views = KINDS if features is None else names_of(features), self.features.views
         rows = self._blocks(blocks)
@@ -303,11 +308,11 @@ class FeatureStore(Sequence[Record]):
         view: int = 0,
         features: str | Sequence[str] | None = None,
     ) -> Iterator[Batch]:
-        """Yield a batch for each int64 [B] of sequence numbers, in this order.
+        """Yield one batch for each int64 [B] of sequence numbers, in this order.
 
-        `features` as for `stream`; arrays are valid until the next batch. Each sequence is read by
-        itself: call `cache_arrays` first to read much of a store this way. Raises StoreError for a
-        number out of range.
+        `features` is as for `stream`. The arrays of a batch are valid until the next batch. Each
+        sequence is read by itself: to read much of a store this way, call `cache_arrays` first.
+        Raises StoreError for a number out of range.
         """
         kinds = KINDS if features is None else names_of(features)
         return self._streamer.gather(batches, view, kinds)
@@ -411,8 +416,8 @@ class FeatureStore(Sequence[Record]):
         return load_tokenizer(data, where, written_with.get("tokenizers"))
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
-        """Read a stored JSON object of the teacher, such as config.json. Raises StoreError if it
-        is none."""
+        """Read a stored JSON object of the teacher, such as config.json. Raises StoreError if it is
+        not a JSON object."""
         return json_object(self.teacher_file(name), f"{self.path}: {name} in it")
 
     def teacher_weights(self) -> Mapping[str, Array]:
@@ -459,7 +464,7 @@ class FeatureStore(Sequence[Record]):
         return html_table(self.path, [row for row in rows.items() if row[1] != ""])
 
     def close(self) -> None:
-        """Close open files and free memory; a read opens them again."""
+        """Close open files and free memory; a later read opens them again."""
         self.source.close()
         self._streamer.close()
         self._index.close()

@@ -29,7 +29,7 @@ def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Toke
     """Load the content of a tokenizer.json, with padding and truncation turned off.
 
     A tokenizer that is not plain is first loaded in a process with bounds. Raises StoreError if it
-    cannot be loaded there or here.
+    cannot be loaded in that process or in this one.
     """
     if not bounded.inside and not is_plain(data):
         try:
@@ -125,10 +125,10 @@ def within_bounds(
 def encoded(
     tokenizer: Any, texts: list[str], where: str, separator: str | None = None
 ) -> list[Any]:
-    """Tokenise texts, or the pairs of texts that a separator divides; return their encodings.
+    """Tokenise texts, or pairs of texts that `separator` divides; return their encodings.
 
-    Raises StoreError for more tokens than a text can have, for a text that is no pair, and if the
-    library fails.
+    Raises StoreError for more tokens than a text can have, for a text that is not a pair, and if
+    the `tokenizers` library fails.
     """
     inputs = tokenizer_inputs(texts, separator, where)
     try:

@@ -88,7 +88,7 @@ class StoredVectors:
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences with N tokens, flat. Arrays are valid until the next batch.
+    """B sequences with N tokens, flat. The arrays of a batch are valid until the next batch.
 
     index, document: int64 [B], numbers of the sequences and of their documents.
     start: int64 [B + 1], first token of each sequence.
@@ -98,9 +98,9 @@ class Batch:
     attention: by name, float32 [sum L^2], concatenated row-major maps, decoded on access.
     labels, tags: gold labels int32 [B] or tags [N] of a store with a task, -1 for none; else None.
     class_logits, tag_logits: the teacher's, float32 [B, C] or [N, C]; else None.
-    vectors: of a store with an embedding, decoded by `embedding`; else None.
-    learnt: bool [N], the tokens that students are trained on; None for all. Others only give
-        context, or are marks and turns of a chat that are not to be learnt.
+    vectors: text vectors of a store that has them, as stored; `embedding` decodes them. Else None.
+    learnt: bool [N], the tokens that students are trained on; None for all. The other tokens only
+        give context, or are marks and turns of a chat that students are not trained on.
     stored: the same arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them on
         another device with the codecs of `level`.
     """
@@ -146,13 +146,13 @@ class Batch:
         return len(self.index)
 
     def __repr__(self) -> str:
-        """Return the sizes: the arrays would fill screens."""
+        """Return only the sizes, as the arrays would fill screens."""
         tokens = counted(len(self.token_ids), "token")
         return f"<Batch: {counted(len(self), 'sequence')}, {tokens}>"
 
 
 class Streamer:
-    """Makes streams of a store. Streams that have ended leave their buffers for the next one.
+    """Makes streams of a store. A stream that has ended leaves its buffers to the next one.
 
     A stream raises StoreError soon after the store was rewritten; see `ChangeWatch`.
     """
@@ -219,7 +219,8 @@ class Streamer:
         seen[batch.index] = True
 
     def _read_near(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
-        """Read each pool from a disk on request; prefetch the next one while it is used."""
+        """Read each pool from a disk when it is needed, and prefetch the next one while it is
+        used."""
         taken = self._spare_buffers()
         ahead = ThreadPoolExecutor(1, "read-ahead")  # prefetching takes time, too
         try:
@@ -237,8 +238,8 @@ class Streamer:
             self._spare.append(taken)
 
     def _read_far(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
-        """Read each pool over a network while the previous one is used, and request the following
-        pools, some AHEAD bytes, meanwhile."""
+        """Read each pool over a network while the previous one is used. Meanwhile request the
+        following pools, up to about AHEAD bytes."""
         reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
         taken = [Buffers(), Buffers()]
         asked: deque[tuple[PoolBatches, Future[None]]] = deque()
@@ -277,7 +278,8 @@ class Streamer:
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def _spare_buffers(self) -> Buffers:
-        """Return buffers for a pool. Batches copy from them, so streams can share them in turn."""
+        """Return buffers for a pool. Batches are copies, so streams can use the same buffers one
+        after the other."""
         try:
             return self._spare.pop()
         except IndexError:
@@ -372,7 +374,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
 
 
 def _vectors(features: Features, stored: Mapping[str, Array]) -> StoredVectors | None:
-    """Return the vectors among the stored arrays; None if they were not read."""
+    """Return the text vectors among the stored arrays; None if they were not read."""
     spec, codec = features.embedding, features.level.embedding
     if spec is None or f"{EMBEDDING}/{codec.names[0]}" not in stored:
         return None

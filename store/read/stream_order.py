@@ -18,7 +18,7 @@ BATCHES_OF_POOL = 8  # batches of a pool, if their size is a number of texts
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names that may be given as one text."""
+    """Return names as a list; a single name may be given as a text."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
@@ -72,7 +72,8 @@ class StreamOrder:
             )
 
     def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield the blocks of each pool, and its batches as positions among their sequences."""
+        """Yield the blocks of each pool, and its batches as positions among the sequences of these
+        blocks."""
         rows = self.blocks
         if self.shuffle:
             # Blocks, not sequences: of compressed arrays 10,000 to 50,000 tokens a second can be

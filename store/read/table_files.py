@@ -106,7 +106,8 @@ def dataset_of(
 
 
 def rows_name(content: str, schema: pa.Schema) -> str:
-    """Return the name, without suffix, of the Arrow file of a store's content in a schema."""
+    """Return the name, without suffix, of the Arrow file that caches a store's content with this
+    schema."""
     key = json.dumps([content, schema.names, str(schema)])
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 

@@ -1,1 +1,1 @@
-"""The work of the commands of `feature-store`: verify, repair, copy, merge, info, show."""
+"""Implements the commands of `feature-store`: verify, repair, copy, merge, info, show."""

@@ -29,7 +29,7 @@ from teachonce.support.errors import ANOTHER, UserError
 
 
 def contents_of(part: PartReader, chosen: Array | None = None) -> tuple[Counts, dict[str, Array]]:
-    """Read counts and arrays of a part; only its `chosen` sequences (bool [n]) if given.
+    """Read counts and arrays of a part; if `chosen` (bool [n]) is given, only of these sequences.
 
     Raises StoreError for an array that does not match its checksum.
     """
@@ -64,7 +64,7 @@ def selected(
 def _ragged(
     name: str, kind: str, arrays: Mapping[str, Array], lengths: Array, rows: Mapping[str, Array]
 ) -> tuple[Array, Array]:
-    """Return where the rows of each sequence or token start in an array, and which to take."""
+    """Return the first row of each sequence or token in an array, and which of these to copy."""
     group = name.rpartition("/")[0]
     if kind == "byte":
         return arrays["sequence/text_start"], rows["sequence"]
@@ -99,11 +99,11 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
 def take_part(
     writer: StoreWriter, number: int, store: FeatureStore, place: int, chosen: Array | None
 ) -> None:
-    """Publish the part at index `place` of `store` as part `number`, unless it is published.
+    """Publish part `place` of `store` as part `number`, unless it is published.
 
-    chosen: bool [n], the sequences to copy; None: all. A whole part of a Zarr folder on the same
-    disk is hard-linked, and its values are not read. Raises StoreError for an array that does not
-    match its checksum.
+    place: index of the part in the manifest of `store`. chosen: bool [n], the sequences to copy;
+        None for all. A whole part of a Zarr folder on the same disk is hard-linked, and its values
+        are not read. Raises StoreError for an array that does not match its checksum.
     """
     if number in writer.published:
         return
@@ -137,8 +137,8 @@ def begin_copy(
 ) -> StoreWriter:
     """Start, or continue, a store with everything that `store` holds outside its parts.
 
-    numbers: the parts that it will have. words: whether to copy the word counts. Raises UserError
-    if it was started as a copy of another store.
+    numbers: the part numbers of the new store. words: whether to copy the word counts. Raises
+        UserError if the new store was started as a copy of another store.
     """
     weights = store.teacher_weights()
 
@@ -196,7 +196,8 @@ def _check_copied(
     writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
     documents: int,
 ) -> None:  # fmt: skip
-    """Compare checksums of a published part with its source; not of arrays that encoding alters."""
+    """Compare checksums of a published part with its source, except for arrays that were encoded
+    again."""
     # Stores of equal identity may have unequal parts: a merge leaves out the arguments that differ,
     # and a GPU may have rounded otherwise.
     published, part = writer.published_part(number).arrays, store.part(place)
@@ -230,10 +231,10 @@ def convert(
     storage_options: dict[str, Any] | None = None,
     progress: Progress = iter,
 ) -> None:
-    """Copy a sealed store to `target` (.zarr or .h5), perhaps in a codec with more error.
+    """Copy a sealed store to `target` (.zarr or .h5), if requested in a codec with a larger error.
 
     Copies one part at a time: memory is bounded by a part. After a stop, another call continues.
-    Raises UserError if the codec would claim less error than the store has, StoreError if the
+    Raises UserError if the codec claims a smaller error than the store has, StoreError if the
     source is damaged.
     """
     store = open_store(source, storage_options=storage_options)
@@ -264,9 +265,9 @@ def upload(
 
     The root's `zarr.json`, which marks a store as sealed, is sent last: after a kill every reader
     refuses the copy, and another call copies it again. The size of each file is checked after it is
-    sent. The source is verified first; unknown files in it are not copied. Raises UserError for a
-    source that is no such folder and for a target that exists, StoreError if the source is damaged
-    or a file arrived truncated, Unreachable if the target does not answer or refuses.
+    sent. The source is verified first; unknown files in it are not copied. Raises UserError if the
+    source is not a sealed Zarr folder or the target exists, StoreError if the source is damaged or
+    a file arrived truncated, Unreachable if the target does not answer or refuses.
     """
     with closing(open_store(source)) as store:
         if not isinstance(store.source, ZarrSource) or "://" in str(source):

@@ -1,4 +1,4 @@
-"""Open a damaged store by what is left of it, and report the problems found in a store."""
+"""Open a damaged store by its sound metadata, and report the problems found in a store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Problem:
     """One problem of a store, as a line for a person.
 
     part: number of its part; None outside the parts. array: path of an array whose values are lost.
-    group: path of a group whose metadata are wrong; they can be derived from the rest of the store.
+        group: path of a group whose metadata are wrong; they can be derived from the rest of the
+        store.
     """
 
     line: str
@@ -73,7 +74,8 @@ class Report:
         return [flaw.line for flaw in self.unknown_flaws]
 
     def damaged_parts(self) -> set[int]:
-        """Return the numbers of the parts that have lost values: only their arrays hold these."""
+        """Return the numbers of the parts that have lost values, which nothing else in the store
+        holds."""
         return {p.part for p in self.found if p.part is not None and p.group is None}
 
     def lost_outside(self) -> set[str]:
@@ -118,11 +120,11 @@ class Report:
 
 @dataclass
 class Opened:
-    """A store that may be damaged; its calibration is not read.
+    """A store that may be damaged. Its calibration is not read.
 
-    attributes: of the root, derived from the rest if they were lost. found: the problems that a
-    normal reader would have raised. manifest, checksum: as they were sealed, if known; a derived
-    manifest that matches one of them equals the lost one.
+    attributes: of the root, derived from the rest of the store if they were lost. found: the
+        problems that a normal reader would raise. manifest, checksum: of the sealed store, if
+        known; a derived manifest that matches one of them equals the lost one.
     """
 
     store: FeatureStore
@@ -139,9 +141,9 @@ class Opened:
 def open_damaged(
     path: str | Path, storage_options: dict[str, Any] | None = None, allow_partial: bool = True
 ) -> Opened:
-    """Open a store by its manifest or, if that is damaged, by the entries of its parts.
+    """Open a store by its manifest or, if that is damaged, by the entries in its parts.
 
-    Raises StoreError if these do not suffice, if a URL cannot be read, or if the store is
+    Raises StoreError if the entries do not suffice, if a URL cannot be read, or if the store is
     unfinished and `allow_partial` is false.
     """
     source = _source(path, storage_options)
@@ -188,8 +190,8 @@ def _opened(source: StoreSource, allow_partial: bool) -> Opened:
 def _own_manifest(
     source: StoreSource, attributes: dict[str, Any]
 ) -> tuple[Manifest, list[Problem]]:
-    """Return the manifest built from the entries that the parts carry, and a problem for each part
-    without a readable entry."""
+    """Return a manifest built from the entries in the parts' own attributes, and a problem for each
+    part without a readable entry."""
     features = check_root(attributes, source.path)
     manifest, unreadable = readable_manifest(source, attributes, features)
     return manifest, [
@@ -199,9 +201,9 @@ def _own_manifest(
 
 
 def _salvaged(source: StoreSource, error: StoreError) -> Opened:
-    """Open a sealed store that a normal reader refuses with `error`, by the rest of its metadata.
+    """Open a sealed store that a normal reader refuses with `error`, by its other metadata.
 
-    Raises `error` if these do not suffice.
+    Raises `error` if the other metadata do not suffice.
     """
     try:
         root = source.attributes()

@@ -80,8 +80,8 @@ def _sequences(part: PartReader, task: TaskSpec | None) -> Iterator[tuple[int, b
 
 
 def document_texts(store: FeatureStore) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the documents of a store, put together from their sequences, without
-    the prompt; windows that overlap are laid over one another."""
+    """Yield (number, text) of the documents of a store, joined from their sequences, without the
+    prompt. The overlap of two windows occurs once."""
     prompt = store.features.embedding.prompt if store.features.embedding else ""
     for number, pieces in groupby(_pieces(store), itemgetter(0)):
         whole = ""

@@ -1,9 +1,9 @@
 """Remove documents from a store permanently: the parts that hold them are written again.
 
-A Zarr store is unchanged while the new parts are written next to the old ones. Then its root is
-marked as unfinished, with the list of parts to replace. Readers refuse it until these are replaced
-and it is sealed again. An HDF5 file is written again next to the old one, and replaces it by one
-rename.
+While the new parts of a Zarr store are written next to the old ones, the store is unchanged. Then
+its root is marked as unfinished, with the list of parts to replace. Readers refuse it until the
+parts are replaced and the store is sealed again. An HDF5 file is written again next to the old one,
+and replaces it by one rename.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Forgotten:
     """The result of `forget`.
 
     documents, sequences: the numbers removed. unknown: requested documents that were not found.
-    shared: number of parts whose files another store shares. removed: caches of the text that were
-    deleted. text: text key of the store before (see `Manifest.text_key`).
+        shared: the number of parts whose files another store shares. removed: caches of the text
+        that were deleted. text: text key of the store before the call (see `Manifest.text_key`).
     """
 
     documents: int
@@ -98,12 +98,13 @@ def forget(
 ) -> Forgotten:
     """Remove documents from a sealed store on a disk; the others retain their numbers.
 
-    wanted: returns the documents, given the open store. request: identifies the call; after a kill,
-    another call with the same one continues. before: called with the open store before anything is
-    changed.
-    Raises UserError for documents that the store does not have (unless `missing_ok`), if none would
-    be left, and if a quarantine folder of `repair` exists; StoreError for an unfinished or damaged
-    store. The store is unchanged then.
+    wanted: returns the documents, given the open store.
+    request: identifies the call; after a kill, another call with the same one continues.
+    before: called with the open store before anything is changed.
+
+    Raises UserError for documents that the store does not have (unless `missing_ok`), if no
+    document would remain, and if a quarantine folder of `repair` exists; StoreError for an
+    unfinished or damaged store. In these cases the store is unchanged.
     """
     if "://" in str(path):
         raise UserError(
@@ -141,8 +142,8 @@ def forget(
 class _Removal:
     """What to remove from an open store.
 
-    numbers: of the documents. remaining: by the index of each affected part, bool [n]: the
-    sequences that remain.
+    numbers: document numbers. remaining: for each affected part, by its index, bool [n]: the
+        sequences that remain.
     """
 
     store: FeatureStore
@@ -186,9 +187,10 @@ def _find_removal(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Rem
 
 
 def _find_documents(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
-    """Return the numbers of the documents to forget, and the descriptions of those not found.
+    """Return the numbers of the documents to forget, and the descriptions of documents that were
+    not found.
 
-    Numbers that were forgotten before are in neither.
+    Documents that were forgotten earlier are in neither list.
     """
     found, unknown = set[int](), list[str]()
     if wanted.numbers:
@@ -213,8 +215,8 @@ def _find_documents(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list
 def _find_keys(
     documents: Iterator[tuple[int, Any]], keys: Collection[Any], found: set[int]
 ) -> set[Any]:
-    """Add to `found` the numbers of documents that have one of the keys; return the keys of
-    these documents."""
+    """Add to `found` the numbers of documents that have one of `keys`; return the keys that were
+    found."""
     present = set()
     for number, key in documents:
         if key in keys:
@@ -298,8 +300,10 @@ def _unsealed(staging: ZarrStaging, plan: _Removal) -> dict[str, Any]:
 
 
 def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None:
-    """Finish a Zarr store whose root lists parts to replace; returns the request and its result.
-    Returns None for any other store."""
+    """Finish a Zarr store whose root lists parts to replace; return the request and its result.
+
+    Returns None for any other store.
+    """
     attributes = StoreWriter.peek(staging.path)
     journal = attributes.get(FORGETTING) if attributes else None
     if not isinstance(staging, ZarrStaging) or attributes is None or journal is None:

@@ -1,4 +1,4 @@
-"""Describe what a store holds, for people and as JSON, and the bytes that it takes."""
+"""Describe what a store holds, for people and as JSON, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
 
 
 def stored_rows(path: Path, spec: ArraySpec, rows: int) -> int:
-    """Return the number of rows on the disk of an array with `rows` rows."""
+    """Return the number of rows on the disk of an array with `rows` rows, the last chunk filled
+    up."""
     # Chunks that are not compressed are written whole.
     if not spec.per_token or spec.packing is not None:
         return rows
@@ -131,11 +132,11 @@ def read_by_default(features: Features) -> set[str]:
 
 
 def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> str:
-    """Describe in a line the features that no default loss reads, and the options that leave them
-    out of a dump; "" if there are none.
+    """Describe in a line the features that no default loss reads, and the options with which a dump
+    omits them; "" if there are none.
 
-    sizes: the bytes of each kind of feature; None for those on the disk, or of a store behind a
-        URL those before compression.
+    sizes: the bytes of each kind of feature. None: the bytes on the disk or, for a store behind a
+        URL, before compression.
     """
     if sizes is None:
         sizes = _encoded(store) if "://" in store.path else _on_disk(Path(store.path))[1]
@@ -214,7 +215,7 @@ def _hidden(features: Features) -> str:
 
 
 def _by_feature(about: Mapping[str, Any]) -> list[str]:
-    """Return a table of bytes per token by feature: before compression and, if the store is on this
+    """Return a table of bytes per token by feature: before compression and, for a store on this
     machine, on the disk."""
     encoded, disk = about["bytes_per_token_encoded"], about["bytes_by_feature"]
     rows = {kind: [f"{size:>9.2f}"] for kind, size in encoded.items()}
@@ -294,7 +295,7 @@ def _sources(corpus: Any) -> Iterator[str]:
 
 
 def _pairs(values: Any) -> str:
-    """Join `name value` pairs; cut hashes, and leave out None."""
+    """Join pairs as `name value`. Hashes are cut, and None is omitted."""
     if not isinstance(values, Mapping):
         return str(values)
     return ", ".join(

@@ -40,7 +40,7 @@ FREE = frozenset(
 
 
 def facts(store: FeatureStore) -> dict[str, Any]:
-    """Return the identity, and the teacher's configuration in place of its hash."""
+    """Return the identity of a store, with the teacher's configuration in place of its hash."""
     files = store.teacher_files()
     config = store.teacher_settings("config.json") if "config.json" in files else {}
     return {**store.identity, "config": config}
@@ -49,13 +49,17 @@ def facts(store: FeatureStore) -> dict[str, Any]:
 def fact_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """Return the `differences` of what `facts` gives. The many of a configuration come last: of two
-    teachers the first few are listed."""
+    """Return the `differences` of two results of `facts`.
+
+    Differences of the configuration come last, because two teachers have many and only the first
+    few are listed.
+    """
     return sorted(differences(one, other), key=lambda each: each[0].startswith("config."))
 
 
 def is_merged(corpus: Any) -> bool:
-    """Return whether a store of this corpus, or one that it grew from, was merged of several."""
+    """Return whether a store with this corpus, or a store that it grew from, was merged from
+    several."""
     if not isinstance(corpus, Mapping):
         return False
     before = corpus.get("grown_from")
@@ -63,7 +67,7 @@ def is_merged(corpus: Any) -> bool:
 
 
 def free(features: Features) -> frozenset[str]:
-    """Return the keys of what `facts` gives in which stores of these features may differ."""
+    """Return the keys of `facts` in which merged stores with these features may differ."""
     return FREE | {"arguments.mask_prob"} if features.views == 1 else FREE
 
 
@@ -106,7 +110,7 @@ def _features(store: FeatureStore) -> dict[str, Any]:
 
 
 def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> None:
-    """Raise UserError, with the command to type, if states have to be encoded again."""
+    """Raise UserError, with the command to type, if states must be encoded again."""
     first, codec = stores[0], stores[0].features.codec
     normalised = first.features.level.hidden.normalised
     for other in stores[1:]:
@@ -161,9 +165,10 @@ def merge(
 ) -> None:
     """Join sealed stores of one teacher and one set of features; their corpora may differ.
 
-    Parts are renumbered; document numbers of each store follow those of the previous one.
-    Calibration, files and weights are the first store's. Raises UserError if they do not fit, or
-    if their calibrations differ and `recode` does not allow to encode states again.
+    Parts are renumbered; the document numbers of each store follow those of the previous store.
+    Calibration, files and weights are copied from the first store. Raises UserError if the stores
+    do not fit together, or if their calibrations differ and `recode` does not allow to encode
+    states again.
     """
     if len(sources) < 2:
         raise UserError(

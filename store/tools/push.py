@@ -39,15 +39,15 @@ def push(
     language: Sequence[str] = (),
     say: Any = lambda line: None,
 ) -> str:
-    """Copy a sealed store, .zarr or .h5, into a repository of datasets, under its own name, with a
-    card; return the address of the commit that made it whole.
+    """Copy a sealed store, .zarr or .h5, into a dataset repository of the hub, with a card. Return
+    the URL of the commit that completed it.
 
     A folder's `zarr.json`, which marks the store as sealed, and the card are sent last: readers
     refuse a copy that was stopped, and another call sends what is missing. Licence and languages
     are entries of the card. An existing card is not replaced. The store is verified first; unknown
-    files in it are not copied. `say` receives what a user should know, a line at a time. Raises
-    UserError if the repository has another store of that name, and as `open_repository` does;
-    StoreError if the source is damaged.
+    files in it are not copied. `say` receives lines for the user. Raises UserError if the
+    repository has another store with this name, and as `open_repository` does; StoreError if the
+    source is damaged.
     """
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
@@ -81,7 +81,7 @@ def push(
 
 
 def _is_same(file: RepoFile, path: Path) -> bool:
-    """Return whether a file of a repository has the bytes of the file at `path`."""
+    """Return whether a file of a repository has the same bytes as the file at `path`."""
     if file.lfs:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == file.lfs.sha256

@@ -1,6 +1,6 @@
 """Quarantine the damaged parts and arrays of a store.
 
-The command that made the store, typed again, makes exactly these again.
+The command that made the store, typed again, then makes exactly these parts and arrays again.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ NEW = ".tmp-repair-"  # names in .tmp- are removed as left by a kill (FORMAT.md,
 
 
 def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:
-    """Verify a store, and move what is damaged into a quarantine folder next to it.
+    """Verify a store, and move damaged parts and arrays into a quarantine folder next to it.
 
     Returns the number of sound parts and the report, which names the quarantine folder and the next
     step. If no problem was found, the store is unchanged. If everything lost can be derived from
-    the rest (manifest, root, groups, bytes in gaps), the store is sealed again on return. Otherwise
-    it becomes an unfinished store without the damaged parts and arrays; the command that made it
-    makes these again, and the store then has its old bytes. Unknown files are left unchanged. After
-    a kill, call it again. Raises UserError if the store cannot be repaired.
+    the rest of the store (manifest, root, groups, bytes in gaps), it is derived, and the store is
+    sealed on return. Otherwise the store becomes an unfinished store without the damaged parts and
+    arrays. The command that made the store makes these again, with the same bytes as before.
+    Unknown files are left unchanged. After a kill, call it again. Raises UserError if the store
+    cannot be repaired.
     """
     if "://" in str(path):
         raise UserError(
@@ -101,7 +102,7 @@ def _lost(opened: Opened, report: Report) -> set[int]:
 
 
 def _check_hope(staging: LocalStaging, opened: Opened, report: Report) -> None:
-    """Raise UserError for a problem in values whose checksum is right: making them again would give
+    """Raise UserError for a wrong value whose checksum is right: making the part again would give
     the same bytes."""
     for problem in report.found:
         if (problem.part, problem.array, problem.group) == (None, None, None):
@@ -319,7 +320,7 @@ def quarantines_of(store: Path) -> list[Path]:
 class Quarantine:
     """The folder `<name>.aside-<n>` next to a store, created when something is first moved there.
 
-    Its content has the paths that it had relative to the store's folder: copying it back into that
+    Moved files have the same relative paths as in the store: copying them back into the store's
     folder undoes a repair.
     """
 
@@ -336,7 +337,7 @@ class Quarantine:
 
     def move(self, path: Path) -> None:
         """Move a file or folder there, if it exists. If a folder above it is a link out of the
-        store, move that link instead."""
+        store, move the link instead."""
         for above in (*reversed(path.parents), path):
             if above.is_relative_to(self._store) and self._leads_out(above):
                 path = above
@@ -350,7 +351,7 @@ class Quarantine:
             self.move(path)
 
     def _leads_out(self, path: Path) -> bool:
-        """Return whether a path is a link out of the store, or to nothing, such as to itself."""
+        """Return whether a path is a link out of the store, or a broken link."""
         if path == self._store or not path.is_symlink():
             return False
         real = Path(os.path.realpath(path))  # pathlib's resolve raises RuntimeError for a circle

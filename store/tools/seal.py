@@ -1,4 +1,4 @@
-"""Finish a store that several processes have written, each some of its parts."""
+"""Finish a store that several processes have written, each of them some parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ SHOWN = 5  # numbers of parts in a line
 
 
 def seal(path: str | Path) -> bool:
-    """Write the manifest of a store whose parts are all published; returns whether it did.
+    """Write the manifest of a store whose parts are all published. Return whether it was written.
 
-    A finished store stays as it is. Raises UserError if the store is no store, if another process
-    fills its queue or seals it, or if anything is lacking; StoreError if a part is damaged.
+    A finished store is left unchanged. Raises UserError if the path is not a store, if another
+    process fills its queue or seals it, or if a part or array is missing; StoreError if a part is
+    damaged.
     """
     staging = local_staging_of(path)
     if not staging.path.exists():
@@ -42,8 +43,8 @@ def seal(path: str | Path) -> bool:
 
 
 def lacking(path: str | Path) -> set[int] | None:
-    """Return the numbers of the parts that are neither published nor in the queue; None while more
-    parts may come."""
+    """Return the numbers of the parts that are neither published nor in the queue; None while the
+    queue is still being filled."""
     queue = PartQueue(path)
     if (counts := queue.ended()) is None:
         return None
@@ -58,7 +59,7 @@ def complete(path: str | Path) -> bool:
 
 
 def _check_complete(path: str | Path) -> None:
-    """Raise UserError, with what to do, if anything of an unfinished store is missing."""
+    """Raise UserError, with the remedy, if anything of an unfinished store is missing."""
     staging, counts = local_staging_of(path), PartQueue(path).ended()
     attributes = StoreWriter.unfinished(staging)
     again = f"type the command that makes it again ({making_command(attributes['identity'])})"

@@ -36,7 +36,7 @@ def check_number(store: FeatureStore, index: int) -> int:
 
 
 class Pieces:
-    """Names the teacher's pieces and finds the most likely ones of each token.
+    """Finds the names of the teacher's vocabulary pieces, and the most likely pieces of each token.
 
     Tokenizer and LM head are loaded once for all sequences.
     """
@@ -114,11 +114,12 @@ def sequence_facts(
     best: int = BEST,
     pieces: Pieces | None = None,
 ) -> dict[str, Any]:
-    """Return a sequence as JSON: texts, and tokens with spans, masks and `best` likely pieces.
+    """Return a sequence as JSON: texts, and tokens with spans, masks and the `best` most likely
+    pieces.
 
-    If the teacher was fine-tuned for a task: also the gold labels and the teacher's. Pass one
-    `pieces` for several sequences: it loads the tokenizer once. Raises UserError if the store has
-    no such sequence or view.
+    If the teacher was fine-tuned for a task, the gold labels and the teacher's labels are included.
+    Pass one `pieces` for several sequences: it loads the tokenizer once. Raises UserError if the
+    store has no such sequence or view.
     """
     number = check_number(store, index)
     if not 0 <= view < store.features.views:
@@ -200,7 +201,7 @@ def _labels(said: Sequence[Mapping[str, Any]]) -> str:
 
 
 def best_pieces(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
-    """Return the most likely pieces with their probabilities; for tier `sample` with their count
+    """Return the most likely pieces with their probabilities; for tier `sample`, with their counts
     among the `draws`."""
 
     def figure(share: float) -> str:
@@ -236,5 +237,5 @@ def token_table(facts: Mapping[str, Any]) -> Table:
 
 
 def printable(text: str) -> str:
-    """Replace control characters of the corpus, which would move the cursor of a terminal."""
+    """Replace control characters, which would move the cursor of a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

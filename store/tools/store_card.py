@@ -1,4 +1,4 @@
-"""The card of a store on the hub: what it holds, of whom, and how it is opened."""
+"""The card of a store on the hub: its content, its teacher, and how to open it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = {"classification": "text-classification", "tagging": "token-classificati
 
 
 def store_card(store: FeatureStore, repository: str, name: str) -> str:
-    """Write Markdown, with the hub's metadata, of a store that lies in `repository` as `name`."""
+    """Write Markdown, with the hub's metadata, for a store that is in `repository` under `name`."""
     about = describe(store)
     teacher = _teacher_of(store)
     disk = about["bytes_on_disk"] or {}
@@ -84,7 +84,7 @@ def _metadata(store: FeatureStore) -> str:
 
 
 def _size(sequences: int) -> str:
-    """Return the hub's word for so many rows."""
+    """Return the hub's size category for a number of sequences."""
     for number, word in enumerate(SIZES):
         if sequences < 1000 * 10**number:
             return f"n<{word}" if number == 0 else f"{SIZES[number - 1]}<n<{word}"

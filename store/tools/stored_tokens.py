@@ -1,4 +1,4 @@
-"""Check that the stored tokenizer gives the stored tokens."""
+"""Check that the stored tokenizer produces the stored tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BATCH = 256  # sequences that are tokenised at once
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
-    """Return the places of parts whose stored tokens differ from the stored tokenizer's, each with
-    a line. Raises StoreError for a tokenizer that exceeds its limits."""
+    """Return, by part index, a line for each part whose stored tokens differ from the stored
+    tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
     found: list[tuple[int, str]] = within_bounds(
         store.teacher_file("tokenizer.json"),
         sum(store.manifest.parts[place].counts.text_bytes for place in places),
@@ -57,8 +57,9 @@ def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]
 
 
 def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str | None:
-    """Say for which of sequences first..last of a part `tokenizer` gives other tokens than are
-    stored; None if there is no such. Raises StoreError for more tokens than a text can have."""
+    """Describe the sequences among first..last of a part for which `tokenizer` produces other
+    tokens than the stored ones; None if there are none. Raises StoreError for more tokens than a
+    text can have."""
     for low in range(first, last, BATCH):
         high = min(low + BATCH, last)
         edges = part.token_start[low : high + 1]
@@ -83,9 +84,11 @@ def _rows(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
-    """Raise StoreError unless the stored tokenizer gives the stored tokens of `sequences`
-    neighbours at each of some places, spread evenly over the store, within bounds of time and
-    memory."""
+    """Raise StoreError unless the stored tokenizer produces the stored tokens.
+
+    Checks `sequences` consecutive sequences at each of `places` positions, spread evenly over the
+    store, with bounds on time and memory.
+    """
     rows = np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int)).tolist()
     found = within_bounds(
         store.teacher_file("tokenizer.json"),

@@ -1,5 +1,5 @@
-"""What was made from a store and holds its text: `forget` removes what can be made again, and names
-the rest."""
+"""Find files that were made from a store and contain its text. `forget` removes those that can be
+made again, and names the others."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ REMEDIES = {
 
 
 def remove_caches(store: FeatureStore) -> list[str]:
-    """Remove what holds the text of a store and is made again when it is needed: Arrow files of
-    `to_datasets`, tokens, and what disk caches hold of it; returns their paths.
+    """Remove the caches that contain the text of a store: Arrow files of `to_datasets`, tokens, and
+    entries of disk caches. Return their paths.
 
-    The list is untrusted input. So a file is removed only if it belongs to this user, is in a
-    folder of its kind, and its own name or content shows that it was made from this store.
+    The list of copies is untrusted input. So a file is removed only if it belongs to this user, is
+    in a folder for its kind of file, and its name or content shows that it was made from this
+    store.
     """
     removed, text = list[str](), store.manifest.text_key
     for entry in recorded_copies(store.path, text):
@@ -73,8 +74,8 @@ def _is_tokens(path: Path, text: str) -> bool:
 
 
 def _is_rows(path: Path, store: FeatureStore) -> bool:
-    """Return whether a file is what `to_datasets` writes of this store, by its name and its
-    schema."""
+    """Return whether a file is an Arrow file that `to_datasets` wrote of this store, by its name
+    and its schema."""
     if not ARROW.fullmatch(path.name):
         return False
     import pyarrow as pa
@@ -102,9 +103,11 @@ def _stored_names(store: FeatureStore) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class CopiesLeft:
-    """What may hold texts that a store no longer has: copies that are there, or that cannot be
-    looked at from here; the places at which nothing is found; the path of the list next to the
-    store, and whether there was one."""
+    """Files that may contain texts that were removed from a store.
+
+    Holds the copies that exist or cannot be accessed from here, the paths at which nothing was
+    found, and the path of the list next to the store with whether it existed.
+    """
 
     there: tuple[DerivedCopy, ...]
     lost: tuple[DerivedCopy, ...]
@@ -112,7 +115,7 @@ class CopiesLeft:
     listed: bool = True
 
     def lines(self) -> Iterator[str]:
-        """Name them, with what to do about each."""
+        """Yield a line for each of them, with what to do about it."""
         for entry in self.there[:SHOWN]:
             remedy = REMEDIES.get(entry.kind, AGAIN)
             yield f"may hold the texts: {printable(entry.path)} ({entry.time[:10]}): {remedy}"
@@ -129,8 +132,10 @@ class CopiesLeft:
 
 
 def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> CopiesLeft:
-    """Look for what was made of a store before its documents were forgotten; `text` is the text key
-    that it had then, `removed` the caches that `remove_caches` removed."""
+    """Find the remaining copies of a store's text after documents were forgotten.
+
+    text: the text key of the store before. removed: the caches that `remove_caches` removed.
+    """
     with contextlib.closing(open_store(path)) as store:
         now = store.manifest.text_key
     there, lost = list[DerivedCopy](), list[DerivedCopy]()
@@ -146,8 +151,8 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
 
 
 def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:
-    """Yield the files in which `datasets` caches what `map` and `filter` give, next to rows of a
-    store."""
+    """Yield the files in which `datasets` caches results of `map` and `filter`, next to the rows of
+    a store."""
     folders = {os.path.dirname(each.path): each for each in entries if each.kind == "datasets"}
     for folder, entry in folders.items():
         with contextlib.suppress(OSError):

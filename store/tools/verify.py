@@ -54,14 +54,14 @@ def verify(
     progress: Progress = lambda items, unit: items,
     allow_partial: bool = False,
 ) -> Report:
-    """Check every array of a store against the manifest, then the meaning of every sound part.
+    """Check every array of a store against the manifest, then the values of every sound part.
 
     A thread checks one part at a time and holds some 16 MB of an array, or the tokens of the part.
-    `progress(items, unit)` wraps a sequence, as tqdm does. `allow_partial` checks the published
-    parts of an unfinished store. If the root or the manifest is damaged, the rest of the store is
-    checked as far as its metadata can be recovered. Raises StoreError if they cannot be recovered,
-    if the store is unfinished, or if it was written again meanwhile; everything else is a problem
-    in the report.
+    `progress(items, unit)` wraps a sequence, as tqdm does. With `allow_partial`, the published
+    parts of an unfinished store are checked. If the root or the manifest is damaged, the rest of
+    the store is checked as far as its metadata can be recovered. Raises StoreError if they cannot
+    be recovered, if the store is unfinished, or if it was rewritten during the check; everything
+    else is a problem in the report.
     """
     return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
 
@@ -225,7 +225,8 @@ def _altered_attributes(store: FeatureStore, shapes: PartShapes, part: Part) -> 
 
 
 def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
-    """Yield a problem for each of these groups that has attributes: no store has any there."""
+    """Yield a problem for each of these groups that has attributes: in a sound store they have
+    none."""
     for group in sorted(groups):
         try:
             if all(store.source.attributes(group) for _ in fetch_attempts(store.source.remote)):
@@ -299,7 +300,7 @@ def _broken_extras(store: FeatureStore, report: Report) -> list[Problem]:
 
 
 def _calibration(store: FeatureStore, report: Report) -> Calibration:
-    """Return the usable calibrations of hidden states; report a problem for each other one."""
+    """Return the usable calibrations of hidden states; report a problem for each unusable one."""
     lost, found = report.lost_outside(), {}
     for name in store.features.hidden:
         if not any(array.startswith(f"calibration/hidden/{name}/") for array in lost):

@@ -1,1 +1,1 @@
-"""Write a store: begin, parts, seal."""
+"""Write a store: start it, publish its parts, seal it."""

@@ -1,4 +1,5 @@
-"""Inspect the path of a store before it is written: nothing, an unfinished or a finished store."""
+"""Inspect what exists at the path of a store before it is written: nothing, an unfinished or a
+finished store."""
 
 from __future__ import annotations
 
@@ -104,8 +105,8 @@ def check_continued(staging: Staging, attributes: dict[str, Any], shared: bool =
 def changed_arguments(
     stored: Mapping[str, Any], identity: Mapping[str, Any], features: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """List what differs between the root attributes of a store and the identity and features,
-    as JSON, of a dump; see `differences`."""
+    """List how the identity and features (as JSON) of a dump differ from the root attributes of a
+    store; see `differences`."""
     before = Features.from_json(stored["features"])
     # Encodings are derived again: releases word their descriptions differently.
     known = {**stored["features"], "encodings": before.level.encodings(before.kinds)}
@@ -118,7 +119,7 @@ def changed_arguments(
 
 
 def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reduce the teacher's path to its last name."""
+    """Replace the teacher's path in an identity by its last name."""
     # Older stores hold the whole path. It need not match: the weights are compared by their hash.
     teacher = identity.get("teacher")
     if not isinstance(teacher, Mapping) or not isinstance(teacher.get("id"), str):
@@ -183,8 +184,8 @@ def _tidy(staging: Staging) -> None:
 
 
 def root_of(staging: Staging) -> dict[str, Any] | None:
-    """Return the root attributes of the store at a path; None if nothing is there. Raises UserError
-    if it is not a store."""
+    """Return the root attributes of the store at a path; None if the path does not exist. Raises
+    UserError if it is not a store."""
     path = staging.path
     if not staging.exists():
         return None
@@ -213,8 +214,8 @@ def check_parts(staging: Staging) -> None:
 
 
 def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
-    """Return the root attributes of a store in this state; None if it has another state or cannot
-    be read. Raises Unreachable."""
+    """Return the root attributes of a store in this state; None if the store has another state or
+    cannot be read. Raises Unreachable."""
     try:
         attributes = root_of(staging_of(path))
     except Unreachable:  # a network error does not mean that there is no store
@@ -236,7 +237,7 @@ def calibration(path: str | Path) -> Calibration | None:
     """Return (mean, deviation) float32 [D] of every hidden state of an unfinished store; None if
     one is missing.
 
-    Raises StoreError if a checksum differs, as all parts are encoded relative to these values.
+    Raises StoreError if a checksum differs, because all parts are encoded relative to these values.
     """
     with closing(staging_of(path).source()) as source:
         return read_calibration(source)

@@ -1,4 +1,5 @@
-"""Encode one part: rows are put in any order into buffers, which are then taken as arrays."""
+"""Encode one part: rows are put in any order into buffers, and the buffers are returned as
+arrays."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ EXACT = "dump with --codec exact"
 class PartWriter:
     """Encodes a part; `StoreWriter.part` makes it and `StoreWriter.publish` stores it.
 
-    Rows are flat token numbers in the part; put each row once for each feature. where: name of the
+    Rows are flat token numbers in the part. Put each row once for each feature. where: name of the
     part in errors. All methods raise StoreError for values of another shape, NaN or infinity, and
-    numbers that the codec cannot hold.
+    numbers that the codec cannot represent.
     """
 
     def __init__(
@@ -113,12 +114,12 @@ class PartWriter:
             self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
 
     def _check_logs(self, name: str, rows: Array, logs: Array) -> None:
-        """Raise StoreError for values that are no log-probabilities."""
+        """Raise StoreError for values that are not log-probabilities."""
         bad = np.isnan(logs) | (logs > LOG_SLACK)
         self._check(name, rows, bad, "is not a log-probability (<= 0)")
 
     def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
-        """Raise StoreError for values that break a law or that the codec cannot hold."""
+        """Raise StoreError for values that break a law or that the codec cannot represent."""
         self._check_law(name, rows, row_violation(values))
         far = np.abs(values) >= limit
         self._check(name, rows, far, f"is over {limit:.3g}, the most that the codec holds", EXACT)
@@ -310,7 +311,8 @@ class PartWriter:
         return int(start[-1])
 
     def take(self) -> tuple[Counts, dict[str, Array]]:
-        """Return counts and arrays of the part, once. Raises StoreError if rows are missing."""
+        """Return counts and arrays of the part; call it once. Raises StoreError if rows are
+        missing."""
         features = self._features
         missing = sorted(name for name, filled in self._filled.items() if not filled.all())
         if self._texts is None:

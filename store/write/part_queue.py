@@ -25,7 +25,8 @@ END, TEMPORARY = "end.json", ".tmp-"
 
 
 class Waiting(NamedTuple):
-    """A part that was taken: its number, what it is made of, and the right to write it."""
+    """A part taken from the queue: its number, the bytes that describe it, and the lease to write
+    it."""
 
     number: int
     data: bytes
@@ -33,14 +34,14 @@ class Waiting(NamedTuple):
 
 
 class PartQueue:
-    """The queue of a store at a local path, as one of the processes sees it."""
+    """The queue of a store at a local path, as one of its processes uses it."""
 
     def __init__(self, store: str | Path) -> None:
         self.folder = queue_of(store)
         self._taken: dict[int, Lease] = {}
 
     def begin(self) -> None:
-        """Make the folder, unless it is there."""
+        """Make the folder, unless it exists."""
         self.folder.mkdir(exist_ok=True)
 
     def numbers(self) -> set[int]:
@@ -80,7 +81,7 @@ class PartQueue:
             raise
 
     def read(self, number: int) -> bytes | None:
-        """Return what a part is made of; None if it is not in the queue."""
+        """Return the bytes that describe a part; None if it is not in the queue."""
         with suppress(FileNotFoundError):
             opened = files.open_ordinary(self.folder / str(number))
             with os.fdopen(opened, "rb") as file:
@@ -109,16 +110,16 @@ class PartQueue:
         return None
 
     def drop(self, number: int) -> None:
-        """Remove a part from the queue, if it is there."""
+        """Remove a part from the queue, if the queue has it."""
         (self.folder / str(number)).unlink(missing_ok=True)
 
     def release(self, number: int) -> None:
-        """Give up the right to make a part."""
+        """Release the lease of a part, so that another process can take it."""
         if lease := self._taken.pop(number, None):
             lease.close()
 
     def close(self) -> None:
-        """Give up the right to make any part."""
+        """Release the leases of all parts."""
         for number in list(self._taken):
             self.release(number)
 
@@ -127,7 +128,7 @@ class PartQueue:
         self._write(END, json.dumps(counts).encode(), mark)
 
     def ended(self) -> dict[str, int] | None:
-        """Return the counts that were given to `end`; None before it."""
+        """Return the counts that were passed to `end`; None if it was not called yet."""
         with suppress(OSError, ValueError):
             found = json.loads((self.folder / END).read_bytes())
             if isinstance(found, dict) and isinstance(found.get("parts"), int):
@@ -140,6 +141,6 @@ class PartQueue:
             check_free(self.folder / str(number))
 
     def remove(self) -> None:
-        """Remove the queue; what is left of it is no reason to fail."""
+        """Remove the queue. Files that cannot be removed are not reported."""
         if not self.folder.is_symlink():
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -58,9 +58,11 @@ class OutsideArguments(TypedDict, total=False):
 class OutsideParts:
     """The arrays of a store that belong to no part.
 
-    calibration: mean and deviation [D] of each hidden state. files: of the teacher, by name.
-    weights: arrays of the teacher, by name, stored as float16. head: weight [V, D] and bias [V] of
-    the LM head, for logits of tier `head`. extras: what only some stores hold.
+    calibration: mean and deviation [D] of each hidden state.
+    files: files of the teacher, by name.
+    weights: arrays of the teacher, by name, stored as float16.
+    head: weight [V, D] and bias [V] of the LM head, for logits of tier `head`.
+    extras: optional groups (`store/extras`).
     """
 
     calibration: Calibration = field(default_factory=dict)
@@ -143,9 +145,9 @@ def create(
 def complete(
     staging: Staging, attributes: dict[str, Any], features: Features, outside: OutsideParts
 ) -> None:
-    """Write the missing arrays outside the parts of an unfinished store, and missing groups.
+    """Write the missing groups of an unfinished store, and its missing arrays outside the parts.
 
-    Raises StoreError if a stored array is damaged, or if `outside` gives a missing array with other
+    Raises StoreError if a stored array is damaged, or if `outside` has a missing array with other
     values than before.
     """
     with closing(staging.source()) as source:
@@ -227,7 +229,8 @@ def root_of_parts(
     count: int,
     write: Write,
 ) -> tuple[dict[str, Any], bytes]:
-    """Make them from `count` pairs of a part and the lengths of its sequences."""
+    """Make the same as `sealed_root` from `count` pairs of a part and the lengths of its
+    sequences."""
     many = count > FEW_PARTS
     found = {**attributes, "state": "sealed", "version": VERSIONS[many]}
     entries = read_entries(attributes.get("arrays"), "")

@@ -1,6 +1,6 @@
-"""Write a store: create or resume it, part by part, then seal it.
+"""Write a store: create or resume it, write it part by part, then seal it.
 
-One process writes a store; or several do, each a part by its own lease (see `part_queue`).
+One process writes a store, or several do, each a part under its own lease (see `part_queue`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from teachonce.support.lease import Lease
 
 
 class StoreWriter:
-    """A store being written; made by `create_or_resume`, or of one part by `join`.
+    """Writes a store. `create_or_resume` makes it; `join` makes one for a single part.
 
-    `part` makes an empty part, which the caller fills; `publish` stores it. A published part stays
-    what it is; `seal` finishes the store.
+    `part` makes an empty part, which the caller fills; `publish` stores it. A published part never
+    changes; `seal` finishes the store.
     """
 
     # What is at a path, before there is a writer of it.
@@ -69,14 +69,14 @@ class StoreWriter:
     ) -> StoreWriter:
         """Create a store, or resume an unfinished one of the same identity and features.
 
-        `outside` is what it holds outside its parts: `calibration`, the mean and deviation [D] of
+        `outside` are the arrays outside the parts: `calibration`, the mean and deviation [D] of
         each hidden state; the teacher's `files` and `weights` by name; `head`, the weight [V, D]
-        and bias [V] of its LM head, for logits of tier `head`; `extras`, what few stores have.
-        A resumed store retains those of these arrays that it has; those that `repair` has
-        quarantined are written again, and must have the same values. If the caller gives its own
-        `lease` of the store, other processes may be writing parts: their unfinished parts are not
-        touched, and the software must be the same. Raises UserError if the path is taken, or its
-        store has other arguments; StoreError if the store is damaged.
+        and bias [V] of its LM head, for logits of tier `head`; `extras`, optional groups. A resumed
+        store retains the arrays that it has; arrays that `repair` has quarantined are written
+        again, and must have the same values. If the caller passes its own `lease` of the store,
+        other processes may be writing parts: their unfinished parts are not touched, and the
+        software must be the same. Raises UserError if the path is taken, or if its store has other
+        arguments; StoreError if the store is damaged.
         """
         shared, arrays = lease is not None, tree.OutsideParts(**outside)
         existing.check_writable(path, shared)
@@ -117,7 +117,7 @@ class StoreWriter:
         features: Features,
         software: Mapping[str, Any],
     ) -> StoreWriter:
-        """Write one part of a store that another process has created, by a lease of the part.
+        """Write one part of a store that another process has created, under a lease of the part.
 
         Raises UserError if the store has other arguments, was started with other software, or was
         removed.
@@ -141,11 +141,11 @@ class StoreWriter:
         return PartWriter(self.features, self._calibration, token_counts, number, where)
 
     def publish(self, part: PartWriter) -> None:
-        """Store a part whole, in one step. Raises StoreError if anything was not put."""
+        """Store a whole part in one atomic step. Raises StoreError if rows are missing."""
         self.write_part(part.number, *part.take())
 
     def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
-        """Publish a part from encoded arrays, all that `layout.part_arrays` names."""
+        """Publish a part from encoded arrays: all arrays of `layout.part_arrays`."""
         with self._publishing(number):
             tree.write_part(self._staging.part(number), self.features, number, counts, arrays)
 
@@ -184,7 +184,7 @@ class StoreWriter:
 
     @contextmanager
     def _leased(self) -> Iterator[None]:
-        """Hold the lease; if that or the block fails, remove what was written."""
+        """Check the lease, then run the `with` block; if either fails, remove what was written."""
         try:
             self._lease.check()
             yield
@@ -193,7 +193,8 @@ class StoreWriter:
             raise
 
     def _clear(self) -> None:
-        """Remove what was written. An error here is dropped: the earlier one is to be reported."""
+        """Remove what was written. An error here is dropped, because an earlier error is being
+        raised."""
         with suppress(OSError, UserError):
             self._staging.clear(self._staging.mark)
 
@@ -204,11 +205,11 @@ class StoreWriter:
         return local and not store.source.remote and store.features == self.features
 
     def adopt_part(self, number: int, store: FeatureStore, place: int) -> None:
-        """Publish the part at a place of a store that `adopts` allows as part `number`.
+        """Publish part `place` of a store, for which `adopts` is true, as part `number`.
 
-        The files are those of that store, by hard links, or copies where the disk has none; their
-        bytes are not read. Raises StoreError if one of them is missing, or does not match the
-        manifest.
+        place: index of the part in that store's manifest. The part's files become hard links to the
+            files of that store, or copies if the disk has no links; their bytes are not read.
+            Raises StoreError if a file is missing, or does not match the manifest.
         """
         assert isinstance(self._staging, ZarrStaging)
         reader = store.part(place)
@@ -239,5 +240,5 @@ class StoreWriter:
             self.close()
 
     def close(self) -> None:
-        """Let another process write; published parts stay."""
+        """Release the lease, so that another process can write. Published parts stay."""
         self._lease.close()

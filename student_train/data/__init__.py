@@ -1,1 +1,1 @@
-"""A store's batches as a student reads them: tokens, masks, alignment, the teacher's targets."""
+"""The batches of a student: its tokens and masks, the alignment, the teacher's targets."""

@@ -36,7 +36,7 @@ class Inputs:
 
     @classmethod
     def of(cls, ids: Array, start: Array, padding: int, types: Array | None = None) -> Inputs:
-        """Pad flat ids [N] and types [N]. `start` [B+1] holds where each sequence begins."""
+        """Pad flat ids [N] and types [N]. `start` [B+1] is the first token of each sequence."""
         lengths = np.diff(start)
         present = np.arange(lengths.max()) < lengths[:, None]
         padded = np.full(present.shape, padding, np.int64)
@@ -48,8 +48,8 @@ class Inputs:
         return cls(torch.from_numpy(padded), torch.from_numpy(present), kinds)
 
     def split(self, texts: int | list[int]) -> list[Inputs]:
-        """Split the batch into parts of `texts` texts, the last may have fewer, or of each number
-        of a list."""
+        """Split the batch into parts: of `texts` texts each (the last may have fewer), or, given a
+        list, of these numbers of texts."""
         ids, present = self.ids.split(texts), self.present.split(texts)
         kinds = [None] * len(ids) if self.types is None else self.types.split(texts)
         return [Inputs(*part) for part in zip(ids, present, kinds, strict=True)]
@@ -70,7 +70,7 @@ class Runs:
         return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
 
     def select(self, where: Tensor) -> Runs:
-        """Return the runs at which bool [G] is true."""
+        """Return the runs for which `where`, bool [G], is true."""
         ends = torch.cat([self.begin[1:], self.begin.new_tensor([len(self.member)])])
         lengths = ends - self.begin
         selected = lengths[where]
@@ -97,8 +97,8 @@ def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
 
 @dataclass(frozen=True)
 class MapPooling:
-    """Pools attention between tokens into attention between runs: mean over the query tokens, sum
-    over the key tokens."""
+    """Pools attention between tokens into attention between runs: the mean over the query tokens,
+    the sum over the key tokens."""
 
     # With a sum over keys, a row over all runs still adds up to at most 1, as it does over tokens.
     query: Tensor  # float32 [B,G,L]
@@ -107,8 +107,8 @@ class MapPooling:
 
     @classmethod
     def of(cls, runs: Array, start: Array) -> MapPooling:
-        """Make the pooling for half-open runs [G,2] of flat tokens. `start` [B+1] holds where each
-        sequence begins."""
+        """Make the pooling for half-open runs [G,2] of flat tokens. `start` [B+1] is the first
+        token of each sequence."""
         sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
         counts = np.bincount(sequence, minlength=len(start) - 1)
         place = ranges(np.zeros_like(counts), counts)
@@ -185,7 +185,7 @@ class TeacherMaps:
 
 @dataclass(frozen=True)
 class EncodedTargets:
-    """Holds the targets of a `Distillation` that are decoded on the device, by feature name."""
+    """Holds, by feature name, the targets of a `Distillation` that are decoded on the device."""
 
     normalised: dict[str, TeacherStates]
     states: dict[str, TeacherStates]
@@ -205,7 +205,7 @@ class EncodedTargets:
 
 
 class StreamedFeatures:
-    """Takes states and maps from the streamed batch."""
+    """Returns states and maps of a batch from the streamed batch itself."""
 
     # Copies: the stream reuses a batch's arrays for a later batch.
     resident: tuple[str, ...] = ()  # feature groups that need not be streamed
@@ -213,8 +213,8 @@ class StreamedFeatures:
     def states(
         self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
-        """Return the states, by name, of the batch's tokens `rows` [J]. `begin` [G] holds where
-        each run begins among them."""
+        """Return, by name, the states of the batch's tokens `rows` [J]. Run g of G starts at row
+        `begin[g]` of them."""
         return {
             name: TeacherStates(
                 {
@@ -231,7 +231,8 @@ class StreamedFeatures:
         }
 
     def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
-        """Return flat map entries by name, where each text's map begins [B], and the codec."""
+        """Return flat map entries by name, the first entry of each text's map [B], and the
+        codec."""
         stored = {name: batch.stored[maps_path(view, name)] for name in batch.attention}
         begin = begins(np.diff(batch.start) ** 2)
         entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
@@ -248,7 +249,7 @@ class Distillation:
     """Holds the teacher's targets for the G runs of one alignment.
 
     Runs refer to the student's flat tokens. Targets that no loss of this alignment reads are empty;
-    states and maps are empty until `StudentBatch.to` as well.
+    states and maps are also empty until `StudentBatch.to` decodes them.
     """
 
     inputs: Inputs | None  # a second input (reduce); None: the batch's own input
@@ -304,7 +305,7 @@ class StudentBatch:
     predicted_bytes: int = 0
 
     def __repr__(self) -> str:
-        """Return the sizes: the tensors would fill screens."""
+        """Return only the sizes, as the tensors would fill screens."""
         texts, aligned = len(self.inputs.ids), ", ".join(self.aligned) or "none"
         tokens, masked = counted(self.tokens, "token"), f"{len(self.masked):,} predicted"
         return f"<StudentBatch: {counted(texts, 'text')}, {tokens}, {masked}; aligned: {aligned}>"

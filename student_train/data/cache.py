@@ -90,7 +90,7 @@ class ResidentFeatures:
 def feature_source(
     store: FeatureStore, cache: str, device: torch.device
 ) -> StreamedFeatures | ResidentFeatures:
-    """Return the source of a training's states and maps for a value of `--cache`."""
+    """Return the object from which a training takes states and maps, for a value of `--cache`."""
     on_device = ON_DEVICE if cache == "device" else ()
     if isinstance(store, FeatureStore):  # other sources of batches have no cache
         # Called without a cache as well: an earlier training may have left arrays in memory.
@@ -160,8 +160,8 @@ def free_memory_of(device: torch.device) -> int:
 
 
 def free_memory() -> int:
-    """Return the bytes of main memory that can still be allocated, by /proc/meminfo and the
-    container's limit; on other systems than Linux all bytes of the machine."""
+    """Return the bytes of main memory that can still be allocated, from /proc/meminfo and the
+    container's limit. On systems other than Linux, return all bytes of the machine."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, KeyError):
         free = _read_sizes(Path("/proc/meminfo"))["MemAvailable:"] * 1024

@@ -70,7 +70,7 @@ from teachonce.support.console import counted
 
 @dataclass(frozen=True)
 class _Aligned:
-    """The features that the terms of one alignment read, and their `Loss.teacher`."""
+    """What the terms of one alignment read: features of the store, and their `Loss.teacher`."""
 
     name: str
     strategy: Strategy
@@ -86,11 +86,12 @@ class _Aligned:
 class Collator:
     """Turns store batches into student batches for one vocabulary.
 
-    plan: its terms decide the alignments and targets of a batch.
+    plan: its terms determine the alignments and targets of a batch.
     head: weight [V,D] and bias [V] of the teacher's head, for losses on logits of the `head` tier.
     exact: a decoder with the teacher's vocabulary is compared over all pieces of the `head` tier.
     store: if given, its text is tokenized once for all batches (`token_table`), else batch by
         batch.
+
     Raises UserError for a tokenizer that `align` cannot read.
     """
 
@@ -140,7 +141,7 @@ class Collator:
         )
 
     def serving(self, plan: BatchPlan) -> Collator:
-        """Return a copy for batches with other losses and masks."""
+        """Return a copy for batches with the losses and masks of another batch plan."""
         other = copy.copy(self)
         other._serve(plan)
         return other
@@ -336,7 +337,7 @@ class Collator:
         )
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
-        """Select the targets of a task: of each text, or of the tokens that begin a word."""
+        """Select the targets of a task: of each text, or of the tokens that start a word."""
         if batch.labels is not None:
             output_kind = self.task.output_kind if self.task else "one label"
             return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), output_kind)

@@ -24,7 +24,7 @@ def combine_teachers(batches: Sequence[StudentBatch], pieces: int) -> StudentBat
     """Combine the batches of several teachers of the same text into one.
 
     pieces: the size of the teachers' vocabulary. The batches must be on their device, and have the
-    same texts, masks and features, which `plan/checks.py` has verified.
+        same texts, masks and features; `plan/checks.py` has verified this.
     """
     aligned = {
         name: _combine([batch.aligned[name] for batch in batches], pieces)
@@ -96,8 +96,9 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
     """Return the normalised geometric mean of several distributions [G,K] over `pieces` pieces.
 
     The result has every piece that any teacher stored. A teacher that did not store a piece is
-    assumed to give it an even share of its left-over probability. All other pieces form the rest.
-    The log-partition is chosen so that log-probability + log-partition is the mean of the logits.
+    assumed to give it an even share of its remaining probability. All other pieces are one more
+    outcome. The log-partition is chosen so that log-probability + log-partition is the mean of the
+    logits.
     """
     ids = torch.cat([each.ids for each in targets], dim=1)
     new = []
@@ -119,7 +120,7 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
 
 
 def _share(targets: LogitTargets, pieces: int) -> Tensor:
-    """Return the log [G] of an even share of a teacher's left-over probability."""
+    """Return the log [G] of an even share of a teacher's remaining probability."""
     others = (pieces - targets.valid.sum(dim=1)).clamp(min=1)
     return (targets.rest.clamp(min=LEAST) - others.log()).clamp(min=LEAST - math.log(pieces))
 

@@ -1,5 +1,6 @@
-"""What a decoder is trained on: the token after each, the bytes that are predicted, and the pieces
-and places at which the teacher's distribution over its next piece is one over the student's.
+"""What a decoder is trained on: the next token after each token, the bytes that are predicted, and
+the positions at which the teacher's distribution over its next piece can be mapped to the
+student's.
 
 Shape letters: N flat tokens, G runs, Vt pieces of the teacher.
 """
@@ -23,8 +24,10 @@ from teachonce.support.arrays import Array, Floats, begins, covering_spans_of_te
 
 
 def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
-    """Mark the student tokens that share no character with a teacher token that is not `learnt`,
-    bool [N]: bool [N'] of the student's."""
+    """Mark the student tokens that it is trained on: bool [N].
+
+    Leaves out every token that shares a character with a teacher token that is not `learnt`.
+    """
     begin, end = teacher.offsets.astype(np.int64).T
     left_out = ~learnt & (end > begin)
     text = np.repeat(np.arange(len(teacher.start) - 1), np.diff(teacher.start))[left_out]
@@ -40,7 +43,7 @@ def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
 
 
 def learnt_runs(alignment: Alignment, learnt: Array) -> Alignment:
-    """Select the runs of which all student tokens are learnt, bool [N]."""
+    """Select the runs whose student tokens are all `learnt`, bool [N]."""
     count = starts(learnt)
     begin, end = alignment.student.astype(np.int64).T
     whole = count[end] - count[begin] == end - begin
@@ -48,7 +51,7 @@ def learnt_runs(alignment: Alignment, learnt: Array) -> Alignment:
 
 
 def following(tokens: Tokens, learnt: Array | None = None) -> MaskedTokens:
-    """Label each token with the one after it in its text, if that one is learnt."""
+    """Label each token with the next token of its text, if the student is trained on that one."""
     labels = np.full(len(tokens.ids), IGNORED, np.int64)
     labels[:-1] = tokens.ids[1:]
     if learnt is not None:
@@ -61,7 +64,8 @@ def following(tokens: Tokens, learnt: Array | None = None) -> MaskedTokens:
 def predicted_bytes(
     texts: Sequence[str], tokens: Tokens, pieces: PieceBytes, learnt: Array | None = None
 ) -> int:
-    """Count the bytes of the learnt tokens that have a token before them."""
+    """Count the bytes of the tokens that the student is trained on and that have a token before
+    them."""
     text = FlatText.of(texts)
     octets = TextBytes.of(text)
     ends = token_ends(text, octets, tokens, pieces)
@@ -76,8 +80,8 @@ def predicted_bytes(
 
 
 def places_before(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
-    """Return the tokens that predict the first token of each run, of the teacher and
-    of the student: int64 [G'] each. Runs that begin a sequence have none."""
+    """Return the tokens that predict the first token of each run, of the teacher and of the
+    student: int64 [G'] each. Runs at the start of a sequence have none."""
     first = [runs[:, 0].astype(np.int64) for runs in (alignment.teacher, alignment.student)]
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     inside = ~np.isin(first[0], heads[0]) & ~np.isin(first[1], heads[1])
@@ -115,8 +119,8 @@ def observed_logprobs(
     head: tuple[Array, Array] | None,
     spec: LogitsSpec | None = None,
 ) -> Floats:
-    """Return the log-probability of token t + 1 in row t, float [N], of a store that has it or has
-    the inputs of the teacher's head; the last row of a text is meaningless.
+    """Return in row t the log-probability of token t + 1, float [N]. It is stored, or computed from
+    the inputs of the teacher's head. The last row of a text is meaningless.
 
     head: weight [V,D] and bias [V] of the head. spec: caps its logits.
     """
@@ -133,7 +137,7 @@ def whole_head(
     vocabulary: VocabularyMap, size: int, head: tuple[Array, Array], spec: LogitsSpec | None
 ) -> TeacherHead | None:
     """Return the teacher's head, weight [V,D] and bias [V], if its first `size` rows are the pieces
-    of the student, else None. `spec` caps its logits."""
+    of the student; else None. `spec` caps its logits."""
     if not np.array_equal(vocabulary.match[:size], np.arange(size)):
         return None
     # Rows behind the vocabulary are padding, without probability.
@@ -149,7 +153,7 @@ def head_targets(logits: Logits, rows: Array, following: Tensor, head: TeacherHe
 
 
 def last_tokens(alignment: Alignment) -> Alignment:
-    """Pair the last tokens of each run: the first at which a decoder has read all of it."""
+    """Pair the last tokens of each run: at these tokens a decoder has first read the whole run."""
     last = (
         np.stack([runs[:, 1] - 1, runs[:, 1]], axis=1)
         for runs in (alignment.teacher, alignment.student)
@@ -158,10 +162,11 @@ def last_tokens(alignment: Alignment) -> Alignment:
 
 
 def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer) -> Array:
-    """Find the student piece that comes next where a teacher piece does: int64 [Vt], or -1.
+    """Find for each teacher piece the student piece that would come next in its place: int64 [Vt],
+    or -1.
 
-    It is the first piece of the student's own encoding of the bytes. Special tokens become the
-    student's own by their role.
+    It is the first piece of the student's own encoding of the teacher piece's bytes. Special tokens
+    become the student's own by their role.
     """
     # The longest student piece that the bytes begin with is another for 17 % of the pieces. It is
     # the student's next token at 95.9 % of the places, the first piece at 98.7 % (SmolLM2, 4k).

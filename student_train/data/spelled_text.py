@@ -1,5 +1,5 @@
-"""How much of a text a student's tokenizer spells, of the runs that it shares with the teacher's:
-whether it changes or drops text."""
+"""Measures how much of a text a decoder's tokenizer changes or drops, in the runs that it shares
+with the teacher's tokenizer."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
 
 
 def spelled_share(sides: Tokenizations) -> float:
-    """Return the share of bytes, up to the last token of each text, that lie in runs of the
-    alignment `bytes` of which the student's pieces are the text, but for blanks around them."""
+    """Return the share of bytes, up to the last token of each text, in runs of the alignment
+    `bytes` whose student pieces equal the text, white space at the edges aside."""
     student, runs = sides.align("bytes")
     octets, pieces = TextBytes.of(sides.text), sides.vocabulary.student_bytes
     lengths = np.diff(student.start)

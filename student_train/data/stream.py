@@ -48,7 +48,7 @@ class Epochs:
         self._seed, self._view, self._check, self._batching = seed, view, check, batching
 
     def count(self, epoch: int) -> int:
-        """Count the batches of an epoch. Reads lengths only."""
+        """Count the batches of an epoch. Reads only the lengths of sequences."""
         return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
 
     def batches(self, epoch: int, first: int = 0, every: int = 1) -> Iterator[StudentBatch]:
@@ -82,7 +82,7 @@ def student_batches(
 ) -> Iterator[StudentBatch]:
     """Yield every `every`-th batch of an endless sequence of epochs, starting with batch `first`.
 
-    device: where batches are moved to; None leaves them encoded, for another process.
+    device: the device to which batches are moved; None leaves them encoded, for another process.
     order: the other arguments of `Epochs`.
     """
     epochs = Epochs(store, collator, blocks, **order)
@@ -128,7 +128,8 @@ def _raised(found: Iterable[StudentBatch | UserError]) -> Generator[StudentBatch
 
 
 class _Shares(IterableDataset[StudentBatch | UserError]):
-    """Makes the batches w, w + W, ... in worker w of W; the loader reads the workers in turn."""
+    """Makes batches w, w + W, ... in DataLoader worker w of W; the loader reads the workers in
+    turn."""
 
     def __init__(
         self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]

@@ -115,8 +115,8 @@ class MaskedTokens:
 class Masker:
     """Masks tokens as BERT does (Devlin et al. 2019, section 3.1).
 
-    Of the chosen tokens 80 % become the mask, 10 % a random piece, 10 % stay. Special tokens are
-    never chosen. Every draw comes from an explicit key.
+    Of the chosen tokens 80 % become the mask, 10 % a random piece, 10 % are unchanged. Special
+    tokens are never chosen. Every draw depends on an explicit key.
 
     probability: the share of tokens that are chosen.
     counts: the count [V] of each piece; if given, pieces are chosen in proportion to count^-0.7
@@ -152,7 +152,8 @@ class Masker:
         return self._apply(tokens, chosen, action, rng)
 
     def _weighted(self, tokens: Tokens, order: Array) -> Array:
-        """Choose a share of the ordinary tokens, in ascending order of their waiting times."""
+        """Choose a share of the ordinary tokens by weight; `order` are their waiting times, the
+        smallest first."""
         order = np.where(tokens.special, np.inf, order)
         count = round(self.probability * int((~tokens.special).sum()))
         chosen = np.zeros(len(order), bool)
@@ -187,7 +188,7 @@ class Masker:
 
 
 def _first_of_each(tokens: Tokens, chosen: Array, order: Array, most: int) -> Array:
-    """Limit the chosen tokens of each sequence to the first `most` by `order`."""
+    """Limit the chosen tokens of each sequence to the first `most` in the order of `order`."""
     sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((order[rows], sequence[rows]))]

@@ -36,12 +36,13 @@ def fold(
     log_partition: Array,
     vocabulary: Array,
 ) -> tuple[LogitTargets, Array]:
-    """Map stored teacher probabilities [G,K] to student pieces. Return the targets, and which rows
-    have a piece: bool [G]; other rows are left out of the targets.
+    """Map stored teacher probabilities [G,K] to student pieces. Return the targets, and the rows
+    that have a piece: bool [G]; other rows are left out of the targets.
 
-    `vocabulary` [Vt] holds the student piece of each teacher piece, or -1. Probabilities of teacher
-    pieces with the same student piece are added; pieces without a student piece join the rest. So
-    the outcomes still sum to one. Sums are float64, the targets of the dtype of `log_partition`.
+    `vocabulary` [Vt] is the student piece of each teacher piece, or -1. Probabilities of teacher
+    pieces with the same student piece are added. Pieces without a student piece are added to the
+    rest. So the outcomes still sum to one. Sums are float64, the targets have the dtype of
+    `log_partition`.
     """
     mapped = np.where(ids < len(vocabulary), vocabulary[np.minimum(ids, len(vocabulary) - 1)], -1)
     order = np.argsort(mapped, axis=1, kind="stable")
@@ -70,8 +71,8 @@ def fold(
 
 
 def first_pieces(vocabulary: VocabularyMap) -> Array:
-    """Return the first student piece [Vt] of each teacher piece's split, or -1. The first piece of
-    a shared piece is itself."""
+    """Return the first student piece [Vt] of each teacher piece's split, or -1. For a shared piece
+    it is the piece itself."""
     has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
     first = np.full(len(vocabulary.match), -1)
     first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
@@ -98,7 +99,7 @@ class TargetReader:
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
     def of(self, logits: Logits, rows: Array) -> tuple[LogitTargets, Array]:
-        """Return the targets of the teacher's tokens `rows` [G], and which of them have any: bool
+        """Return the targets of the teacher's tokens `rows` [G], and the rows that have any: bool
         [G] (see `fold`)."""
         log_partition = logits.log_partition[rows]
         if logits.tier == "topk":
@@ -110,8 +111,8 @@ class TargetReader:
         return fold(*stored, log_partition, self.pieces)
 
     def shared_of(self, logits: Logits, rows: Array) -> tuple[SharedTargets, Array]:
-        """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and which
-        of them have any: bool [G].
+        """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and the
+        rows that have any: bool [G].
 
         The head tier has all shared pieces, `topk` only those among the K best. Probabilities of
         teacher pieces with the same student piece are added.
@@ -143,7 +144,7 @@ class TargetReader:
 
 
 def _once_each(place: Array) -> Iterator[Array]:
-    """Split the columns [S] into groups without a repeated `place`."""
+    """Split the columns [S] into groups in which no `place` is repeated."""
     # An indexed assignment stores only one of several values for the same index.
     order = np.argsort(place, kind="stable")
     counts = np.bincount(place)
@@ -165,9 +166,10 @@ def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
 
 
 def word_begins(batch: Batch) -> Array:
-    """Return which teacher tokens begin a word: bool [N].
+    """Return which teacher tokens start a word: bool [N].
 
-    The first non-blank character of such a token starts the text or follows a blank.
+    The first character of such a token that is not white space starts the text or follows white
+    space.
     """
     # Not the token's first character: some tokenizers add the blank to the following word.
     begins = np.zeros(len(batch.token_ids), bool)

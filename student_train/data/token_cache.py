@@ -84,7 +84,7 @@ def _matches(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
     """Return whether a cached table matches this store and tokenizer.
 
     Ids and offsets must be in range, and some evenly spaced texts must have the tokens that the
-    tokenizer gives. A tokenizer that is not plain (see `is_plain`) is not run.
+    tokenizer produces. A tokenizer that is not plain (see `is_plain`) is not run.
     """
     # The cache folder may be shared with other users: its tables are untrusted.
     try:
@@ -131,7 +131,7 @@ def _digest(folder: Path) -> str:
 
 def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write a table under a temporary name, then rename it. If two processes do so at once, the
-    first table stays."""
+    table of the first one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     mark = f"{UNFINISHED}{store.manifest.text_key}-"
     temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))

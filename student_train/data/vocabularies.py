@@ -1,4 +1,4 @@
-"""The vocabulary in a store: tried within limits of time and memory, and mapped to a student's."""
+"""The vocabulary in a store: read within limits of time and memory, and mapped to a student's."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Losses: a registry with an entry for each, and their formulas, pure functions of tensors."""
+"""Losses: a registry with one entry for each, and their formulas, which are pure functions of
+tensors."""

@@ -29,8 +29,8 @@ class LogitTargets:
 
 @dataclass(frozen=True)
 class SharedTargets:
-    """Holds the teacher's logits of shared pieces, up to a constant of each row, for each of G
-    aligned runs. The S pieces are all shared pieces, or the ones that the store has.
+    """Holds the teacher's logits of shared pieces, up to a constant in each row, for each of G
+    aligned runs. The S pieces are all shared pieces, or those that the store has.
 
     Slots that are not `valid` hold a valid piece's id.
     """
@@ -71,8 +71,8 @@ def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Ten
     """Compute T^2 KL(teacher || student) of the softmax over shared pieces alone, mean over G.
 
     `logits` are [G,V]; other pieces are left out on both sides. Kolesnikova et al. 2022, eq. 4 and
-    8, where both outputs are restricted to V_match. If a store has K logits of a token, the shared
-    ones among them approximate V_match.
+    8, where both outputs are restricted to V_match. If a store has only K logits of a token, the
+    shared pieces among them approximate V_match.
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
@@ -103,7 +103,7 @@ def sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor]:
 def outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
     """Return student log-probabilities [G,K+1] of the stored pieces and of all other pieces.
 
-    The last column is -inf in rows where `whole` bool [G]: they have no other pieces.
+    The last column is -inf in rows where `whole` (bool [G]) is true: there are no other pieces.
     """
     log_partition = logits.logsumexp(dim=1, keepdim=True)
     stored = logits.gather(1, targets.ids) - log_partition
@@ -116,8 +116,8 @@ def outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
 
 
 def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
-    """Compute the squared difference of student logits [G,V] and the teacher's, mean over all
-    stored shared pieces.
+    """Compute the squared difference of the logits of the student [G,V] and of the teacher, mean
+    over all stored shared pieces.
 
     The teacher's logit is log-probability + log-partition. Ba & Caruana 2014, eq. 1.
     """

@@ -1,7 +1,8 @@
 """Losses of next-token predictions, and the teacher's side of them.
 
-Shape letters: M tokens, G places at which tokens of both sides begin, K stored logits, V student
-vocabulary. All losses are in nats. Each is zero, with a gradient, if there is nothing to compare.
+Shape letters: M tokens, G positions at which a token starts on both sides, K stored logits, V
+student vocabulary. All losses are in nats. Each is zero, with a gradient, if there is nothing to
+compare.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class TeacherHead:
 
 @dataclass(frozen=True)
 class HeadTargets:
-    """Holds the inputs of the teacher's head at G places, if the student has its vocabulary: the
-    targets of all V pieces, exactly."""
+    """Holds the inputs of the teacher's head at G positions, for a student that has the teacher's
+    vocabulary. The targets of all V pieces are computed from them exactly."""
 
     values: Tensor  # float32 [G,D]
     log_partition: Tensor  # float32 [G]
@@ -56,7 +57,8 @@ class HeadTargets:
     head: TeacherHead
 
     def whole(self) -> NextTargets:
-        """Return the distributions over all pieces: G V numbers, so for a slice of places."""
+        """Return the distributions over all pieces. They have G V numbers, so call it for a slice
+        of positions."""
         logprobs = self.head.logits(self.values) - self.log_partition[:, None]
         ids = torch.arange(logprobs.shape[1], device=logprobs.device).expand_as(logprobs)
         valid = torch.ones(1, 1, dtype=torch.bool, device=logprobs.device).expand_as(logprobs)
@@ -78,18 +80,18 @@ class ChunkTargets:
 
 
 def next_token(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits [M,V] against the tokens that follow, int64 [M], mean over M."""
+    """Compute the cross-entropy of logits [M,V] against the next tokens int64 [M], mean over M."""
     return mlm(logits, labels)  # the same formula over other tokens
 
 
 def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
-    """Return T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl`, plus
-    the cross-entropy in the rest if the following piece is not stored; mean over G.
+    """Compute T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl` does;
+    mean over G. If the next piece is not stored, add the cross-entropy inside the rest.
 
-    A store has no probabilities of single pieces in the rest. The text has: where a piece of the
-    rest follows, -log(q(piece) / q(rest)) is an unbiased estimate of the teacher's cross-entropy
-    inside the rest, if the text is drawn from the teacher. Without it nothing would be learnt of
-    which rare piece follows.
+    A store does not have the probabilities of single pieces in the rest, but the text has samples:
+    if a piece of the rest comes next, -log(q(piece) / q(rest)) is an unbiased estimate of the
+    teacher's cross-entropy inside the rest, provided that the text is drawn from the teacher.
+    Without this term, the student would learn nothing about which rare piece comes next.
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
@@ -98,8 +100,11 @@ def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
 
 
 def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
-    """T^2 KL(student || teacher) over the same outcomes, with the same term for the rest (Gu et al.
-    2024, https://arxiv.org/abs/2306.08543, equation 1, on the teacher's text); mean over G."""
+    """Compute T^2 KL(student || teacher) over the same outcomes as `kl`, with the same term for the
+    rest; mean over G.
+
+    Gu et al. 2024, https://arxiv.org/abs/2306.08543, equation 1, on the teacher's text.
+    """
     if len(logits) == 0:
         return logits.sum() * 0.0
     student, teacher = sides(logits, targets)
@@ -111,9 +116,12 @@ def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tens
 
 def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 0.5) -> Tensor:
     """Compute the generalised Jensen-Shannon divergence T^2 (B KL(P || M) + (1 - B) KL(Q || M)),
-    where M = B P + (1 - B) Q, P the teacher's and Q the student's distribution over the outcomes of
-    `kl`, with the same term for the rest; mean over G (Agarwal et al. 2024 (GKD),
-    https://arxiv.org/abs/2306.13649, section 2)."""
+    mean over G.
+
+    M = B P + (1 - B) Q, where P is the teacher's and Q the student's distribution over the outcomes
+    of `kl`, with the same term for the rest. Agarwal et al. 2024 (GKD),
+    https://arxiv.org/abs/2306.13649, section 2.
+    """
     if len(logits) == 0:
         return logits.sum() * 0.0
     student, teacher = sides(logits, targets)
@@ -128,12 +136,14 @@ def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 
 
 
 def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
-    """Compute T KL between Bernoulli variables of p^(1/T) and q^(1/T), for log-probabilities of
-    runs of the text, q of the student and p of the teacher, float [G]; mean over G (Minixhofer et
-    al. 2025 (ALM), https://arxiv.org/abs/2503.20083, equation 5, with T = 100 as there).
+    """Compute T KL between Bernoulli variables of p^(1/T) and q^(1/T), mean over G.
 
-    Multiplied by T, of which the gradient then hardly depends: for large T it is a log(a / b) - a
-    + b with a = -log p and b = -log q.
+    p and q are the teacher's and the student's likelihoods of runs of the text, given as
+    log-probabilities, float [G]. Minixhofer et al. 2025 (ALM), https://arxiv.org/abs/2503.20083,
+    equation 5, with T = 100 as there.
+
+    The factor T makes the gradient nearly independent of T: for large T the value is a log(a / b) -
+    a + b with a = -log p and b = -log q.
     """
     if len(student) == 0:
         return student.sum() * 0.0
@@ -154,8 +164,8 @@ def _of_present(student: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
 
 
 def _tail(logits: Tensor, targets: NextTargets, student: Tensor) -> Tensor:
-    """Return the mean over G of -log(q(piece) / q(rest)), zero where the piece is stored, and where
-    the teacher has no rest."""
+    """Return the mean over G of -log(q(piece) / q(rest)) for the next piece. It is zero in rows
+    where that piece is stored or the teacher has no rest."""
     stored = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
     # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
     stored |= torch.isneginf(targets.rest)

@@ -1,4 +1,4 @@
-"""The registry of losses: an entry for each holds everything that other code needs to know of it.
+"""The registry of losses. An entry holds everything that other code needs to know about a loss.
 
 Losses are computed, and their projections initialised, in the order of the entries. The order
 affects the last bits of a student: insert a new entry next to similar ones, and never reorder.
@@ -71,9 +71,9 @@ _FEATURE_OF: dict[Teacher, str] = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """Describes the number in the name NAME:X of a loss, an argument of its formula.
+    """Describes the number X in the name NAME:X of a loss, an argument of its formula.
 
-    letter: X. low, high: its bounds, which it must not reach.
+    letter: its name in help texts. low, high: its bounds, both exclusive.
     """
 
     letter: str
@@ -83,7 +83,7 @@ class Parameter:
     high: float
 
     def parse(self, word: str) -> float | None:
-        """Return the number, or None if it is no number within the bounds."""
+        """Return the number, or None if `word` is not a number within the bounds."""
         try:
             found = float(word)
         except ValueError:
@@ -177,7 +177,8 @@ class Loss:
         return found
 
     def variants(self, names: Iterable[str]) -> Iterator[Loss]:
-        """Yield the loss for each of the names that is its own, by itself or with a parameter."""
+        """Yield this loss for each of the names that belongs to it, by itself or with a
+        parameter."""
         for name in names:
             base, colon, word = name.partition(":")
             if base != self.name or (colon and self.parameter is None):
@@ -313,8 +314,8 @@ def find(name: str) -> list[Loss]:
     """Find the losses of a name, or return [].
 
     A name is of this package, with the number of its parameter if it has one (`jsd:0.3`), of an
-    entry point in `teachonce.losses`, or the `module:attribute` of a `Loss`. Raises UserError for
-    a wrong number, for code that cannot be imported, and for an object that is no `Loss`.
+    entry point in `teachonce.losses`, or the `module:attribute` of a `Loss`. Raises UserError for a
+    wrong number, for code that cannot be imported, and for an object that is not a `Loss`.
     """
     base, colon, _ = name.partition(":")
     able = [loss.parameter for loss in named([base]) if loss.parameter] if colon else []
@@ -341,8 +342,7 @@ def loss_names() -> list[str]:
 def named(names: Iterable[str]) -> list[Loss]:
     """List the losses with these names, in the order of the registry.
 
-    Losses of other packages come last, if `find` has loaded them. Imports no code, whatever the
-    names.
+    Losses of other packages come last, if `find` has loaded them. No code is imported.
     """
     wanted = sorted(set(names))
     outside = [_OUTSIDE[name] for name in sorted(_OUTSIDE) if name in wanted]

@@ -1,5 +1,5 @@
-"""Losses of hidden states: the student's, projected to the teacher's hidden size, against the
-teacher's.
+"""Losses of hidden states: the student's, projected to the teacher's hidden size, are compared with
+the teacher's.
 
 Shape letters: G aligned runs, or texts for losses of a text's state; D the teacher's hidden size.
 Each is zero, with a gradient, if G is 0.

@@ -93,14 +93,14 @@ def head_of(student: Any) -> str:
 
 
 def own_projection(student: Any) -> nn.Module | None:
-    """Return the projection between a student's states and its heads, without its GELU, or None if
-    the heads read the states."""
+    """Return the projection between a student's states and its heads, without its GELU; None if the
+    heads read the states directly."""
     return getattr(student, "projection", None) if isinstance(student, PreTrainedModel) else None
 
 
 def dropped_states(student: Any, states: Tensor) -> Tensor:
-    """Drop a share of states [G,D] that are compared with the teacher's, as the heads of a BiLSTM
-    drop it before they read them (Mukherjee & Awadallah 2019, section 6: after every layer)."""
+    """Apply the dropout of a BiLSTM's heads to states [G,D] that are compared with the teacher's
+    (Mukherjee & Awadallah 2019, section 6: after every layer)."""
     if not isinstance(student, PreTrainedModel):
         return states
     return _kind_of(student).drop(student, states)
@@ -131,8 +131,8 @@ def class_logits(
 def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
     """Pool the last states [N,D] of all `present` [B,S] tokens into the classifier's input [B,D].
 
-    The pooling depends on the kind: the first token's state, the mean, or, for a BiLSTM, the max of
-    each channel or the last states.
+    The kind of student determines the pooling: the first token's state, the mean, or, for a BiLSTM,
+    the max of each channel or the last states.
     """
     padded = states.new_zeros(*present.shape, states.shape[1])
     padded[present] = states
@@ -140,8 +140,8 @@ def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -
 
 
 def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Tensor:
-    """Return which tokens [B,S] enter a text's vector: all present ones, without special tokens if
-    the student is static."""
+    """Return the tokens [B,S] that are pooled into a text's vector: all present ones, without
+    special tokens if the student is static."""
     config = student.config if isinstance(student, PreTrainedModel) else None
     special = getattr(config, "special_ids", None)
     if special is None:
@@ -156,8 +156,8 @@ def parts_of(student: PreTrainedModel) -> Parts | None:
 
 
 def decoder_parts_of(student: PreTrainedModel) -> DecoderParts | None:
-    """Return the names of a decoder's parameters that can be cut out of a teacher of the same kind,
-    or None for another student."""
+    """Return the names of a decoder's parameters that can be cut out of a teacher of the same kind;
+    None for any other student."""
     return _kind_of(student).decoder
 
 

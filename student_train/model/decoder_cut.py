@@ -2,7 +2,7 @@
 feed-forward units and the channels with the largest activations (Minitron, Muralidharan et al.
 2024, https://arxiv.org/abs/2407.14679, section 2). Activations of heads and units are multiplied by
 the norms of the weights that read them (Wanda, Sun et al. 2023, https://arxiv.org/abs/2306.11695,
-equation 1): a unit that nothing reads is worth nothing.
+equation 1): a unit that nothing reads has importance 0.
 
 Shape letters: L layers, D channels of the residual stream, A heads, F feed-forward units.
 """
@@ -32,10 +32,10 @@ TOKENS = 4096  # of the store, spread over its sequences
 
 @dataclass(frozen=True)
 class Importance:
-    """Holds root mean squares over tokens, float64.
+    """Holds the importance of channels, heads and units: root mean squares over tokens, float64.
 
     channels: [D], of the outputs of norms, mean over the norms. heads: [L,A], units: [L,F]: of what
-    each adds to the residual stream.
+        each adds to the residual stream.
     """
 
     channels: Floats
@@ -83,8 +83,8 @@ def cut_decoder(
 
 
 def evenly(count: int, layers: int) -> list[int]:
-    """Spread the layers of a student over the teacher's, from 1: the first and the last are among
-    them."""
+    """Spread `count` student layers over the teacher's layers 1..`layers`; the first and the last
+    are among them."""
     # The first and the last layer change a decoder's states most (Minitron, figure 4).
     if layers > count:
         raise UserError(
@@ -94,7 +94,7 @@ def evenly(count: int, layers: int) -> list[int]:
 
 
 class _Cut:
-    """Holds which entries of a layer's arrays a student gets."""
+    """Holds the entries of a layer's arrays that a student gets."""
 
     def __init__(self, theirs: Sizes, own: Sizes, found: Importance | None, layer: int) -> None:
         self._theirs, self._own, self._found, self._layer = theirs, own, found, layer
@@ -120,17 +120,17 @@ class _Cut:
 
 
 def largest(values: Floats, count: int) -> Array:
-    """Return the places of the `count` largest values, ascending; of equal ones the first."""
+    """Return the positions of the `count` largest values, ascending; of equal values the first."""
     return np.sort(np.argsort(-values, kind="stable")[:count])
 
 
 def chosen_heads(importance: Floats, theirs: Sizes, own: Sizes) -> tuple[Array, Array]:
-    """Choose the query heads [A'] of a student, and for each of its heads of keys and values the
-    teacher's [K'].
+    """Choose the query heads [A'] of a student, and for each of its key-value heads the teacher's
+    [K'].
 
-    Query heads with common keys stay together: of each such group of the teacher the best heads
-    make a set as large as the student's groups, the next ones another set, and the best sets are
-    chosen.
+    Query heads that share a key-value head stay together. In each such group of the teacher, the
+    most important heads form a set of the size of a student's group, the next ones another set, and
+    so on. The best of all sets are chosen.
     """
     together = theirs.heads // theirs.groups
     size = own.heads // own.groups
@@ -150,8 +150,8 @@ def _of_heads(heads: Array, size: int) -> Array:
 
 
 def _in_layer(name: str, parts: DecoderParts) -> tuple[int, str] | None:
-    """Split the name of a layer's parameter into the layer's number and the name within it. Return
-    None for another parameter."""
+    """Split the name of a layer's parameter into the layer's number and the name within the layer;
+    None for any other parameter."""
     number, _, part = name.removeprefix(parts.layers).partition(".")
     inside = name.startswith(parts.layers) and number.isdecimal()
     return (int(number), part) if inside else None
@@ -192,8 +192,8 @@ def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int
 def measure(
     student: PreTrainedModel, parts: DecoderParts, source: WeightSource, store: FeatureStore
 ) -> tuple[Importance, int]:
-    """Run a teacher over `TOKENS` tokens of a store. Returns what its channels, heads and units
-    contribute, and how many tokens were read."""
+    """Run a teacher over `TOKENS` tokens of a store. Return the importance of its channels, heads
+    and units, and the number of tokens read."""
     teacher = _teacher(student, parts, source)
     sizes = Sizes.of_config(source.teacher_settings("config.json"), source.path)
     squares, read = _squares(teacher, parts, store)
@@ -217,7 +217,7 @@ def _squares(
     teacher: Any, parts: DecoderParts, store: FeatureStore
 ) -> tuple[dict[str, Tensor], int]:
     """Return the mean squares of the outputs of norms and of the inputs of `heads_into` and
-    `units_into`, by the name of the module, and how many tokens were read."""
+    `units_into`, by module name, and the number of tokens read."""
     found = dict[str, Tensor]()
 
     def add(name: str, values: Tensor) -> None:
@@ -277,7 +277,8 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
 
 
 def _sequences(store: FeatureStore) -> Iterator[Tensor]:
-    """Yield the token ids of evenly spaced sequences, `TOKENS` in all or the whole store."""
+    """Yield the token ids of evenly spaced sequences, `TOKENS` in all, or of the whole store if it
+    has fewer."""
     lengths = store.all_lengths()
     count = max(1, round(TOKENS / max(1.0, float(lengths.mean()))))
     chosen = np.unique(np.linspace(0, len(lengths) - 1, count).astype(int))

@@ -1,5 +1,5 @@
-"""The sizes of a decoder by its config, and the checks before layers of a teacher are cut to those
-of a student. Imports no torch."""
+"""Reads the sizes of a decoder from its config, and checks whether a student can be cut out of a
+teacher. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EPSILONS = {"gpt2": "layer_norm_epsilon", "llama": "rms_norm_eps", "qwen3": "rms
 class Sizes:
     """Holds the sizes of a decoder.
 
-    width: the hidden size. heads, groups: heads of queries, and of keys and values. each: the size
-    of a head. units: the feed-forward size.
+    width: the hidden size. heads: query heads. groups: key-value heads. each: the size of a head.
+        units: the feed-forward size.
     """
 
     width: int
@@ -33,8 +33,8 @@ class Sizes:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], where: str) -> Sizes:
-        """Read the sizes in a config.json. Raises UserError for a size that is no number above 0;
-        `where` names the model."""
+        """Read the sizes in a config.json. Raises UserError for a size that is not a number above
+        0; `where` names the model in messages."""
 
         def size(*names: str, default: int = 0) -> int:
             found = next((config[n] for n in names if config.get(n) is not None), default)
@@ -79,7 +79,7 @@ class Sizes:
 def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> None:
     """Raise UserError unless a decoder of `shape` can be cut out of the model with this config.
 
-    how: the value of `--init`, and `where` the model, for messages.
+    how: the value of `--init`. where: the model, for messages.
     """
     kind, start = config.get("model_type"), f"--init {how}"
     if kind != shape.kind or kind not in EPSILONS:
@@ -124,7 +124,7 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
 def shape_of_folder(config: Mapping[str, Any], folder: str) -> str:
     """Return the shape of the decoder in a folder as a value of `--student`.
 
-    Raises UserError for another model, and for one that no shape describes.
+    Raises UserError for another kind of model, and for sizes that `--student` cannot express.
     """
     kind, what = config.get("model_type"), f"--student {folder}"
     if kind not in EPSILONS or config.get("is_encoder_decoder"):
@@ -147,8 +147,8 @@ def shape_of_folder(config: Mapping[str, Any], folder: str) -> str:
 
 
 def slots(theirs: Sizes, own: Sizes) -> int:
-    """Count the sets of query heads with a common head of keys, as large as the student's, that
-    a teacher has."""
+    """Count the sets of query heads, of the size of a student's group, that a teacher has; see
+    `decoder_cut.chosen_heads`."""
     return theirs.groups * ((theirs.heads // theirs.groups) // (own.heads // own.groups))
 
 
@@ -168,7 +168,7 @@ def copied_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the rotary positions, as transformers 4 and as 5 writes them."""
+    """Read the settings of rotary positions from a config of transformers 4 or 5."""
     scaling = config.get("rope_scaling") or {}
     read = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **scaling}
     kind = read.get("rope_type", read.get("type", "default"))

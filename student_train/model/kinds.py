@@ -98,13 +98,14 @@ class Kind:
     config: makes the config from a shape, a tokenizer, the max length and common settings.
     models: the class of a masked LM (`mlm`) and of each kind of task.
     parts: the parameters that can be copied from a teacher of that kind; None if none can.
-    decoder: the same of a decoder.
+    decoder: for decoders, the parameters that can be cut out of a teacher of that kind.
     lm: from states [M,D] to logits [M,V].
     tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
     pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
-    classify: from these to the input of a classifier's `classifier`.
-    drop: from states [M,D] to those that are compared with the teacher's: after the dropout of the
-        kind.
+    classify: from the result of `pooled` to the input of a classifier's last linear layer,
+        `classifier`.
+    drop: applies the dropout of the kind to states [M,D] before they are compared with the
+        teacher's.
     """
 
     config: Callable[..., PreTrainedConfig]
@@ -180,9 +181,10 @@ def _gpt2(
 
 
 def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
-    """Make configs of decoders with rotary positions and gated feed-forward parts.
+    """Return a function that makes configs of decoders with rotary positions and gated feed-forward
+    layers.
 
-    common: also settings of a teacher whose layers are copied, see `decoder_sizes`.
+    config: the config class of the kind.
     """
 
     def made(
@@ -399,7 +401,7 @@ KINDS: dict[str, Kind] = {
 def find_models(kind: str) -> Kind:
     """Find the `Kind` of a kind of student, of this package or of the package that adds it.
 
-    Raises UserError if it cannot be imported, or is no `Kind`.
+    Raises UserError if it cannot be imported, or is not a `Kind`.
     """
     if kind not in KINDS:
         found = load_outside(SHAPES[kind].models, GROUP, "--student")

@@ -28,10 +28,11 @@ class WeightSource(Protocol):
 class ModelFolder:
     """Reads config, tokenizer and weights of a language model that `save_pretrained` wrote.
 
-    Weights have the same names as in a store: relative to the encoder, and for the masked-LM head
-    without the output embeddings, whose bias is `decoder.bias`. Weights are loaded on first use.
+    Weights have the same names as in a store: relative to the encoder. The masked-LM head is
+    included without its output embeddings; its output bias is `decoder.bias`. Weights are loaded on
+    first use.
     causal: whether it is a decoder, or a masked LM. Raises UserError for a folder without such a
-    model.
+        model.
     """
 
     def __init__(self, path: str, option: str, causal: bool = False) -> None:

@@ -1,5 +1,5 @@
-"""Chooses the pieces of a tokenizer.json that a pruned vocabulary retains. A text of retained
-pieces only is tokenized as before."""
+"""Chooses the pieces of a tokenizer.json that a pruned vocabulary retains. A text whose pieces are
+all retained is tokenized as before."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def unknown_piece(model: Settings) -> str | None:
 
 
 def _needed(settings: Settings, met: list[str]) -> set[str]:
-    """Return the pieces that every pruned vocabulary needs: single characters and raw bytes."""
+    """Return the pieces that every pruned vocabulary needs: single characters of the text, and raw
+    bytes."""
     model = settings["model"]
     bare = _bare(model)
     letters = {letter for piece in met for letter in bare(piece)}
@@ -137,7 +138,7 @@ def _parts(model: Settings) -> Callable[[str], set[str]]:
 
 
 def _pairs(model: Settings) -> list[tuple[str, str]]:
-    """Return the merges of a BPE. Older files have both pieces in one text, separated by a
-    blank."""
+    """Return the merges of a BPE. Older files write both pieces as one text, separated by a
+    space."""
     halves = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
     return [(left, right) for left, right in halves]

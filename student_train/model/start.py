@@ -111,9 +111,9 @@ def initialise(
 
 
 def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
-    """Copy all weights of a decoder of the same sizes. Returns a line for the card.
+    """Copy all weights of a decoder of the same sizes. Return a line for the model card.
 
-    Raises UserError for weights of another shape, such as fewer rows than the student's pieces.
+    Raises UserError for weights of another shape, such as fewer rows than the student has pieces.
     """
     weights, words = folder.teacher_weights(), student.get_input_embeddings().weight
     with torch.no_grad():
@@ -167,10 +167,12 @@ def _take_split(
     vocabulary: VocabularyMap,
     channels: Array | None = None,
 ) -> str:
-    """Set the embedding of each student piece from the teacher's rows [Vt,D] of its split.
+    """Set the embedding of each student piece from the teacher's rows [Vt,D] of the pieces that it
+    splits into.
 
-    channels: those that copied layers read; without them the rows are centred, projected on their
-        principal directions and scaled to random ones.
+    channels: the channels that copied layers read; without them the rows are centred, projected on
+        their principal directions and scaled to random ones.
+
     Returns a line for the model card.
     """
     rows, known = split_means(teacher, vocabulary, student.config.vocab_size)
@@ -192,7 +194,7 @@ def _take_split(
 
 def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
     """Average the teacher's rows [Vt,D] of the teacher pieces that each student piece splits into,
-    longest first from the left: means [Vs,D], and which pieces have any [Vs]."""
+    longest first from the left. Return means [Vs,D], and which pieces have any [Vs]."""
     own, theirs = vocabulary.student_bytes, vocabulary.teacher_bytes
     table = {raw: number for number, raw in enumerate(theirs.written()) if number < len(teacher)}
     longest = max(map(len, table), default=0)
@@ -215,7 +217,8 @@ def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[A
 def _take_head(
     student: PreTrainedModel, store: WeightSource, vocabulary: VocabularyMap
 ) -> list[str]:
-    """Copy the teacher's masked-LM head if both have one of the same size. Returns its line."""
+    """Copy the teacher's masked-LM head if teacher and student have one of the same size. Return
+    its line for the model card."""
     weights, parts = store.teacher_weights(), parts_of(student)
     assert parts is not None  # `initialise` has refused
     if BIAS not in weights or not take_transform(student, weights):
@@ -230,7 +233,8 @@ def _take_head(
 def _take_stored(
     student: PreTrainedModel, stored: MixedVocab, store: FeatureStore, vocabulary: VocabularyMap
 ) -> str:
-    """Set the word embeddings to the ones of mixed-vocabulary training. Returns its line.
+    """Set the word embeddings to those of mixed-vocabulary training. Return their line for the
+    model card.
 
     Raises UserError if hidden size or vocabulary differ.
     """
@@ -258,10 +262,10 @@ def _take_stored(
 
 
 def other_model(how: str, store: FeatureStore, causal: bool = False) -> ModelFolder | None:
-    """Open the folder of `--init layers:...@DIR`, or return None for another `--init`.
+    """Open the folder of `--init layers:...@DIR`; return None for any other `--init`.
 
-    causal: whether its model is a decoder. Raises UserError if there is no such model, or it has
-    other pieces.
+    causal: whether its model is a decoder. Raises UserError if there is no such model, or if it has
+        other pieces than the store's teacher.
     """
     kind, _, words = how.partition(":")
     _, at, path = words.partition("@")
@@ -295,7 +299,7 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
     """Average, for each student piece, the rows of the teacher pieces whose greedy split contains
-    it: means [Vs,D], and which pieces have one [Vs]."""
+    it. Return means [Vs,D], and which pieces have one [Vs]."""
     pieces = np.asarray(vocabulary.split_ids, np.int64)
     owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
     usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]
@@ -307,8 +311,8 @@ def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tup
 
 
 def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
-    """Reduce rows [V,D] to `width` channels: by projection on the principal directions of the known
-    rows, or by cutting."""
+    """Reduce rows [V,D] to `width` channels: with `svd`, project on the principal directions of the
+    known rows; else take the first channels."""
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:

@@ -27,8 +27,8 @@ CUT_BY_DEFAULT = 2**29
 
 
 def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
-    """Raise UserError if `--init` names a missing store or folder, or layers that are not in the
-    model by its config.json."""
+    """Raise UserError if `--init` names a missing store or folder, or layers that the model lacks
+    by its config.json."""
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
             return
@@ -56,7 +56,7 @@ def copies_layers(how: str) -> bool:
 
 def resolved_start(how: str, shape: Shape, store: FeatureStore) -> str:
     """Return `teacher` for `--init auto` of a decoder that can be cut out of the store's teacher,
-    else `how`."""
+    else `how` unchanged."""
     # Measured (RESULTS, "Decoder students"): a cut is a better start than `vocab`.
     files = store.teacher_files()
     if how != "auto" or not shape.causal or "config.json" not in files:
@@ -72,7 +72,7 @@ def resolved_start(how: str, shape: Shape, store: FeatureStore) -> str:
 
 
 def start_config(how: str, store: FeatureStore) -> tuple[Mapping[str, Any], str]:
-    """Return the config.json of the model of which `--init` copies layers, and its path.
+    """Return the config.json of the model whose layers `--init` copies, and its path.
 
     Raises UserError if its folder is missing.
     """
@@ -85,7 +85,7 @@ def start_config(how: str, store: FeatureStore) -> tuple[Mapping[str, Any], str]
 
 
 def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list[int]:
-    """Parse the teacher's layers (from 1) for the layers of a student, one for each.
+    """Parse the teacher's layers (from 1), one for each layer of the student.
 
     Raises UserError for another number of layers, or a layer that the teacher does not have.
     """
@@ -119,9 +119,9 @@ def checked_folder(path: str, option: str) -> Mapping[str, Any]:
 
 
 def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
-    """Open the store of `--init svd:STORE`, or return None for another `--init`.
+    """Open the store of `--init svd:STORE`; return None for any other `--init`.
 
-    Raises UserError if there is no such store, or its teacher has other pieces.
+    Raises UserError if there is no such store, or if its teacher has other pieces.
     """
     if not how.startswith(ANOTHER) or how == ANOTHER:
         return None

@@ -1,5 +1,5 @@
-"""The student's tokenizer: a WordPiece trained on the store's text, one from a folder, the
-teacher's (all or pruned), or the one of a mixed-vocabulary training."""
+"""Makes the student's tokenizer: a WordPiece trained on the store's text, the tokenizer of a
+folder, the teacher's (all or pruned), or that of a mixed-vocabulary training."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def student_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer of `--vocab`.
 
-    blocks: rows of `store.blocks()` to which its text is limited.
+    blocks: rows of `store.blocks()`; only their text is read.
     others: further stores, whose text is added without `blocks`. A corpus counts once.
     pattern: for a decoder, the pattern of its byte-level vocabulary (`training/byte_level.py`).
-    It has fewer pieces than requested if the text has no more. Raises UserError for an invalid
-    value, a size that is too small for the characters of the text, and a folder without a fast
-    tokenizer.
+
+    The tokenizer has fewer pieces than requested if the text has no more. Raises UserError for an
+    invalid value, a size that is too small for the characters of the text, and a folder without a
+    fast tokenizer.
     """
     size = vocabulary_size(word)
     if size is not None and pattern:
@@ -81,11 +82,11 @@ def student_tokenizer(
 
 
 def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrainedTokenizerFast:
-    """Return the tokenizer if a student can use it; word is the value of `--vocab`, for messages.
+    """Return the tokenizer if a student can use it. `word` is the value of `--vocab`, for messages.
 
     causal: check for a decoder, which needs no mask token but must encode every byte. A decoder's
-    tokenizer without a padding token gets its end-of-text token as padding. Raises UserError for a
-    tokenizer that a student cannot use.
+        tokenizer without a padding token gets its end-of-text token as padding. Raises UserError
+        for a tokenizer that a student cannot use.
     """
     if not causal:
         wordpiece.check_student_tokenizer(tokenizer, word)
@@ -133,7 +134,7 @@ def check_pair_form(tokenizer: PreTrainedTokenizerFast, word: str, store: Featur
 def default_max_length(longest: int) -> int:
     """Return the default of `--max-length`, in student tokens.
 
-    longest: teacher tokens of the longest sequence.
+    longest: the number of teacher tokens of the longest sequence.
     """
     # A smaller vocabulary gives shorter pieces: the same text has more of them.
     return min(512, 2 * longest)

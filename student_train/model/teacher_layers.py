@@ -61,12 +61,14 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
 
 
 def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSource) -> str:
-    """Copy everything but word embeddings and head from the teacher. Returns a line for the card.
+    """Copy everything but word embeddings and head from the teacher. Return a line for the model
+    card.
 
     how: the value of `--init`.
     chosen: the numbers of its layers, "" for all.
-    Units that the teacher does not have start without effect. Raises UserError if the chosen layers
-    cannot be copied.
+
+    Feed-forward units that the teacher does not have are initialised so that they have no effect.
+    Raises UserError if the chosen layers cannot be copied.
     """
     weights, parts = store.teacher_weights(), parts_of(student)
     assert parts is not None  # `initialise` has refused
@@ -159,7 +161,8 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
 
 
 def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:
-    """Copy the transform of the masked-LM head. Return whether both have one of the same size."""
+    """Copy the transform of the masked-LM head. Return whether teacher and student have one of the
+    same size."""
     parts = parts_of(student)
     assert parts is not None  # `initialise` has refused
     plain = {_bert_name(name): name for name in weights}

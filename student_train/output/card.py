@@ -105,7 +105,7 @@ print(model.predict([("A question?", "A text."), ("A question?", "Another text."
 
 def environment(device: str, processes: int = 1) -> dict[str, Any]:
     """Return versions, device, threads and number of processes. Together with the settings they
-    decide the last bits of a student."""
+    determine the last bits of a student."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
     threads = torch.get_num_threads()
@@ -248,8 +248,8 @@ def _has_untrained_head(student: PreTrainedModel, settings: dict[str, Any], step
 def how_to_load(student: PreTrainedModel, pairs: bool = False, head: Head | None = None) -> str:
     """Return Markdown with code that loads a student's folder and predicts for a text or a pair.
 
-    head: what it is loaded as; None for the head of its class.
-    If transformers does not have the student's class, the code imports its module.
+    head: the head with which it is loaded; None for the head of its class. If transformers does not
+        have the student's class, the code imports its module.
     """
     head = head or _head(student)
     imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
@@ -267,7 +267,7 @@ print(predict({text}))
 
 
 def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
-    """Return what the outputs of a student's task are, as its config says; None without a task."""
+    """Return the kind of a student's task outputs, by its config; None without a task."""
     if (kind := head_of(student)) in ("mlm", "causal"):
         return None
     said = student.config.problem_type
@@ -299,7 +299,7 @@ def _note_on_pooler(student: PreTrainedModel) -> str:
 
 
 def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
-    """Return the line that imports a student's class and a note on it, or two empty texts for a
+    """Return the code line that imports a student's class, and a note on it; two empty texts for a
     class of transformers. `then` is the note's last clause."""
     own, module = type(student).__name__, type(student).__module__
     if module.startswith("transformers."):
@@ -313,7 +313,7 @@ def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
 
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
-    """Return a line on the losses that trained the outputs of a task, or "" without a task."""
+    """Return a line that names the losses that trained the task outputs; "" without a task."""
     if (output_kind := output_kind_of_student(student)) is None:
         return ""
     trained = {
@@ -350,7 +350,7 @@ def _units(student: PreTrainedModel, result: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _note_on_shared(report: dict[str, Any]) -> str:
-    """Return a note if `kl-shared` was computed on a part of the shared pieces."""
+    """Return a note if `kl-shared` was computed on only a part of the shared pieces."""
     settings, logits = report["settings"], report["store"]["features"].get("logits")
     trained = trained_losses(settings)
     if "kl-shared" not in trained or logits is None or logits["tier"] == "head":

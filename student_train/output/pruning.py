@@ -32,9 +32,10 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
     """Prune a student to the pieces that are also in another tokenizer, and write it to `out`.
 
     student, vocab: folders of the student and of the other tokenizer.
+
     Returns the number of pieces. The student retains the embeddings of these pieces, its special
     tokens and all other weights (Zhao et al. 2021, section 6). Raises UserError for a folder
-    without a student or tokenizer, for a vocabulary that is no WordPiece, and if `out` exists.
+    without a student or tokenizer, for a vocabulary that is not a WordPiece, and if `out` exists.
     """
     target, caller = Path(out), f"prune_student({str(student)!r})"
     if target.exists():
@@ -68,7 +69,7 @@ def _card(student: Path, before: int, after: int) -> str:
 
 
 def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
-    """Write a complete folder, or nothing."""
+    """Write the complete folder; after an error, leave nothing behind."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=files.UNFINISHED, dir=out.parent) as folder:

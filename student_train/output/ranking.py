@@ -29,7 +29,8 @@ class Measure:
     largest: bool = False
 
     def of(self, row: Row) -> float:
-        """Return a figure of which the smallest is best, or infinity if the student has none."""
+        """Return the figure of a row, negated if larger is better, so that the smallest is best;
+        infinity if the student has none."""
         value = row.get(self.name)
         if not isinstance(value, int | float) or not math.isfinite(value):
             return math.inf
@@ -80,7 +81,7 @@ OF_LOSS = frozenset(
 
 
 def judged(figures: Row, varied: Collection[str]) -> float:
-    """Return a student's figure by the first comparable measure. The smallest is best; infinity if
+    """Return a student's figure by its first comparable measure. The smallest is best; infinity if
     no measure is comparable.
 
     varied: the settings that vary in the sweep.
@@ -120,7 +121,7 @@ def _of_task(column: str) -> Measure:
 
 
 def measure_of(rows: Sequence[Row]) -> Measure | None:
-    """Return the measure by which students are ranked, or None if they have none in common."""
+    """Return the measure by which students are ranked; None if they have no measure in common."""
     varied = {name for row in rows for name in row}
     return next(iter(measures_of([*map(flat, rows)], varied)), None)
 

@@ -51,7 +51,7 @@ def store_contents(report: dict[str, Any]) -> list[Any]:
 
 
 def trained_losses(settings: Mapping[str, Any]) -> set[str]:
-    """Return the names of the losses of all stages, by the settings of a report."""
+    """Return the names of the losses of all stages in the settings of a report."""
     stages = settings.get("stages") or [{}]
     return {name for stage in stages for name in stage.get("loss", settings["loss"])}
 

@@ -94,7 +94,7 @@ def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
 
 @contextmanager
 def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
-    """Open the stores of a training until the end of the block.
+    """Open the stores of a training until the end of the `with` block.
 
     Raises StoreError for an unreadable store, and as `check_tokenizers` does.
     """
@@ -106,7 +106,8 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
 
 
 def check_tokenizers(store: FeatureStore) -> None:
-    """Raise StoreError if the installed tokenizers package gives other tokens than the store's."""
+    """Raise StoreError if the installed tokenizers package produces other tokens than the stored
+    ones."""
     check_tokens(store)
     check_vocabulary(store)
 
@@ -211,11 +212,11 @@ def _origin(store: FeatureStore) -> dict[str, Any]:
 
 
 def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
-    """Make a student with initial weights and its collator, and describe the weights.
+    """Make a student with initial weights and its collator, and describe how the weights were
+    initialised.
 
     Vocabulary and initial weights are from the first store; the max length depends on all stores.
-    Raises UserError if the store does not have what they need, or temporary files cannot be
-    written.
+    Raises UserError if the store lacks what they need, or if temporary files cannot be written.
     """
     return _prepare(plan_of(options, store, *others))
 
@@ -276,8 +277,8 @@ def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
 
 
 def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
-    """Set the max length of a student's tokenizer, and its outputs for text pairs, also for when it
-    is saved and loaded.
+    """Set the max length of a student's tokenizer, and the outputs that it needs for text pairs,
+    also in the saved files.
 
     Raises UserError for a tokenizer without a token between two texts.
     """
@@ -314,7 +315,7 @@ def _positions(plan: TrainPlan) -> int | None:
 
 
 def _network(plan: TrainPlan) -> dict[str, Any]:
-    """Return the options that are settings of the student's config."""
+    """Return the options that become settings of the student's config."""
     names = scoped(TrainOptions, NETWORK)
     if plan.shape.kind != "bilstm":
         names -= scoped(TrainOptions, BILSTM)
@@ -335,7 +336,7 @@ def _copied_settings(how: str, plan: TrainPlan) -> dict[str, Any]:
 
 
 def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Collator:
-    """Make the collator of `store`, one of the plan's, for a student with `tokenizer`."""
+    """Make the collator of `store`, one of the plan's stores, for a student with `tokenizer`."""
     spec = store.features.logits
     return Collator(
         tokenizer,

@@ -1,1 +1,1 @@
-"""The plan of a training: what the options ask for, compared with the stores once."""
+"""The plan of a training: its options, compared with the stores once."""

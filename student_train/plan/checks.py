@@ -54,7 +54,8 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
 
 
 def check_memory(plan: TrainPlan) -> None:
-    """Raise UserError if memory does not suffice for `--cache`. The options are resolved."""
+    """Raise UserError if memory does not suffice for `--cache`. The plan's options must be
+    resolved."""
     if not stays_in_memory(plan.options.cache):
         return
     import torch
@@ -85,7 +86,7 @@ def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
 
 
 def _check_needs(plan: TrainPlan) -> None:
-    """Check the stores against the needs of a recipe."""
+    """Check that the stores have what a recipe needs."""
     # The checks of losses do not cover this: with other features of the same kind the training
     # would run, but would not be the recipe's.
     options, stores, needs = plan.options, plan.stores, plan.options.needs
@@ -190,8 +191,8 @@ def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
 
 
 def check_batches(plan: TrainPlan) -> None:
-    """Check what does not depend on the student. Raises UserError for what a store does not
-    have."""
+    """Check the batches' options that do not depend on the student. Raises UserError if a store
+    lacks a feature or label that they need."""
     _check_alignments(plan.options)
     _check_vectors(plan)
     for source in plan.sources:
@@ -259,7 +260,7 @@ def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
 
 
 def _check_static(stage: Stage, shape: Shape) -> None:
-    """Refuse losses of tokens for a student without layers."""
+    """Raise UserError for losses of tokens if the student has no layers."""
     other = [term.name for term in stage.terms if not term.loss.of_text]
     if shape.kind == "static" and other:
         able = ", ".join(loss.name for loss in LOSSES if loss.of_text)

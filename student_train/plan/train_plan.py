@@ -29,7 +29,7 @@ SEEDS_APART = 1009  # stage N adds N times this to the seed: each stage has its 
 
 @dataclass(frozen=True)
 class StoreSplit:
-    """An open store, split into training and held-out blocks. `share` is held out."""
+    """An open store, split into training and held-out blocks. `share` is the held-out share."""
 
     store: FeatureStore
     share: float
@@ -85,7 +85,7 @@ class TrainPlan:
 
     @property
     def store(self) -> FeatureStore:
-        """Return the first store, which decides vocabulary and initial weights."""
+        """Return the first store, which determines vocabulary and initial weights."""
         return self.sources[0].store
 
     @property
@@ -176,7 +176,7 @@ def _untrained(trained: set[str], layers: int, shape: Shape) -> list[str]:
 
 
 class Stores:
-    """The stores of a training, opened on first use, once."""
+    """The stores of a training, opened once, on first use."""
 
     def __init__(self, paths: Sequence[Any], allow_partial: bool = False, cache: str = "") -> None:
         self._paths, self._partial = paths, allow_partial
@@ -185,7 +185,7 @@ class Stores:
 
     @cached_property
     def opened(self) -> list[FeatureStore]:
-        """Open the stores. Raises StoreError for one that cannot be read."""
+        """Open the stores. Raises StoreError for a store that cannot be read."""
         return [
             self._closing.enter_context(
                 closing(open_store(path, allow_partial=self._partial, cache=self._cache))

@@ -1,4 +1,4 @@
-"""The values that options take as text, checked before a store is opened or torch is imported."""
+"""Checks option values that are given as text, before a store is opened or torch is imported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_cache_word(word: str) -> None:
 
 
 def stays_in_memory(word: str) -> bool:
-    """Return whether a value of `--cache` holds decoded features in memory."""
+    """Return whether a value of `--cache` stores decoded features in memory."""
     return word in CACHES[1:]
 
 
@@ -85,7 +85,7 @@ def check_student(student: str) -> None:
 
 
 def is_model_folder(student: str) -> bool:
-    """Return whether a value of `--student` is the folder of a model, and no shape."""
+    """Return whether a value of `--student` is the folder of a model, not a shape."""
     if student.startswith(AS_TEACHER) or not (Path(student) / "config.json").is_file():
         return False
     try:

@@ -156,7 +156,8 @@ class TrainOptions(OptionFields):
             )
 
     def _check_predictions(self) -> None:
-        """Check that a decoder is trained on next tokens, and another student on masked ones."""
+        """Check that a decoder is trained on next tokens, and any other student on masked
+        tokens."""
         causal = parse_student(self.student).causal
         losses = [loss for loss in registry.named(self.loss) if loss.head == "vocabulary"]
         wrong = [loss.name for loss in losses if loss.of_next != causal]
@@ -185,7 +186,7 @@ class TrainOptions(OptionFields):
             )
 
     def _check_decoder(self) -> None:
-        """Refuse what a decoder cannot do."""
+        """Raise UserError for options that a decoder does not support."""
         of_texts = [loss.name for loss in registry.named(self.loss) if loss.student == "sentence"]
         if of_texts:
             raise UserError(
@@ -333,8 +334,8 @@ class TrainOptions(OptionFields):
         return rate * CONTINUED if self.init.startswith(FOLDER) else rate
 
     def judged_by(self) -> list[str]:
-        """List the options that depend on validation, as on the command line. If the list is empty,
-        validations are only reported."""
+        """List the options that depend on validation, as typed on the command line. If the list is
+        empty, validations are only reported."""
         by_option = {
             "--schedule plateau": self.schedule == "plateau",
             "--best": self.best,
@@ -369,8 +370,8 @@ class TrainOptions(OptionFields):
         return self._with(device=device, precision=precision, epochs=epochs)
 
     def describing(self) -> dict[str, Any]:
-        """Return every setting that decides the student's weights, as JSON. Options of the machine
-        and the folder are left out."""
+        """Return every setting that determines the student's weights, as JSON. Options of the
+        machine and the folder are left out."""
         omitted = scoped(TrainOptions, MACHINE) | {"needs"}
         if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
             omitted |= {"eval_every"}  # validations decide nothing

@@ -52,7 +52,7 @@ def find_recipe(name: str) -> Recipe:
     """Find a built-in recipe by name, or `FILE.toml:NAME` in a user's file.
 
     `FILE.toml` alone is enough if the file has a single recipe. Raises UserError for an unknown
-    name and for a file that is no recipe.
+    name and for a file that has no recipes.
     """
     path, colon, inner = name.rpartition(":")
     if not colon or not path.endswith(".toml"):

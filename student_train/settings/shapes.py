@@ -179,8 +179,12 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
 
 
 def _gated(width: int) -> int:
-    """Return two thirds of four times the width: as many weights as an ungated part has (Shazeer
-    2020, https://arxiv.org/abs/2002.05202), in steps of eight."""
+    """Return the feed-forward size of a gated layer: two thirds of four times the width, in steps
+    of eight.
+
+    It then has as many weights as a layer without gate (Shazeer 2020,
+    https://arxiv.org/abs/2002.05202).
+    """
     return max(8, round(width / 3) * 8)
 
 
@@ -214,7 +218,7 @@ def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:
 
     A name is of this package, of an entry point in `teachonce.student_kinds`, or the
     `module:attribute` of a `ShapeKind`. Raises UserError for code that cannot be imported, and for
-    an object that is no `ShapeKind`.
+    an object that is not a `ShapeKind`.
     """
     if kind not in SHAPES:
         found = load_outside(kind, GROUP, option.rstrip())

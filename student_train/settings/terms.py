@@ -61,8 +61,8 @@ class BatchPlan:
 
     @property
     def validated(self) -> tuple[Term, ...]:
-        """Return the terms of a validation: a decoder's always have `next`, with weight 0 if it is
-        not trained."""
+        """Return the terms of a validation. A decoder's always include `next`, with weight 0 if it
+        is not trained with it."""
         # Bits per byte alone compare decoders of any vocabulary and losses.
         if not self.causal or any(term.loss.of_text_alone for term in self.terms):
             return self.terms
@@ -102,7 +102,8 @@ def check_losses(loss: Any) -> None:
 
 @dataclass(frozen=True)
 class LossAlignments:
-    """Holds the alignment of each loss: `own` by loss, `others` for all other losses."""
+    """Holds the alignment of each loss: `own` has those given for a loss, `others` is that of all
+    other losses."""
 
     others: str
     own: Mapping[str, str]
@@ -154,8 +155,8 @@ def check_alignments(words: Any) -> None:
 
 
 def check_alignment_of_shared(words: str, losses: Iterable[str]) -> None:
-    """Check that losses over shared pieces have an alignment that pairs identical pieces. Raises
-    UserError for any other alignment."""
+    """Raise UserError if a loss over shared pieces has an alignment that does not pair identical
+    pieces."""
     for loss in named(losses):
         aligned = parse_alignments(words).of(loss.name)
         if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":

@@ -92,7 +92,8 @@ def finish(
     on_validation: Validated | None,
     say: Say,
 ) -> tuple[str, Any, str]:
-    """Train and score a student; return the state of the run, its result, and its problem ("").
+    """Train and score a student. Return the state of the run, its result, and its problem ("" if
+    none).
 
     If scoring fails, the state is still `finished`. Raises Stopped.
     """
@@ -117,7 +118,7 @@ class Workers(Protocol):
     """The run fails after this many deaths of its workers without a new validation in between."""
 
     def places(self) -> int:
-        """Return how many runs may be active now."""
+        """Return how many runs may be active at once now."""
 
     def start(self, number: int, work: Work) -> None:
         """Start a worker for the run of this number."""
@@ -126,7 +127,7 @@ class Workers(Protocol):
         """Wait for events of the workers, for a limited time, and return them."""
 
     def answer(self, number: int, why: str) -> None:
-        """Answer a validation with the reason for which the run ends there, or ""."""
+        """Answer a validation: with the reason why the run ends there, or "" to continue."""
 
     def stop(self) -> None:
         """Make the workers save their students and exit."""
@@ -164,7 +165,7 @@ class Execution:
         return validated
 
     def at_once(self, workers: Workers) -> None:
-        """Execute all runs in workers, as many at a time as there are places."""
+        """Execute all runs in workers, as many in parallel as `Workers.places` returns."""
         running, again = dict[int, Run](), list[Run]()
         died = defaultdict[int, list[int]](list)  # by run: the number of validations at each death
         try:
@@ -190,7 +191,8 @@ class Execution:
             workers.stop()
 
     def _fill(self, workers: Workers, running: dict[int, Run], again: list[Run]) -> None:
-        """Start runs while there are places. If there are none, one run waits in `again`."""
+        """Start runs until as many are active as `Workers.places` allows. If it allows none, one
+        run waits in `again`."""
         places = workers.places()
         while len(running) < max(1, places):
             repeated = bool(again)

@@ -119,7 +119,8 @@ class Sweep:
         return replace(options, out=self.folder / options.name())
 
     def _placed(self, options: TrainOptions) -> TrainOptions:
-        """Resolve the options of a student, except device and precision with Ray."""
+        """Resolve the options of a student, except device and precision if the sweep runs on
+        Ray."""
         made = self._resolved(options)
         if self.ray is None:
             return made

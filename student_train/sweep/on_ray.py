@@ -45,7 +45,8 @@ class Mailbox:
             self._reports.append((key, "say", line))
 
     def validated(self, key: Key, step: int, figures: Mapping[str, float]) -> str:
-        """Report a validation, and wait for the answer: why the run ends here, or ""."""
+        """Report a validation, and wait for the answer: the reason why the run ends here, or "" to
+        continue."""
         with self._changed:
             self._reports.append((key, "validated", step, dict(figures)))
             self._changed.wait_for(lambda: key in self._answers)
@@ -104,7 +105,7 @@ def _wait_until_free(out: Path) -> None:
 
 
 class Cluster:
-    """Workers that are Ray tasks, one for each place of the nodes."""
+    """Workers that are Ray tasks, one for each student that the nodes have room for."""
 
     deaths = 3
 

@@ -75,7 +75,7 @@ class Runs:
             )
 
     def check_retained(self) -> None:
-        """Raise UserError if the table of an earlier command has students that this one lacks."""
+        """Raise UserError if this command leaves out students of an earlier command's table."""
         names = {run.folder.name for run in self.runs}
         lost = [
             run["folder"]

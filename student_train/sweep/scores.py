@@ -67,7 +67,7 @@ def read_plan(path: Path) -> ScoringPlan:
 
 
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
-    """Check the tables by `downstream`; return its error message, or ""."""
+    """Check the tables with the checks of `downstream`; return its error message, or ""."""
     # TOML has dates, which JSON lacks: `downstream` refuses them as texts.
     given = json.dumps({"tasks": tasks, "models": models}, default=str)
     done = subprocess.run(CHECK, input=given, capture_output=True, text=True)

@@ -109,7 +109,7 @@ def option_of(dimension: str) -> str:
 
 
 def varied(space: Space) -> list[str]:
-    """Return the options with more than one setting."""
+    """Return the options with more than one value."""
     more = (n for n, each in space.items() if isinstance(each, Interval) or len(each) > 1)
     return list(dict.fromkeys(map(option_of, more)))
 

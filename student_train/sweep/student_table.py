@@ -17,8 +17,8 @@ OF_PLACE = ("store", "out")  # settings that say where a student is, not what it
 
 
 class StudentTable(Sequence[Row]):
-    """Trained students, the best first: of each the settings that differ, its folder and its
-    figures. Printed, or shown in a notebook, it is a table.
+    """Trained students, the best first, printed as a table, also in a notebook. A row has the
+    settings that differ, the folder, and the figures.
 
     rows: a mapping for each student. varied: the settings that differ.
     """
@@ -36,7 +36,7 @@ class StudentTable(Sequence[Row]):
     def __getitem__(self, index: slice) -> list[Row]: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> Row | list[Row]:
-        """Return the student at a place, or a list of them for a slice."""
+        """Return the student at an index, or a list of students for a slice."""
         return self.rows[index]
 
     def _lines(self) -> list[list[str]]:
@@ -48,7 +48,7 @@ class StudentTable(Sequence[Row]):
         return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *lines))
 
     def _repr_html_(self) -> str:
-        """Return the table, which a notebook shows."""
+        """Return the table in HTML, for notebooks."""
         head, *lines = self._lines()
         return html_table("students, the best first", lines, head)
 

@@ -1,4 +1,4 @@
-"""Which run of a sweep is next, and what ends a run early: a list, or a search of Optuna."""
+"""Chooses the next run of a sweep, and ends runs early: from a list, or by a search with Optuna."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ class RunSource(Protocol):
     """Chooses the next run, and ends runs early."""
 
     def next(self) -> Run | None:
-        """Return a run to do now; None if there is none (yet)."""
+        """Return the next run to start; None if there is none, or none yet."""
 
     def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        """Take the figures of a validation; return why the run ends here, or ""."""
+        """Record the figures of a validation; return the reason why the run ends here, or "" to
+        continue."""
 
     def ended(self, run: Run) -> None:
-        """Take the run that has ended."""
+        """Record that a run has ended."""
 
 
 class Study:
-    """A study of Optuna, whose pruner ends runs at validations as `--prune` says.
+    """An Optuna study, whose pruner ends runs at validations according to `--prune`.
 
-    Halving counts validations, not steps: runs of unlike length are compared after the same share
-    of each. Raises UserError if Optuna is missing; `what_for` names the option that needs it.
+    Halving counts validations, not steps: runs of different length are compared after the same
+    share of each. Raises UserError if Optuna is missing; `what_for` names the option that needs it.
     """
 
     def __init__(self, prune: str, varied: Sequence[str], what_for: str) -> None:
@@ -51,7 +52,8 @@ class Study:
         self._halves, self._varied = prune == "asha", varied
 
     def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        """Report a validation, which a resumed run repeats; return why the run ends, or ""."""
+        """Report a validation, which a resumed run may repeat; return the reason why the run ends,
+        or "" to continue."""
         value, trial = judged(figures, self._varied), self.trials[run.number]
         if not math.isfinite(value):
             return ""

@@ -1,4 +1,4 @@
-"""Training a student on stores: steps over stages, losses of a store, validation."""
+"""Trains a student on stores: steps and stages, losses of a store, validation."""
 
 from teachonce.support.lazy_exports import lazy_exports
 

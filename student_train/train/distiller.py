@@ -1,5 +1,5 @@
-"""The student in training: an ordinary transformers model, and the projections that exist only
-while it is trained."""
+"""The student in training: an ordinary transformers model, and the projections that are discarded
+after training."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ VECTORS = "vectors"  # key of the steps to vectors of texts, among the projectio
 
 class Distiller(nn.Module):
     """Holds a student, and a projection for each loss that needs one and each hidden state of a
-    teacher. A training updates its parameters.
+    teacher. Training updates its parameters.
 
     student: a model of transformers, or a module of your own (`OwnStudent`).
-    terms: the losses that a batch is measured by. Other terms can be given for a batch.
-    features: what the store holds of the teacher.
-    start: how the projections start: `he`, `pytorch`, or `auto`: He if frozen, else PyTorch's.
+    terms: the losses to compute for a batch. Methods accept other terms.
+    features: the teacher's features in the store.
+    start: how the projections are initialised: `he`, `pytorch`, or `auto`: He if frozen, else
+        PyTorch's.
     every: terms of all stages, for which projections are made; default: `terms`.
     frozen: the projections retain their random weights.
     separate: `logit` and `log-odds` have an output layer of their own.
@@ -115,7 +116,7 @@ class Distiller(nn.Module):
 
     @staticmethod
     def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
-        """Make the mean pooling, and a map to the teacher's space if a loss compares with it."""
+        """Make the mean pooling, and a map to the teacher's vector size if a loss needs it."""
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
         projected = own != width and any(term.loss.projection != "none" for term in terms)
@@ -133,7 +134,7 @@ class Distiller(nn.Module):
     def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
         """Make the distiller of a student from options and a store.
 
-        Raises UserError for a model that can be no student.
+        Raises UserError for a model that cannot be a student.
         """
         of_text = head_of(student) in ("mlm", "causal")
         output_kind = None if of_text else output_kind_of(store)

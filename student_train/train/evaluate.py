@@ -106,9 +106,9 @@ CONSTANT = 0.02  # healthy students have .16 to .79, collapsed ones .000 to .006
 class Spread:
     """Measures how much a student's states vary, over batches.
 
-    The figure is the share of the states' mean squared length that is about their mean: 0 if all
-    states are equal. A loss can reach that: a projection whose start is too large for the teacher's
-    states is met best by a student that always gives their mean.
+    The figure is the variance of the states divided by their mean squared length: 0 if all states
+    are equal. Training can end there: if a projection's initial scale is too large for the
+    teacher's states, a student that always returns their mean has the lowest loss.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Spread:
         self.squares = dict[str, float]()
 
     def add(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Count states [G,D], by what they are compared for."""
+        """Add states [G,D], by the feature with which they are compared."""
         for name, each in states.items():
             # The share is a small difference of two large sums, which float32 would lose.
             each = each.double()
@@ -127,7 +127,7 @@ class Spread:
             self.squares[name] = self.squares.get(name, 0.0) + float(each.square().sum())
 
     def figures(self) -> dict[str, float]:
-        """Return the least share of all that is compared, by its name; nothing for no states."""
+        """Return, by name, the smallest figure of all compared states; {} without states."""
         shares = [
             max(0.0, 1 - float((self.sums[name] / count).square().sum()) / (square / count))
             for name, count in self.counts.items()
@@ -137,7 +137,7 @@ class Spread:
 
 
 def warning_of_constant_states(found: Mapping[str, float]) -> str:
-    """Say in a line that a student's states hardly vary; "" if they do."""
+    """Return a warning if a student's states hardly vary, else ""."""
     share = found.get(VARYING)
     if share is None or share >= CONSTANT:
         return ""

@@ -91,8 +91,8 @@ class Sides:
         """Compute a term's loss, the mean over the teacher's features; None if the batch has no
         targets for it.
 
-        Losses of next tokens with too many logits are computed in slices of places, whose logits
-        are computed again in the backward pass.
+        Losses of next tokens with too many logits are computed in slices of positions; the backward
+        pass computes their logits again.
         """
         size = self._distiller.vocabulary
         if term.loss.of_next and (rows := self._rows(term)) and exceeds(len(rows[0]), size):
@@ -104,7 +104,7 @@ class Sides:
         return reduce(add, (term.measure(*pair) / len(pairs) for pair in pairs))
 
     def _rows(self, term: Term) -> tuple[Tensor, Any] | None:
-        """Return the states [G,D] of which a term compares the logits, and its targets."""
+        """Return the states [G,D] from which a term's logits are computed, and its targets."""
         if term.loss.student == "next":
             assert self._native is not None
             return self._native[self._batch.masked], self._batch.labels
@@ -147,14 +147,14 @@ class _AlignedSides:
         return []
 
     def task_logits(self, terms: Sequence[Term]) -> Tensor:
-        """Return the logits [G,C] by which the student is scored: of its classifier, or, in a stage
-        that trains only the separate output, of that output."""
+        """Return the logits [G,C] by which the student is scored: its classifier's, or, in a stage
+        that trains only the separate output layer, that layer's."""
         read = {term.loss.student for term in terms}
         return self.scores if "scores" in read and "classes" not in read else self.classes
 
     def rows(self, term: Term) -> tuple[Tensor, Any] | None:
-        """Return the states [G,D] of which a term compares the logits, and its targets; None if it
-        compares other things."""
+        """Return the states [G,D] from which a term's logits are computed, and its targets; None if
+        the term does not compare logits."""
         runs = self._wanted.logit_runs
         if term.loss.student != "pieces" or runs is None:
             return None
@@ -191,8 +191,8 @@ class _AlignedSides:
         return found
 
     def _logits(self, term: Term) -> Tensor:
-        """Compute vocabulary logits [G,V] of the runs with logit targets. Computed once: all terms
-        of an alignment have the same pooling."""
+        """Compute vocabulary logits [G,V] of the runs with logit targets, once: all terms of an
+        alignment have the same pooling."""
         runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
         assert runs is not None
         if self._pieces is None:
@@ -204,7 +204,8 @@ class _AlignedSides:
         return self._pieces
 
     def _likelihoods(self, chunks: ChunkTargets) -> Tensor:
-        """Compute the log-probabilities [G] of the tokens of each run, given those before it."""
+        """Compute the log-probabilities [G] of the tokens of each run, given the tokens before
+        it."""
 
         def logprobs(states: Tensor, labels: Tensor) -> Tensor:
             logits = self._distiller.logits(states).float()

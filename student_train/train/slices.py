@@ -1,5 +1,5 @@
-"""Losses of next tokens in slices of places, so that no tensor has a logit for every token and
-piece."""
+"""Computes next-token losses in slices of positions, so that no tensor has a logit for every token
+and piece."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ MOST_LOGITS = 2**25  # at once: 128 MB in float32
 
 
 def exceeds(places: int, vocabulary: int) -> bool:
-    """Return whether the logits of this number of places are too many to be held at once."""
+    """Return whether the logits of this number of positions are too many for memory at once."""
     return places * vocabulary > MOST_LOGITS
 
 
 def whole(targets: Any) -> Any:
-    """Return targets that a formula takes: those of a whole head as distributions."""
+    """Return targets in the form that a formula takes: `HeadTargets` as distributions, all others
+    unchanged."""
     return targets.whole() if isinstance(targets, HeadTargets) else targets
 
 
 def mean_in_slices(
     measure: Callable[[Tensor, Any], Tensor], states: Tensor, targets: Any, vocabulary: int
 ) -> Tensor:
-    """Compute a loss that is a mean over G places, from states [G,D] and targets, labels [G] or a
-    dataclass of tensors [G,...]."""
+    """Compute a loss that is a mean over G positions, from states [G,D] and targets: labels [G], or
+    a dataclass of tensors [G,...]."""
 
     def measured(states: Tensor, targets: Any) -> Tensor:
         return measure(states, whole(targets))
@@ -44,7 +45,7 @@ def mean_in_slices(
 def rows_in_slices(
     measure: Callable[[Tensor, Tensor], Tensor], states: Tensor, labels: Tensor, vocabulary: int
 ) -> Tensor:
-    """Compute a number for each of G places, from states [G,D] and labels [G]: [G]."""
+    """Compute one number for each of G positions, from states [G,D] and labels [G]: [G]."""
     if not exceeds(len(states), vocabulary):
         return measure(states, labels)
     some = _slices(len(states), vocabulary)
@@ -52,7 +53,7 @@ def rows_in_slices(
 
 
 def _again(measure: Callable[..., Tensor], *given: Any) -> Tensor:
-    """Call a function whose logits are computed again in the backward pass."""
+    """Call a function. The backward pass computes its logits again, so they are not stored."""
     # Nothing random is in it; the reentrant way would not see the weights of the head.
     found: Tensor = checkpoint(measure, *given, use_reentrant=False, preserve_rng_state=False)
     return found

@@ -24,9 +24,10 @@ from teachonce.student_train.train.evaluate import evaluate_batches, held_out
 class StoreTraining:
     """Trains and validates a student on one store, with projections to the teacher's hidden size.
 
-    sources: the store, and other stores of the same text with their collators; `combine_teachers`
-    makes one teacher of them. Their batches have the same texts and masks, so that KL has the
-    gradient of a single teacher: the mean of their distributions over the logits that all store.
+    sources: the store, and other stores of the same text, each with its collator;
+        `combine_teachers` makes one teacher of them. Their batches have the same texts and masks.
+        So KL has the gradient of a single teacher: the mean of their distributions over the logits
+        that all of them store.
 
     Stores of different text have a `StoreTraining` each. A step then takes a batch of each, and the
     mean of their losses.
@@ -57,9 +58,11 @@ class StoreTraining:
         return self.steps_in(number, options.epochs)
 
     def steps_in(self, number: int, epochs: float = 1.0) -> int:
-        """Count the optimiser steps of `epochs` epochs of a stage, each as long as its first.
+        """Count the optimizer steps of `epochs` epochs of a stage, each as long as the stage's
+        first epoch.
 
-        An epoch of a balanced stage is one pass over the larger of its kinds of text.
+        An epoch of a balanced stage is one pass over its labelled or its unlabelled text, whichever
+        is larger.
         """
         accumulate = self.plan.stages[number].options.accumulate
         return max(1, round(epochs * self._batches_of(number) / accumulate))
@@ -86,7 +89,8 @@ class StoreTraining:
         self._number, self.stage = number, self.plan.stages[number]
 
     def batches(self, first: int, every: int = 1) -> Generator[StudentBatch]:
-        """Stream the stage's batches without end, its batch plans in turn; close it afterwards.
+        """Stream the stage's batches without end, alternating between its batch plans. Close the
+        stream afterwards.
 
         first: number of the first batch. every: yield every `every`-th batch.
         """
@@ -124,7 +128,7 @@ class StoreTraining:
         )
 
     def validate(self) -> dict[str, float]:
-        """Measure the losses on the held-out part; see `evaluate`."""
+        """Measure the losses on the held-out blocks; see `evaluate`."""
         blocks, plan = self._source.held_out, self.stage.measured
         each = [
             held_out(store, collator.serving(plan), blocks, plan)

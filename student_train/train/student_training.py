@@ -98,8 +98,8 @@ def train(
 ) -> Trained:
     """Train `student` on `store` and on `others`; see `train_plan`.
 
-    In place of a store, an object with its `stream`, `blocks`, `batch_count`, `features` and `meta`
-    will do.
+    `store` may be any object with `stream`, `blocks`, `batch_count`, `features` and `meta` of a
+    store.
     """
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options, *stores, layers=size_of(student)[1])
@@ -127,10 +127,11 @@ def train_plan(
     out: the folder of metrics and checkpoints, if given.
     resume: continue from the newest checkpoint with the same result as without a stop: batches,
         masks and dropout are functions of (seed, step).
-    ranks: several processes, each with its share of a step's batches, or of the texts of each batch
-        if a step has fewer batches than there are processes; the first one writes. The losses
-        differ from a single process's in the last bits only; in the second case dropout masks
-        differ, too.
+    ranks: several processes, each with its share of a step's batches; if a step has fewer batches
+        than processes, each with its share of the texts of each batch. The first process writes.
+        The losses differ from those of a single process only in the last bits; if texts are shared,
+        dropout masks differ, too.
+
     Raises Stopped after SIGINT or SIGTERM, with a checkpoint at the current step, and UserError if
     the loss or its gradient is not finite.
     """
@@ -294,8 +295,8 @@ class _StudentTraining(Training):
     def _losses(self, taken: Taken) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the weighted sum of a batch's losses, and each loss.
 
-        The sums of a balanced stage's two batches are added. Raises UserError if the losses do not
-        depend on a trained weight.
+        In a balanced stage, the sums of the two batches are added. Raises UserError if the losses
+        do not depend on a trained weight.
         """
         training, terms, batch = taken
         self.read += batch.tokens

@@ -24,7 +24,7 @@ METRICS = "metrics.jsonl"
 class TrainingLog:
     """Writes the figures of each step to a training's folder, and sends them to trackers.
 
-    One process of a training has a log.
+    Only one process of a training has a log.
     """
 
     def __init__(
@@ -34,10 +34,11 @@ class TrainingLog:
         say: Callable[[str], object],
         resumed_after: int | None = None,
     ) -> None:
-        """Open the files, and begin or resume the runs of trackers.
+        """Open the files, and start or resume the runs of trackers.
 
-        resumed_after: the step that a resumed training continues from. What a killed one logged
-            after it is logged again.
+        resumed_after: the step from which a resumed training continues. Later steps that a killed
+            process logged are logged again.
+
         Raises UserError if a tracker cannot start.
         """
         self._metrics = folder / METRICS
@@ -68,8 +69,11 @@ def synced_metrics(folder: Path) -> int:
 
 def cut_metrics(folder: Path, written: int) -> bool:
     """Cut metrics.jsonl to `written` bytes, its length at a checkpoint: later lines are written
-    again. Returns False if it is shorter, and lacks lines; an incomplete last line is removed
-    then."""
+    again.
+
+    Returns False if the file is shorter, so that lines are missing; then an incomplete last line is
+    removed.
+    """
     metrics = folder / METRICS
     size = metrics.stat().st_size if metrics.exists() else 0
     if size >= written:

@@ -1,1 +1,1 @@
-"""Stores held against their teacher, which runs again over a sample."""
+"""Compare stores with their teacher, which runs again over a sample."""

@@ -22,10 +22,10 @@ Calibration = tuple[Floats, Floats]
 
 @dataclass
 class Comparison:
-    """Errors of one feature in the sample: stored values against the teacher's.
+    """Errors of one feature in the sample: stored values compared with the teacher's.
 
     `promised` is the largest error that the codec allows in the sample. `share` is the largest
-    ratio of an error to the error that codec and precision allow at its place.
+    ratio of an error to the error that codec and precision together allow for this value.
     """
 
     feature: str
@@ -46,8 +46,8 @@ class Tally:
     place: str = ""
 
     def add(self, error: Any, promised: Any, slack: Any, place: str) -> None:
-        """Add errors of any shape, with the bound of the codec and the slack of precision at each
-        place."""
+        """Add errors of any shape, each with the codec's error bound (`promised`) and with the
+        error that precision may add (`slack`)."""
         error, promised = np.asarray(error, np.float64), np.asarray(promised, np.float64)
         if not error.size:
             return
@@ -84,7 +84,7 @@ class Errors:
     def hidden(
         self, record: Record, view: int, name: str, live: Floats, calibration: Calibration
     ) -> None:
-        """Compare states [L,D], in deviations of their channels."""
+        """Compare states [L,D], in standard deviations of their channels."""
         mean, deviation = calibration
         live = (live - mean) / deviation
         stored = (record.views[view].hidden[name] - mean) / deviation
@@ -133,7 +133,7 @@ class Errors:
         return live
 
     def logits(self, record: Record, view: int, decoder: Decoder, values: torch.Tensor) -> Floats:
-        """Compare everything that is stored of logits, for inputs `values` [L,D'] of the head.
+        """Compare all stored arrays of logits, for inputs `values` [L,D'] of the head.
 
         Returns the teacher's log-partitions [L].
         """
@@ -197,7 +197,8 @@ class Errors:
         self._add(f"{here}/values", "root mean squares", error, promised, slack, record)
 
     def _draws(self, stored: Logits, rows: slice, logs: torch.Tensor) -> None:
-        """Add draws d from p: the expectation of -log p(d) is the entropy, with known variance."""
+        """Add random draws d from p: the expected value of -log p(d) is the entropy of p, and its
+        variance is known."""
         start = stored.start[rows.start : rows.start + len(logs) + 1]
         ids = torch.from_numpy(stored.ids[start[0] : start[-1]].astype(np.int64)).to(logs.device)
         counts = stored.counts[start[0] : start[-1]].astype(np.float64)

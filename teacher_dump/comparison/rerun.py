@@ -1,6 +1,7 @@
 """Runs a sample of a store through its teacher again, and compares the output with stored values.
 
-Errors above the bound of the codec mean other weights, dropout, another layer or other text.
+Errors above the codec's bound have one of four causes: other weights, active dropout, another
+layer, or another text.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Texts that a teacher reads, with their gold labels: files, tables, datasets of the hub."""
+"""Texts that a teacher reads, with their gold labels: from files, tables and datasets of the
+hub."""

@@ -58,8 +58,8 @@ def annotation_of(
 ) -> Annotation | None:
     """Read a cell of labels; None if the text is not annotated.
 
-    Raises CorpusError for a cell of another form, if annotators disagree, and if the text that a
-    span records is not the stretch of `text` at its place.
+    Raises CorpusError for a cell of another form, if annotators disagree, and if a span records
+    another text than the characters of `text` at its offsets.
     """
     if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"choices", "labels"}:
         (value,) = value.values()
@@ -167,9 +167,10 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
 
 
 def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[int, int, str]]:
-    """Yield begin, end and IOB2 tag of the words of a text, divided at blanks and ends of spans.
+    """Yield begin, end and IOB2 tag of the words of a text. White space and the ends of spans
+    divide words.
 
-    Raises CorpusError for spans that overlap, are outside of the text or hold no word.
+    Raises CorpusError for spans that overlap, are outside of the text or contain no word.
     """
     for before, after in pairwise(spans):
         if after[0] < before[1]:

@@ -49,8 +49,8 @@ SETTINGS = ".json"  # of folders of models and data sets
 class Document:
     """One text of the corpus. `number` counts the documents of the whole corpus from 0.
 
-    messages: of a chat, before it is rendered. learn: spans of characters of `text` that students
-    are trained on, ascending; None for all.
+    messages: of a chat, before it is rendered. learn: ascending spans of characters of `text` that
+        students are trained on; None for all.
     """
 
     text: str
@@ -162,27 +162,28 @@ class Corpus:
 
     @property
     def characters_in_all(self) -> int | None:
-        """Return the characters of all texts; None where a source does not know, or `check` did not
-        read."""
+        """Return the characters of all texts; None if a source does not store their number and
+        `check` has not counted them."""
         return _sum(source.characters for source in self.sources)
 
     @property
     def documents_in_all(self) -> int | None:
-        """Return the number of documents; None where a source does not know, or `check` did not
-        read."""
+        """Return the number of documents; None if a source does not store it and `check` has not
+        counted them."""
         return _sum(source.texts for source in self.sources)
 
     def check_unchanged(self) -> None:
         """Raise CorpusError if other documents were read than `identity` describes.
 
-        A file may be edited while it is read. Its bytes are hashed on the way; where reading
+        A file may be edited while it is read. Its bytes are hashed while they are read; if reading
         stopped early, the file is read once more.
         """
         for source in self.sources:
             source.check_unchanged()
 
     def notes(self) -> list[str]:
-        """Return a line for each source that could be read in several ways: how it is read."""
+        """Return a line for each source that could be read in several ways; it describes how the
+        source is read."""
         return [note for source in self.sources for note in source.notes()]
 
     def met(self, kind: str) -> dict[str, str]:
@@ -204,13 +205,12 @@ class Corpus:
         return found
 
     def identity(self) -> dict[str, Any]:
-        """Describe the corpus as JSON: two corpora with the same identity give the same documents.
+        """Describe the corpus as JSON: two corpora with the same identity yield the same documents.
 
-        It holds `text_column`, `label_column` and `student_column` if they were given, and kind and
-        name of each source.
-        Files add bytes and sha256; datasets of the hub add config, split and revision; python-docs
-        adds the version of Python, and number and sha256 of the paragraphs. A file that `check`
-        has not hashed is read once more.
+        It has `text_column`, `label_column` and `student_column` if they were given, and kind and
+        name of each source. Files add bytes and sha256; datasets of the hub add config, split and
+        revision; python-docs adds the version of Python, and number and sha256 of the paragraphs. A
+        file that `check` has not hashed is read once more.
         """
         return {
             **self.columns.options(),
@@ -220,7 +220,7 @@ class Corpus:
     def trust(self, identity: Mapping[str, Any]) -> None:
         """Take the hashes of files with the same names and sizes from an identity.
 
-        For processes that read no text, so that only one process hashes the corpus.
+        It is for processes that read no text, so that only one process hashes the corpus.
         """
         for source, stored in zip(self.sources, identity.get("sources", ()), strict=False):
             source.trust(stored)

@@ -115,7 +115,7 @@ def _check_header(table: Table, chosen: str) -> None:
 
 
 def _read_tagged(path: Path, seen: Seen) -> Iterator[LabelledText]:
-    """Read each sentence as its tokens joined by blanks, on the line of the first token."""
+    """Read each sentence as its tokens joined by spaces, on the line of the first token."""
     for words in tagged_sentences(path, seen):
         tags, begin = [], 0
         for _, word, tag in words:
@@ -197,7 +197,8 @@ class CorpusSource:
         self.texts, self.characters = texts, characters
 
     def trust(self, identity: Mapping[str, Any]) -> None:
-        """Take the hash from this identity, if its other fields are right, instead of reading."""
+        """Take the file's hash from this identity instead of hashing the file, if the identity's
+        other fields are right."""
 
     def check_unchanged(self) -> None:
         """Raise CorpusError if the last pass read other texts than `identity` describes."""

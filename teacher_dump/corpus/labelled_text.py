@@ -121,7 +121,7 @@ class LabelledText:
 
     line: its line in the file, or its row in .parquet.
     tag_lines: the line of each tag.
-    messages: of a chat, whose text is all contents.
+    messages: of a chat; the text is then the contents of all messages.
     """
 
     text: str
@@ -202,7 +202,7 @@ def check_label(columns: Sequence[str], wanted: str | None, where: object) -> No
 def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
     """Read the cell of labels of a text; None if it has none. Spans become tags of words.
 
-    Raises CorpusError for a cell of unknown form, and for several labels of a text.
+    Raises CorpusError for a cell of unknown form, and if a text has several labels.
     """
     found = annotation_of(value, column, where, text)
     if found is None:
@@ -253,7 +253,7 @@ def labelled_row(
 ) -> LabelledText:
     """Read the columns of `texts` and `label` of a row.
 
-    A text may be a list of words, which are joined by blanks; its label is then a list of tags.
+    A text may be a list of words, which are joined by spaces; its label is then a list of tags.
     Raises CorpusError like `check_accepted`, `gold_of`, `tagged_words` and `joined_text`.
     """
     if label:

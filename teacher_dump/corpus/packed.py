@@ -30,7 +30,7 @@ Seen = Callable[[bytes], object]
 
 
 def ignore(raw: bytes) -> None:
-    """Discard the bytes that are read."""
+    """Discard the bytes, for callers that hash nothing."""
 
 
 class _Xz:
@@ -132,7 +132,8 @@ def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
 def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
     """Pass all bytes of a file to `seen`, in order, before the `with` block reads the file.
 
-    If the file has changed when the block ends, `seen` receives an extra block.
+    If the file has changed when the block ends, `seen` receives an extra block, so that the hash
+    differs.
     """
     if seen is ignore:
         yield

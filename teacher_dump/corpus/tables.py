@@ -65,7 +65,7 @@ def open_table(path: Path, seen: Seen = ignore) -> Table:
 
 
 def is_saved(path: Path) -> bool:
-    """Return whether a folder was written by `save_to_disk` of `datasets`."""
+    """Return whether `save_to_disk` of `datasets` wrote a folder."""
     return any((path / name).is_file() for name in SAVED)
 
 
@@ -115,8 +115,8 @@ def _of_rows(rows: Rows, place: Callable[[int], str], unit: str) -> Table:
 def _delimited(path: Path, seen: Seen) -> Table:
     """Open a .tsv or .csv file; its header is the first row that is not blank.
 
-    Raises CorpusError if another separator divides the header, and for a row whose number of cells
-    differs from the header's.
+    Raises CorpusError if the header is divided by another separator, and for a row whose number of
+    cells differs from the header's.
     """
     # In a .tsv quotes are ordinary characters, with which sentences begin and end.
     tsv = suffix_of(path) == ".tsv"

@@ -1,8 +1,8 @@
 """Reads files of words and tags: a word on each line, a blank line after every sentence.
 
-Forms: `word<TAB>tag`; columns divided by blanks, with the word first and the tag last (CoNLL-2000,
--2002, -2003); CoNLL-U, where the UPOS are the tags. Lines `-DOCSTART-` are skipped, `#` begins a
-comment.
+Forms: `word<TAB>tag`; columns divided by spaces, with the word first and the tag last (CoNLL-2000,
+    -2002, -2003); CoNLL-U, where the UPOS are the tags. Lines `-DOCSTART-` are skipped. A line that
+    starts with `#` is a comment.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TaggedWord = tuple[int, str, str]  # line, word, tag ("" for none)
 
 @dataclass(frozen=True, slots=True)
 class TaggedLayout:
-    """The columns of words and tags, counted from 0, of `width` in all; `tabs` or blanks divide
-    them."""
+    """The columns of words and tags, counted from 0, of `width` columns in all; tabs divide them if
+    `tabs`, else spaces."""
 
     tabs: bool
     width: int
@@ -57,7 +57,7 @@ class TaggedLayout:
         return len(cells) != self.width or not tagged
 
     def note(self) -> str | None:
-        """Describe which columns are read; None if there are only words and tags."""
+        """Describe which columns are read; None if the file has no others than words and tags."""
         if self.conllu:
             return "read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens"
         if self.width == 2:
@@ -114,11 +114,11 @@ def _is_start(line: str) -> bool:
 
 
 def is_tagged(path: Path, names: set[str]) -> bool:
-    """Return whether a .tsv holds words with tags, not a table: a table has one of the `names` in
-    its header.
+    """Return whether a .tsv holds words with tags. It is a table if its header has one of the
+    `names`.
 
-    Then nearly all lines end with an entity tag; or lines are `word<TAB>tag`, or two words of which
-    the second repeats, with blank lines between sentences.
+    Otherwise it holds words with tags if nearly all lines end with an entity tag; or if lines are
+    `word<TAB>tag`, or two words of which the second repeats, with blank lines between sentences.
     """
     lines = [line for line in _peek(path) if not (line.startswith("#") and "\t" not in line)]
     full = [line for line in lines if line.strip()]

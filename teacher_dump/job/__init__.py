@@ -1,1 +1,1 @@
-"""A dump: its options, the job over parts, and what the store says of itself."""
+"""A dump: its options, its plan, the writing of its parts, and the identity of its store."""

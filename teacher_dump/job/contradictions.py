@@ -1,4 +1,4 @@
-"""Options of a dump that contradict each other, or do not apply to a head."""
+"""Refuses options of a dump that contradict each other, or do not apply to a head."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The batch job: corpus -> windows -> teacher -> store, one sealed part after the other.
+"""The batch job: corpus -> windows -> teacher -> store, one part after the other.
 
 Modules that load torch and transformers are imported inside functions: loading them takes seconds,
-and bad arguments are refused before.
+and wrong arguments are refused before.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def dump(
     A store that was finished with the same options is left unchanged. `say` receives the lines of
     settings and progress. `stage_one` is stored with the teacher's output.
 
-    Raises UserError for bad input, and then changes no existing file. Raises Stopped, which reports
-    what is written, after SIGINT or SIGTERM; once the teacher runs, between two batches.
+    Raises UserError for bad input, before any existing file is changed. After SIGINT or SIGTERM it
+    raises Stopped, which reports what is written; while the teacher runs, this happens between two
+    batches.
     """
     if options.shard:
         raise UserError(
@@ -147,9 +148,8 @@ def open_writer(
 ) -> StoreWriter:
     """Create the store, or open the unfinished one.
 
-    The calibration is the one of --grow-from, else it is measured on the `first` part; `say`
-    receives its progress. Pass the
-    store's `lease` if other processes write parts, too.
+    The calibration is copied from the store of --grow-from, or measured on the `first` part; `say`
+    receives its progress. Pass the store's `lease` if other processes write parts, too.
     """
     from teachonce.teacher_dump.job.part_writing import calibration
 
@@ -191,8 +191,8 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
 
 
 def word_counts(plan: DumpPlan) -> WordCounts | None:
-    """Return the word counts of the unfinished store, else of --grow-from, else of the corpus; None
-    if all words are masked equally often."""
+    """Return word counts: those of the unfinished store, of --grow-from, or of the corpus, in this
+    order. None if all words are masked equally often."""
     if plan.options.mask_words == "uniform":
         return None
     out = plan.options.out
@@ -305,8 +305,8 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
 
 
 def _decoder_like(config: Mapping[str, Any]) -> str:
-    """Suggest a small decoder of the teacher's kind and size of heads, so that it can be cut out of
-    the teacher."""
+    """Suggest a small decoder of the teacher's kind and head size, so that `--init` can cut it out
+    of the teacher."""
     width = config.get("hidden_size", config.get("n_embd"))
     heads = config.get("num_attention_heads", config.get("n_head"))
     known = isinstance(width, int) and isinstance(heads, int) and heads > 0
@@ -319,7 +319,7 @@ def _decoder_like(config: Mapping[str, Any]) -> str:
 
 
 def _student(path: Path | str) -> str:
-    """Suggest options of student-train for a store: for a causal teacher those of a decoder."""
+    """Suggest options of student-train for a store; for a causal teacher, options of a decoder."""
     with closing(open_store(path)) as store:
         if store.features.logits and store.features.logits.next_token:
             settings = "config.json" in store.teacher_files()

@@ -1,6 +1,6 @@
 """Estimates size and time of a dump from a sample of the corpus, before the dump starts.
 
-The sample is dumped as one part of a store in a temporary folder. So the estimate measures the real
+The sample is dumped as one part of a store in a temporary folder. So the estimate uses the real
 teacher, device, codecs and container.
 """
 
@@ -50,9 +50,11 @@ USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
 class Estimate:
     """The estimated cost of a dump.
 
-    exact: whether the sample was the whole corpus, so that tokens are counted, not estimated.
-    bytes_by_feature: bytes of all parts. seconds: time of the dump. pass_seconds: time of the
-    teacher alone over every token, which online distillation takes in each epoch of each student.
+    exact: the sample was the whole corpus, so tokens are counted, not estimated.
+    bytes_by_feature: bytes of all parts.
+    seconds: time of the dump.
+    pass_seconds: time of the teacher alone over every token. Online distillation takes this time in
+        each epoch of each student.
     """
 
     documents: int
@@ -100,7 +102,7 @@ class Estimate:
         return self.total_bytes + (self.copies - 1) * sum(self.bytes_by_feature.values())
 
     def check_room(self, out: Path | str) -> None:
-        """Raise UserError if the disk is too small."""
+        """Raise UserError if the disk has too little free space."""
         if self.free is not None and self.needed > USABLE_SHARE * self.free:
             raise UserError(
                 f"{out}: the disk has {readable(self.free)} free, and the store needs"
@@ -184,7 +186,8 @@ def _bytes_by_feature(
 class _Sample(Corpus):
     """A uniform random sample of a corpus's documents, in random order.
 
-    Reservoir sampling (Vitter 1985, algorithm R) needs one pass and no number of documents.
+    Reservoir sampling (Vitter 1985, algorithm R) needs one pass, and does not need the number of
+    documents.
     """
 
     def __init__(self, corpus: Corpus, tokenizer: Any, limit: int | None) -> None:
@@ -232,9 +235,9 @@ def _free(out: Path | str) -> int | None:
 
 
 def _affordable(sampled: DumpPlan, windows: list[Window]) -> list[Window]:
-    """Return the windows that the teacher reads in SECONDS, at least PROBE of them.
+    """Return the first windows that the teacher reads within SECONDS, at least PROBE of them.
 
-    The sample passes the teacher three times: alone, for the calibration, and for the dump.
+    The teacher runs over the sample three times: alone, for the calibration, and for the dump.
     """
     probe = windows[:PROBE]
     _pass_seconds(sampled, probe)  # the warm-up
@@ -279,7 +282,7 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
 
 
 def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
-    """Yield weights up to WEIGHTS bytes, but at least one array."""
+    """Yield weights of at most WEIGHTS bytes in all, but at least one array."""
     size = 0
     for name, array in teacher.weights():
         if size and size + array.nbytes > WEIGHTS:
@@ -289,7 +292,8 @@ def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 
 
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
-    """Estimate the bytes outside the parts: as in the sample, with the weights scaled up to all."""
+    """Estimate the bytes outside the parts: as in the sample, with the bytes of the sampled weights
+    scaled up to all weights."""
     found = float(sum(outside.values()))
     if plan.options.weights:
         written = {name: array.nbytes for name, array in _sampled_weights(plan.teacher)}
@@ -300,7 +304,7 @@ def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
 
 
 def _feature(name: str) -> str:
-    """Return the feature of an array of a part, the same in all views: `hidden/mean`, `logits`."""
+    """Return the feature of an array of a part, without the view: `hidden/mean`, `logits`."""
     first, *more = name.split("/")
     if first.startswith("view"):
         return "/".join(more[: 2 if more[0] in ("hidden", "attention") else 1])

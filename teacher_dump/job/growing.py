@@ -1,5 +1,5 @@
-"""Dumps a corpus that grew: copies its documents from a finished store and runs the teacher over
-new documents only.
+"""Dumps a corpus that grew: copies the documents of a finished store, and runs the teacher over new
+documents only.
 
 A document is identified by a hash of its sequences and gold labels. So a document counts as new if
 its text, its label or its tokens changed.
@@ -45,8 +45,11 @@ BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
 
 
 class Growth:
-    """The store that a dump starts from. `gone` is the option: whether documents that are missing
-    from the corpus are left out ("forget"), copied ("keep"), or an error (None)."""
+    """The store of `--grow-from`, from which a dump starts.
+
+    `gone` is the value of `--gone`: whether documents that are missing from the corpus are left out
+    ("forget"), copied ("keep"), or an error (None).
+    """
 
     def __init__(self, store: FeatureStore, gone: str | None) -> None:
         self.store, self.gone = store, gone
@@ -54,7 +57,8 @@ class Growth:
     @staticmethod
     @contextmanager
     def of(options: DumpOptions) -> Iterator[Growth | None]:
-        """Open the store of --grow-from until the end of the block; yield None without the option.
+        """Open the store of --grow-from until the end of the `with` block; yield None without the
+        option.
 
         Raises StoreError if the store is unfinished or damaged.
         """
@@ -110,8 +114,8 @@ class Growth:
     def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> Takeover:
         """Compare the windows of a corpus with the store: find new and missing documents.
 
-        Equal documents are counted: if the corpus has three copies and the store two, one is new.
-        Raises UserError if documents are missing and `gone` is None.
+        Equal documents are counted: if the corpus has three copies and the store two, one copy is
+        new. Raises UserError if documents are missing and `gone` is None.
         """
         corpus = _DocumentHashes.of_windows(windows)
         stored = _DocumentHashes(stored_digests(self.store))
@@ -169,8 +173,8 @@ class Growth:
 class Takeover:
     """The sequences to copy from a store, and the documents of the corpus that are new.
 
-    sequences: for each copied part, by its place in the store, bool [sequences] of the part to
-    copy; None for all of them.
+    sequences: for each copied part, by its index in the store, bool [sequences] of the part to
+        copy; None for all of them.
     is_new: bool [documents of the corpus].
     tokens: the number of tokens in new documents.
     counts: parts, documents, sequences, tokens and gold labels that are copied.
@@ -198,7 +202,7 @@ class Takeover:
 
 
 class _DocumentHashes:
-    """Hashes, numbers and lengths in tokens of documents, in their order: 32 bytes each."""
+    """Hashes, numbers and token counts of documents, in their order. A hash has 32 bytes."""
 
     def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
         numbers, digests = array("q"), bytearray()
@@ -228,7 +232,8 @@ class _DocumentHashes:
 
 
 def _corpora(corpus: Any) -> list[Any]:
-    """List the corpora whose documents a store holds: those of earlier growths, then its own."""
+    """List the corpora of a store that was made by --grow-from: its earlier ones, the oldest first,
+    then its last."""
     before = corpus.get("grown_from") if isinstance(corpus, dict) else None
     if not isinstance(before, dict):
         return [corpus]
@@ -241,7 +246,8 @@ def _corpora(corpus: Any) -> list[Any]:
 def _match_hashes(stored: Array, corpus: Array) -> tuple[Array, Array]:
     """Pair equal hashes one to one: the first copy with the first, the second with the second.
 
-    Returns bool [stored], which have a partner, and bool [corpus], which have none.
+    Returns bool [stored], the hashes that have a partner, and bool [corpus], the hashes that have
+    none.
     """
     ranks = [_occurrences(side) for side in (stored, corpus)]
     _, inverse = np.unique(np.concatenate([stored, corpus]), return_inverse=True)
@@ -251,7 +257,7 @@ def _match_hashes(stored: Array, corpus: Array) -> tuple[Array, Array]:
 
 
 def _occurrences(hashes: Array) -> Array:
-    """Count the equal hashes before each hash: int64 [n]."""
+    """Count for each hash the equal hashes before it: int64 [n]."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.searchsorted(ordered, ordered)

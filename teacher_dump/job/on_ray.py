@@ -1,8 +1,8 @@
 """Dumps one store with the workers of a Ray cluster.
 
 Each worker is a process of `sharing`, with the same queue and leases: Ray only starts it. The
-driver, where the user typed the command, runs as many workers as the nodes have room for, so a node
-may join late or die. If the driver dies, Ray ends its workers, and another driver continues.
+driver is the process of the typed command. It runs as many workers as the nodes have room for, so a
+node may join late or die. If the driver dies, Ray ends its workers, and another driver continues.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class WorkerJob:
 
 
 def driver_path(out: Path) -> Path:
-    """Return the path whose lease the driver of a store holds, so that a store has one driver."""
+    """Return the path whose lease the driver of a store holds, so that a store has at most one
+    driver."""
     return out.with_name(f"{out.name}.ray")
 
 
@@ -133,7 +134,8 @@ class _Driver:
         return next((each for each in done if each.store), done[0])
 
     def _start(self) -> None:
-        """Start workers for all places, and one more that waits for a node to join."""
+        """Start a worker for each free place of the cluster, and one more that waits for a node to
+        join."""
         assert self._job.options.ray is not None
         nodes, places = rooms(self._ray, self._job.options.ray, self._gpus)
         self._report(f"{counted(nodes, 'node')} with {counted(places, 'place')} for workers")

@@ -1,4 +1,4 @@
-"""Values of the options of a dump, as the command line takes them."""
+"""Parses the values of a dump's options as they are typed on the command line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAX_DRAWS = 2**16 - 1  # for one token: a store counts them in uint16
 
 
 class Shard(NamedTuple):
-    """The place of a process among the processes that write one store together.
+    """The place of one process among the processes that write one store together.
 
-    place: 0..size - 1, as torchrun's RANK. size: the number of processes.
+    place: 0..size - 1, like torchrun's RANK. size: the number of processes.
     """
 
     place: int

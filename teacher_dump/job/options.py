@@ -40,10 +40,10 @@ from teachonce.training.rare_masks import MASK_WORDS
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Everything that decides what a store holds, for the command line and for Python.
+    """Everything that determines what a store holds, for the command line and for Python.
 
     Raises UserError if an option does not accept its value, or if options contradict each other.
-    Checks that need the teacher follow in `plan.py`.
+    Checks that need the teacher are in `plan.py`.
     """
 
     model: str = option(
@@ -270,9 +270,11 @@ class DumpOptions:
             object.__setattr__(self, name, value)
 
     def resolved(self) -> Self:
-        """Replace every `auto` for this machine. Raises UserError if it lacks the requested GPU.
+        """Replace every `auto` for this machine. Raises UserError if the machine lacks the
+        requested GPU.
 
-        The precision stays `auto` on a CPU that multiplies bfloat16: the outputs decide.
+        On a CPU that multiplies bfloat16, the precision stays `auto`: `precision.load_fastest`
+        compares outputs to choose it.
         """
         device = self.device if self.device == "cpu" else resolved_device(self.device)
         precision = resolved_precision(self.precision, device)

@@ -143,11 +143,12 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
 def calibration(
     plan: DumpPlan, windows: list[Window], say: Callable[[str], object]
 ) -> dict[str, tuple[Array, Array]]:
-    """Return mean and deviation [D] of the channels of each hidden state; codecs encode relative to
+    """Return mean and deviation [D] of the channels of each hidden state. Codecs encode relative to
     them.
 
-    An unfinished store has them already. Else they are measured on windows spread evenly over the
-    first part, which the teacher then reads once more. `say` receives how many, and the progress.
+    An unfinished store has them already. Otherwise they are measured on windows spread evenly over
+    the first part, which the teacher then reads once more. `say` receives the number of windows,
+    and the progress.
     """
     teacher, out = plan.teacher, plan.options.out
     if not teacher.hidden.groups:

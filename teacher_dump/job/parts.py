@@ -47,8 +47,8 @@ class NumberedPart(NamedTuple):
 def parts_of(
     plan: DumpPlan, counters: Counter[str], stop: Stop, say: Callable[[str], object]
 ) -> tuple[Takeover | None, Iterator[list[Window]]]:
-    """Cut the corpus into parts; with --grow-from only its new documents, and return what to copy
-    from that store."""
+    """Cut the corpus into parts. With --grow-from, cut only its new documents, and also return what
+    to copy from that store."""
     for note in plan.corpus.notes():
         say(note)
     whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
@@ -106,7 +106,7 @@ def first_of(
 
 
 def _stoppable(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
-    """Yield the windows; raise Stopped between two of them."""
+    """Yield the windows; after a signal, raise Stopped between two windows."""
     # Without it the thread that cuts them would continue to the end of its part.
     for window in windows:
         stop.check()
@@ -116,8 +116,8 @@ def _stoppable(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
 def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Iterator[list[Cut]]:
     """Yield consecutive windows in groups of at least `part_tokens` tokens.
 
-    The last group may be smaller. All groups together have at most `limit` tokens, but at least
-    one window.
+    The last group may be smaller. All groups together have at most `limit` tokens, but at least one
+    window.
     """
     part: list[Cut] = []
     filled = total = 0

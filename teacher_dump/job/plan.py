@@ -1,4 +1,4 @@
-"""Plans a dump: decides everything about the store once, before any work starts."""
+"""Plans a dump: determines everything about the store once, before any work starts."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class StageOne:
-    """The result of a mixed-vocabulary training and its arguments as JSON; with the identity of
-    the corpus if it was trained in this run."""
+    """The result of a mixed-vocabulary training, and its arguments as JSON. If it was trained in
+    this run, also the identity of the corpus."""
 
     vocab: MixedVocab
     arguments: dict[str, Any]
@@ -91,7 +91,7 @@ class DumpPlan:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Return the attribute `identity` of the store: dumps with equal identity and features are
+        """Return the attribute `identity` of the store: stores with equal identity and features are
         equal.
 
         The first access hashes the teacher's weights and all unhashed files of the corpus.
@@ -176,9 +176,9 @@ def planned(
     stage_one: StageOne | None = None,
     read_corpus: bool = True,
 ) -> Iterator[DumpPlan]:
-    """Plan a dump; the store of --grow-from is open until the end of the block.
+    """Plan a dump; the store of --grow-from is open until the end of the `with` block.
 
-    `say` receives the settings. With `read_corpus`, local files are read to their end first, so
+    `say` receives the settings. With `read_corpus`, local files are first read to their end, so
     that a bad line is reported before hours of work. Raises UserError if teacher or corpus cannot
     be read, or if the options do not fit the teacher.
     """
@@ -221,7 +221,7 @@ def planned(
 
 
 def _as_started(features: Features, started: Mapping[str, Any] | None) -> Features:
-    """Drop the features that an earlier release did not store, if it started the store."""
+    """Drop the features that the earlier release which started the store did not store."""
     if started is None:
         return features
     before, logits = Features.from_json(started["features"]), features.logits
@@ -277,7 +277,8 @@ def _check_declared_head(options: DumpOptions, kind: str | None, classes: Any) -
 
 
 def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
-    """Raise UserError if the teacher's task has no single label per text: a store holds one."""
+    """Raise UserError if labels are given and the teacher's task has no single label for each text:
+    a store holds one."""
     if options.label_column is None or output_kind == "one label":
         return
     given = "numbers, not labels" if output_kind == "numbers" else "several labels at once"
@@ -294,8 +295,8 @@ def open_corpus(options: DumpOptions) -> Corpus:
 
 
 def _started(options: DumpOptions) -> Mapping[str, Any] | None:
-    """Return the root attributes of the store at --out, else of --grow-from; None if there is
-    none."""
+    """Return the root attributes of the store at --out or, if there is none, of --grow-from; None
+    without either."""
     for path in (options.out, options.grow_from):
         if path and (found := StoreWriter.peek(path) or StoreWriter.peek(path, "sealed")):
             return found
@@ -311,7 +312,8 @@ def _precision_of(started: Mapping[str, Any] | None) -> str | None:
 def _load_teacher(
     options: DumpOptions, model: ResolvedModel, corpus: Corpus, say: Callable[[str], object]
 ) -> tuple[Teacher, str]:
-    """Load the teacher in the precision of the options, and return both; `auto` is replaced."""
+    """Load the teacher in the precision of the options. Return it, and the precision in place of
+    `auto`."""
     from teachonce.teacher_dump.teacher.precision import TEXTS, load_fastest  # loads torch
     from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
 
@@ -354,7 +356,7 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
 
 
 def window_length(requested: int | None, teacher: Teacher) -> int:
-    """Return the longest window in tokens. Raises UserError if the teacher reads fewer."""
+    """Return the longest window in tokens. Raises UserError if the teacher's limit is lower."""
     limit = teacher.max_length()
     if requested is not None and teacher.sparse_from in range(1, requested):
         raise UserError(

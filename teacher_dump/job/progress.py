@@ -1,5 +1,5 @@
-"""Shows the progress of a dump: a bar in a terminal, else a line for each part and every half
-minute, with the time left."""
+"""Shows the progress of a dump and the time left: as a bar in a terminal, otherwise as a line for
+each part and every half minute."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ POLL = 0.2  # seconds between looks at the work of other processes, or at a full
 
 @dataclass(frozen=True)
 class ProcessSummary:
-    """The report of one of several processes: its own parts and tokens. `store` describes the
-    whole store, for the process that sealed it."""
+    """The report of one of several processes: its own parts and tokens. In the process that sealed
+    the store, `store` describes the whole store; else it is None."""
 
     parts: int
     tokens: int
@@ -153,7 +153,7 @@ class _Worker:
         return True
 
     def _identity(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Return the identity of the store that this process would write."""
+        """Return the identity of the store that this process would write, for comparison."""
         # Hashing a large corpus in every process would take hours. Only the process that fills the
         # queue reads texts and compares their hashes; the others trust the store's.
         self.plan.corpus.trust(attributes["identity"].get("corpus") or {})
@@ -234,7 +234,7 @@ class _Worker:
 
 
 class _LeasedCalls:
-    """Passes the calls of one part to the writing thread while this process holds its lease.
+    """Passes the calls of one part to the writing thread while this process holds the part's lease.
 
     If the lease expired and another process took the part, the remaining calls are dropped.
     """
@@ -270,7 +270,8 @@ class _LeasedCalls:
 
 
 class _QueueFiller:
-    """Fills the queue of parts in a thread; needs the lease of the store, and closes it at the end.
+    """Fills the queue of parts in a thread. It needs the lease of the store, and releases it at the
+    end.
 
     The constructor reads the whole corpus once, so that a bad line is reported before hours of
     work. Then it creates the store, or compares an existing one with corpus and arguments. Raises

@@ -1,4 +1,4 @@
-"""Decides whether a dump may continue with other versions of the libraries: only if the teacher's
+"""Checks whether a dump may continue with other versions of the libraries: only if the teacher's
 output is the same."""
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def config_differences(
 
 
 def changes_no_value(key: str, one_sided: bool, versions: Collection[str]) -> bool:
-    """Return whether dumps that differ in this key of their facts may still store the same values.
+    """Return whether dumps that differ in this key of their identity may still store the same
+    values.
 
     `versions` are the libraries whose versions differ; `one_sided` means that only one dump has the
     key. Sequences and a sample of values are compared later.
@@ -80,8 +81,8 @@ def changes_no_value(key: str, one_sided: bool, versions: Collection[str]) -> bo
 def identity_as_stored(
     identity: dict[str, Any], files: Mapping[str, bytes], out: Path | str
 ) -> dict[str, Any]:
-    """Return the identity of a dump, with the hashes of the store at `out` if they stand for the
-    same teacher.
+    """Return the identity of a dump. If the store at `out` has other hashes of the same teacher,
+    they replace the dump's.
 
     Raises UserError if the configuration differs but the weights are the same.
     """

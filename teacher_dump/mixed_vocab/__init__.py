@@ -1,1 +1,1 @@
-"""Training a student's embeddings within the teacher (Zhao et al. 2021, stage I)."""
+"""Trains a student's embeddings within the teacher (Zhao et al. 2021, stage I)."""

@@ -41,7 +41,7 @@ def train(
     say: Callable[[str], object] = lambda line: None,
     ranks: Ranks = ALONE,
 ) -> Floats:
-    """Train in place and return the student's embeddings, float32 [Vs, d].
+    """Train `model` in place and return the student's embeddings, float32 [Vs, d].
 
     Each rank computes its share of a step's batches; rank 0 writes. If the checkpoint of the
     options exists, the training continues from it, with the same losses as without a stop.
@@ -60,7 +60,7 @@ def train(
 
 
 class _EmbeddingTraining(Training):
-    """The training of a `MixedTeacher`: prints mean losses, writes its checkpoint to one file."""
+    """Trains a `MixedTeacher`, prints mean losses, and writes its checkpoint to one file."""
 
     model: MixedTeacher
 
@@ -94,7 +94,8 @@ class _EmbeddingTraining(Training):
             yield self.update(rate, some, self._losses, count)
 
     def _losses(self, batch: MixedBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the mean loss of a batch, and the sums and counts of the printed lines."""
+        """Compute the mean loss of a batch, and the sums and counts from which lines are
+        printed."""
         narrow = self.options.dump.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
             sums = torch.stack(self.model(batch))

@@ -71,7 +71,8 @@ class MixedTeacher(nn.Module):
 
     @torch.no_grad()
     def _start(self, words: torch.Tensor, seed: int) -> None:
-        """Initialise at random; projected embeddings get the mean and deviation of `words`."""
+        """Initialise embeddings at random; the projected embeddings get the mean and deviation of
+        `words`."""
         chance = torch.Generator().manual_seed(seed)
         width = self.student.weight.shape[1]
         mean = words.mean(0)
@@ -81,8 +82,8 @@ class MixedTeacher(nn.Module):
 
     @torch.no_grad()
     def _start_tied(self, words: torch.Tensor, seed: int) -> None:
-        """Initialise tied pieces from the principal components of the teacher's embeddings, and
-        draw the others with the deviations of these."""
+        """Initialise tied pieces from the principal components of the teacher's embeddings. The
+        other pieces are drawn at random with the same deviations."""
         # Zhao et al. do not describe this start: principal components approximate the teacher's
         # embeddings best.
         rows, ids = self._tied()

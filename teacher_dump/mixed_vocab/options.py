@@ -47,7 +47,7 @@ RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=T
 
 @dataclass(frozen=True)
 class StageOneDump(DumpOptions):
-    """Options of the dump that ends stage I, with other defaults than `DumpOptions`.
+    """Options of the dump that ends stage I; some defaults differ from `DumpOptions`.
 
     By default the store holds no output of the teacher. Raises UserError like `DumpOptions`, and
     for an option in ONLY_DUMP.

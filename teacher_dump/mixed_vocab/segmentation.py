@@ -28,10 +28,10 @@ POOL = 4096  # sequences that are sorted by length and shuffled together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPieces:
-    """Tokens of one text from one or both vocabularies.
+    """Tokens of one text, from one or both vocabularies.
 
-    ids int64 [T]; own bool [T], true for the student's pieces; offsets int64 [T, 2]; special bool
-    [T]; word int64 [T], the number of the word, -1 for special tokens before the text.
+    ids: int64 [T]. own: bool [T], true for the student's pieces. offsets: int64 [T, 2]. special:
+        bool [T]. word: int64 [T], the number of the word; -1 for special tokens before the text.
     """
 
     ids: Array
@@ -126,7 +126,10 @@ def mixed(
     text: str, teacher: Any, student: Any, share: float, chance: np.random.Generator
 ) -> MixedPieces:
     """Segment each word of `text` by the student's tokenizer with probability `share`, else by the
-    teacher's; `teacher` and `student` are the text's `tokenizers.Encoding`s."""
+    teacher's.
+
+    `teacher` and `student` are the text's `tokenizers.Encoding`s.
+    """
     # The special tokens before the text count as a word, and those after it, too: the embeddings of
     # the student's special tokens must be trained.
     offsets = [np.array(e.offsets, np.int64).reshape(-1, 2) for e in (teacher, student)]
@@ -165,7 +168,7 @@ def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> MixedPiec
 def shortened(pieces: MixedPieces, longest: int) -> MixedPieces:
     """Truncate to `longest` tokens, between words. Special tokens are not removed.
 
-    If the first word alone is too long, it is cut inside.
+    If the first word alone is too long, it is truncated inside.
     """
     excess = len(pieces.ids) - longest
     if excess <= 0:

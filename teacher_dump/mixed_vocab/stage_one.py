@@ -88,7 +88,8 @@ def _saved_line(options: MixedVocabOptions) -> str:
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
-    """Read stage I from a store, finished or not. Raises UserError if its arguments differ."""
+    """Read the result of stage I from a store, finished or not. Raises UserError if its arguments
+    differ."""
     out = options.dump.out
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     if attributes is None:
@@ -186,7 +187,7 @@ def _network(
 
 
 def shared_pieces(teacher: Any, student: Any) -> Array:
-    """Find the student's id of each teacher's piece: int64 [V], -1 if the student lacks it.
+    """Find the student's id of each piece of the teacher: int64 [V], -1 if the student lacks it.
 
     Raises UserError if equal pieces of the two vocabularies do not mean equal text.
     """
@@ -208,7 +209,8 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
 
 
 def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
-    """Train a fast tokenizer of the size `--vocab`, or load it from the folder.
+    """Train a fast tokenizer if `word`, the value of `--vocab`, is a size; load it if `word` is a
+    folder.
 
     Raises UserError if the size is too small for the characters of the texts, or if the folder has
     no tokenizer with a mask token and a padding token.

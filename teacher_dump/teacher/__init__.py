@@ -1,1 +1,1 @@
-"""The teacher: its checkpoint, its forward pass, and what is read from layers and head."""
+"""The teacher: loads its checkpoint, runs it, and extracts features of its layers and head."""

@@ -84,8 +84,8 @@ def forward(
     A batch that does not fit into memory is halved until it fits. If the teacher computes in bf16
     or fp16, sequences with NaN or infinity are run again in float32. `logits` receives the head's
     input of a batch: [N,D] for tokens, [B,D] if the head classifies sequences. `tally` counts
-    `halved` batches and `widened` sequences. Raises UserError, which names the sequence, if neither
-    helps.
+    `halved` batches and `widened` sequences. Raises UserError, which names the sequence, if one
+    sequence alone does not fit, or is not finite in float32 either.
     """
 
     def name(i: int) -> str:

@@ -1,7 +1,7 @@
-"""Finds the top logits of a head and the mass of all others in one Triton kernel, without an [N,V]
-array in memory.
+"""Finds the top logits of a head and the summed probability of all others in one Triton kernel,
+without an [N,V] array in memory.
 
-Runs on GPUs, and needs triton, which CUDA builds of torch install. `heads.top_logits` decides when
+Runs on GPUs, and needs triton, which CUDA builds of torch install. `heads.top_logits` chooses when
 to use it.
 """
 

@@ -1,4 +1,4 @@
-"""Reads from a head what a store holds: the top K log-probabilities, random draws, or its input.
+"""Extracts from a head what a store holds: the top K log-probabilities, random draws, or its input.
 
 Logits over a whole vocabulary are never stored; all logits over the few labels of a task are.
 """
@@ -24,7 +24,7 @@ CHUNK_ELEMENTS = 1 << 23  # logits in memory at once: 32 MB in float32, for any 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The last layer of a head: logits [N,V] = z = values [N,D] @ weight.T + bias; with a `cap`
+    """The last layer of a head: logits [N,V] = z = values [N,D] @ weight.T + bias; with a `cap`,
     cap * tanh(z / cap)."""
 
     weight: torch.Tensor  # float32 [V,D]
@@ -45,7 +45,7 @@ class Decoder:
 
     @cached_property
     def narrow(self) -> torch.Tensor:
-        """Return the weight in bfloat16, exact if it is `rounded`."""
+        """Return the weight in bfloat16. This is exact if it is `rounded`."""
         return self.weight.bfloat16()
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -88,7 +88,8 @@ def _products_of_bfloat16() -> Iterator[None]:
 
 
 def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
-    """Remove the decoder from a model whose head has `vocabulary` outputs (tokens, classes, tags).
+    """Remove the decoder from a model whose head has `vocabulary` outputs (tokens, classes, tags),
+    and return it.
 
     Afterwards the model's `logits` are the decoder's input. Raises UserError if the model has no
     linear decoder with this number of outputs.

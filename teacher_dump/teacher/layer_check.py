@@ -89,7 +89,8 @@ def padding_changes_numbers(teacher: Any) -> bool:
 
 @contextmanager
 def _refusing(kind: str, length: int) -> Iterator[None]:
-    """Raise any error of the forward pass as UserError, which names the `kind` of model."""
+    """Raise any error of the forward pass inside the `with` block as UserError, which names the
+    `kind` of model."""
     try:
         yield
     except UserError as error:

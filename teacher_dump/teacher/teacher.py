@@ -76,7 +76,7 @@ CHECKPOINT_VECTORS = VectorOptions()
 
 @dataclass
 class Activations:
-    """The output of one forward pass, on the device, padding included."""
+    """The output of one forward pass, on the device, with padding."""
 
     hidden: dict[str, torch.Tensor]  # [B,L,D] float32
     attention: dict[str, torch.Tensor]  # [B,L,L] float32
@@ -200,7 +200,7 @@ class Teacher:
                 tensor.data = tensor.data.to(dtype)
 
     def unusable(self, where: str) -> str:
-        """Return a message for NaN or infinity that float32 did not avoid."""
+        """Return the message for NaN or infinity that also occurs in float32."""
         line = f"the teacher {self.name} gives NaN or infinity ({where}), in float32, too"
         for name, value in self.model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
@@ -213,7 +213,10 @@ class Teacher:
     @property
     def sparse_from(self) -> int | None:
         """Return the longest input in tokens for which BigBird's sparse attention is full; None for
-        other models. For longer inputs its output depends on the longest text of the batch."""
+        other models.
+
+        For longer inputs, its output depends on the longest text of the batch.
+        """
         if getattr(self.config, "attention_type", None) != "block_sparse":
             return None
         return int((5 + 2 * self.config.num_random_blocks) * self.config.block_size)
@@ -359,8 +362,8 @@ def load_teacher(
 
 
 def _take_cap(network: PreTrainedModel) -> float | None:
-    """Return the cap of the logits (Gemma), and let the network itself, without its decoder, apply
-    none. Its layers keep the config of the checkpoint."""
+    """Return the cap of the logits (Gemma), and make the network itself, without its decoder, apply
+    none. The config of its layers is unchanged."""
     cap = getattr(network.config, "final_logit_softcapping", None)
     if cap is not None:
         network.config = copy.deepcopy(network.config)

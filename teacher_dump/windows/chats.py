@@ -23,8 +23,9 @@ PLACE = "\ue0f0{}\ue0f1"
 class ChatRenderer:
     """Renders messages as the text that the teacher reads.
 
-    learn: `assistant` for the contents of its messages, `all` for all contents; each with the
-        special token that ends the message. The marks of the template are never learnt.
+    learn: which contents students are trained on: `assistant` for its messages only, `all` for all
+        messages; each with the special token that ends the message. The marks of the template are
+        never included.
 
     Raises UserError for a tokenizer without a chat template.
     """
@@ -54,9 +55,9 @@ class ChatRenderer:
         return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
 
     def rendered(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents with the rendered text and the spans of it that are learnt.
+        """Yield the documents with the rendered text, and its spans that students are trained on.
 
-        Raises UserError for messages that the template refuses or does not hold verbatim.
+        Raises UserError for messages that the template refuses, or does not render verbatim.
         """
         for document in documents:
             text, spans = self._render(document.messages, document)
@@ -103,8 +104,8 @@ class ChatRenderer:
 
 
 def _filled(around: str, contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
-    """Put contents at their places: returns the text and the spans of the contents, or None if a
-    place is missing, twice or out of order."""
+    """Replace the placeholders in `around` by the contents. Return the text and the spans of the
+    contents, or None if a placeholder is missing, occurs twice or out of order."""
     pieces, spans, length = [], list[tuple[int, int]](), 0
     for number, content in enumerate(contents):
         before, place, around = around.partition(PLACE.format(number))
@@ -119,9 +120,9 @@ def _filled(around: str, contents: Sequence[str]) -> tuple[str, list[tuple[int, 
 
 
 def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array) -> Array:
-    """Mark the tokens of a window, with `offsets` [T,2], that lie inside a span of its document.
+    """Mark the tokens of a window, with `offsets` [T,2], that are inside a span of its document.
 
-    begin: the character of the document where the window begins.
+    begin: the character of the document at which the window starts.
     """
     low, high = (offsets + begin).T
     edges = np.array(spans, np.int64).reshape(-1, 2)

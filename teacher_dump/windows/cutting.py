@@ -1,11 +1,11 @@
 """Cuts documents into windows: inputs of the teacher, with text, tokens and offsets.
 
 Documents are cut between words, so that the text of a window, tokenized alone, gives its tokens.
-Each document is tokenized once. A document that is too long is cut by its offsets, and its windows
-are tokenized again, alone.
+Each document is tokenized once. A document that is too long is cut by its offsets, and each of its
+windows is tokenized again, alone.
 
 Characters that UTF-8 cannot encode (lone surrogates, which JSON escapes can contain) become U+FFFD.
-Windows without any token (blanks, control characters) are left out. Both are counted.
+Windows without any token (white space, control characters) are left out. Both are counted.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def _cut_batch(
 
 
 def _annotated(window: Window, document: Document) -> Window:
-    """Add the document's gold labels and the marks of its learnt tokens to a window."""
+    """Add the document's gold labels, and the marks of the tokens that students are trained on, to
+    a window."""
     if document.learn is not None:
         learn = learnt_of(document.learn, window.document_begin, window.offsets)
         window = replace(window, learn=learn)
@@ -171,7 +172,7 @@ def _annotated(window: Window, document: Document) -> Window:
 
 
 def _tokens_before(window: Window, place: int) -> int:
-    """Count the first tokens of a window that end at a character `place` or before."""
+    """Count the first tokens of a window that end at the character `place` or before it."""
     if place <= 0:
         return 0
     after = ~window.special & (window.offsets[:, 1] > place)
@@ -222,7 +223,7 @@ class Cutter:
         return self._end >= len(self.text)
 
     def plan(self) -> list[tuple[int, int, int]]:
-        """Propose at most `_lookahead` windows: (begin, end, begin of the following window)."""
+        """Propose at most `_lookahead` windows: (begin, end, begin of the next window)."""
         spans: list[tuple[int, int, int]] = []
         begin, last = self._begin, self._end
         while len(spans) < self._lookahead and last < len(self.text):
@@ -250,7 +251,7 @@ class Cutter:
         self._lookahead = min(LOOKAHEAD, 2 * self._lookahead)
 
     def _shorten(self, begin: int, end: int, surplus: int) -> None:
-        """Let `plan` propose the window at `begin` again, ending before `end`."""
+        """Make `plan` propose the window at `begin` again, ending before `end`."""
         self._lookahead = 1
         if end - 1 > max(begin, self._end):
             self._begin = begin
@@ -265,7 +266,8 @@ class Cutter:
             )
 
     def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:
-        """Find the window from `begin`, or from `last` if no new text fits after the overlap."""
+        """Find the window that starts at `begin`, or at `last` if no new text fits after the
+        overlap."""
         # SentencePiece tokenizers may put a token before a text that does not begin with a blank.
         budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
         first, high = self._limit(begin, budget)
@@ -285,7 +287,8 @@ class Cutter:
         return begin, cut if cut > begin else high
 
     def _limit(self, begin: int, budget: int) -> tuple[int, int]:
-        """Find the begin of the first token of a window, and the last place where it may end."""
+        """Find where the first token of a window starts, and the last character at which the window
+        may end."""
         while True:
             if begin < self._segment[0]:
                 self._load(begin)
@@ -300,7 +303,7 @@ class Cutter:
             self._load(begin)
 
     def _overlapping(self, begin: int, end: int) -> int:
-        """Find the begin of the window after (begin, end)."""
+        """Find where the window after (begin, end) starts, which overlaps it."""
         if self._stride == 0 or end == len(self.text):
             return end
         after = int(np.searchsorted(self._token_begin, end))

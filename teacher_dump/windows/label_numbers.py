@@ -31,7 +31,7 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name for a label without a n
 
 
 def ignore(line: str) -> None:
-    """Discard a line."""
+    """Discard a line, for callers that print nothing."""
 
 
 class Labels:
@@ -155,7 +155,7 @@ class Labels:
                 )
 
     def _teacher_tag(self, tag: str | None) -> str | None:
-        """Return the teacher's name of a tag of the corpus; None if it means no label."""
+        """Return the teacher's name of a tag of the corpus; None if the tag means no label."""
         if tag is None or tag == BEGINNING:
             return tag
         number = self._numbers[tag]

@@ -73,8 +73,8 @@ def word_spans(text: str) -> Array:
 
     A word is one Chinese or Japanese character, a maximal run of letters, digits and underscores
     (with inner apostrophes: `don't`), or one other visible character; each with the marks and
-    joiners that follow. Blanks, control characters and zero-width spaces belong to no word. Words
-    do not depend on a tokenizer, so that any student can mask the same ones.
+    joiners that follow. White space, control characters and zero-width spaces belong to no word.
+    Words do not depend on a tokenizer, so that any student can mask the same ones.
     """
     spans = (match.span() for match in _word_pattern().finditer(text))
     return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
@@ -129,7 +129,7 @@ class MaskVocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any) -> MaskVocabulary:
-        """Read it from a transformers tokenizer."""
+        """Create it from a transformers tokenizer."""
         return cls(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids)
 
 

@@ -120,8 +120,8 @@ def iter_pairs(
 
 
 def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iterator[Document]:
-    """Yield the documents; raise UserError at a pair with an empty text. The message says `why`
-    both texts are needed."""
+    """Yield the documents; raise UserError for a pair with an empty text. `why`, a part of the
+    message, explains why both texts are needed."""
     for document in documents:
         for text, side in zip(
             split_pair(document.text, separator, document.source), ("first", "second"), strict=True

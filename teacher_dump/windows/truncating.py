@@ -53,10 +53,10 @@ class Truncation:
     def span(
         self, text: str, budget: int, whole: Any = None, prompt: int = 0
     ) -> tuple[int, int] | None:
-        """Find the (begin, end) of the longest stretch of a text with at most `budget` tokens.
+        """Find (begin, end) of the longest part of a text that has at most `budget` tokens.
 
-        `whole` is the encoding of the text, if known. Returns None if no character after the first
-        `prompt` characters fits.
+        `whole` is the encoding of the text, if it exists already. Returns None if no character
+        after the first `prompt` characters fits.
         """
         ids, begin, end = self._tokens(text, budget, whole)
         if len(ids) <= budget:
@@ -96,7 +96,8 @@ class Truncation:
         return span
 
     def _tokens(self, text: str, budget: int, whole: Any) -> tuple[Array, Array, Array]:
-        """Return ids, begins and ends of tokens, from the side of the text that is not cut off."""
+        """Return ids, begins and ends of tokens, starting from the side of the text that is not cut
+        off."""
         reach = SEGMENT
         while True:
             stretch = text[-reach:] if self.left else text[:reach]
@@ -155,6 +156,6 @@ def iter_truncated(
 
 
 def _inside(text: str, place: int) -> bool:
-    """Return whether a position is inside a word of the text."""
+    """Return whether a character position is inside a word of the text."""
     words = word_spans(text) if place else np.empty((0, 2))
     return bool(((words[:, 0] < place) & (place < words[:, 1])).any())

@@ -22,7 +22,7 @@ OPTIONAL = ("numbers", "types", "read", "learn")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """One sequence of the store: a stretch of a document and its T tokens.
+    """One sequence of the store: a part of a document and its T tokens.
 
     document_begin: position in the document of the first character.
     hard_cut: whether this position is inside a word.
@@ -32,8 +32,8 @@ class Window:
     types: token_type_ids of a pair of texts.
     read: the teacher's input ids, if the teacher reads another text than the student.
     lost: the number of characters that truncation cut off; `packed` does not store it.
-    context: the number of first tokens that the window before has as well.
-    learn: bool, the tokens that students are to be trained on; None for all.
+    context: the number of first tokens that the previous window has as well.
+    learn: bool [T], the tokens that students are trained on; None for all.
     """
 
     text: str
@@ -99,7 +99,7 @@ def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Ar
 
 
 def padded(rows: Sequence[Array], padding: int) -> tuple[Array, Array]:
-    """Pad rows to one length: token ids int64 [B,L], and bool [B,L], true for tokens."""
+    """Pad rows to one length: return token ids int64 [B,L], and bool [B,L], true for tokens."""
     lengths = np.array([len(row) for row in rows])
     present = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(present.shape, padding, np.int64)

@@ -1,8 +1,9 @@
-"""BiLSTM students as transformers models. Importing this registers them with the Auto classes.
+"""BiLSTM students as transformers models. Importing this module registers them with the Auto
+classes.
 
 Word embeddings, one or more bidirectional LSTMs, and a head: the students of Mukherjee & Awadallah
 2019 ("Distilling BERT into Simple Neural Networks with Unlabeled Transfer Data") and 2020
-("XtremeDistil"). Shape letters: B batch, S tokens, E width of the embeddings, H width of one
+("XtremeDistil"). Shape letters: B batch, S tokens, E embedding size, H hidden size of one
 direction, V vocabulary, C labels.
 """
 
@@ -34,15 +35,15 @@ from teachonce.support.errors import UserError
 
 
 class BiLstmConfig(PreTrainedConfig):
-    """Sizes of a BiLSTM: `embedding_size` E, `lstm_size` H of each direction; the `dropout` of the
-    embeddings, between layers and before the head; the `recurrent_dropout` of the state that an
-    LSTM passes from one token to the next.
+    """Sizes of a BiLSTM: `embedding_size` E, and `lstm_size` H of each direction.
 
-    `projection_size` P: the heads read GELU(W h + b) of a state h, P wide (Mukherjee & Awadallah
-    2020, eq. 5); 0: they read h. `classifier_pooling`: texts are classified by `max`, the largest
-    value of each channel, or `last`, the last state of either direction.
+    `dropout` applies to the embeddings, between layers and before the head; `recurrent_dropout` to
+    the state that an LSTM passes from one token to the next. `projection_size` P: the heads read
+    GELU(W h + b), of size P, of a state h (Mukherjee & Awadallah 2020, eq. 5); with 0 they read h.
+    `classifier_pooling`: texts are classified by `max`, the largest value of each channel, or
+    `last`, the last state of each direction.
 
-    Word vectors start with a length of 1.
+    Word vectors are initialised with length 1.
     """
 
     model_type = "bilstm"
@@ -86,7 +87,7 @@ class BiLstmConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Return the width of the states: both directions, 2H."""
+        """Return the hidden size of both directions together, 2H."""
         return 2 * self.lstm_size
 
     @property
@@ -96,7 +97,8 @@ class BiLstmConfig(PreTrainedConfig):
 
 
 class BiLstmPreTrainedModel(PreTrainedModel):
-    """The config of all BiLSTM models, and the name of the encoder in a model with a head."""
+    """The base class of all BiLSTM models: their config class, and the attribute that holds the
+    encoder."""
 
     config_class = BiLstmConfig
     base_model_prefix = "bilstm"
@@ -135,8 +137,8 @@ class BiLstmModel(BiLstmPreTrainedModel):
         """Return the last states [B,S,2H]; the hidden states are the embeddings [B,S,E], then each
         layer's output.
 
-        Tokens that `attention_mask` [B,S] masks are not read, at any place, and their outputs are
-        zero. `token_type_ids` are accepted and ignored, because many tokenizers return them.
+        Tokens that `attention_mask` [B,S] masks, at any position, are not read, and their outputs
+        are zero. `token_type_ids` are accepted and ignored, because many tokenizers return them.
 
         Raises UserError if attention maps are requested, ValueError for a row without a token.
         """
@@ -167,10 +169,8 @@ def present_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def max_over(states: Tensor, present: Tensor) -> Tensor:
-    """Return the maximum [B,D] of each channel of states [B,S,D] over the present tokens [B,S].
-
-    (Mukherjee & Awadallah 2019, section 3.1.)
-    """
+    """Return the maximum [B,D] of each channel of states [B,S,D] over the present tokens [B,S]
+    (Mukherjee & Awadallah 2019, section 3.1)."""
     return states.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1)
 
 
@@ -231,8 +231,8 @@ def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
     """Run an LSTM over inputs [B,S,D] to states [B,S,H], with dropout of the recurrent state. The
     same channels of a row are dropped at every token.
 
-    (Gal & Ghahramani 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
-    Networks", equation 7; the `recurrent_dropout` of Keras.)
+    Gal & Ghahramani 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+    Networks", equation 7; the `recurrent_dropout` of Keras.
     """
     ((of_input, of_state, *biases),) = lstm.all_weights
     state = cell = inputs.new_zeros(len(inputs), lstm.hidden_size)
@@ -267,8 +267,8 @@ class _WithHead(BiLstmPreTrainedModel):
         return POOLINGS[self.config.classifier_pooling](states, present)
 
     def projected(self, states: Tensor) -> Tensor:
-        """Return GELU(W h + b) [...,P] of states [...,2H], or the states where there is no
-        projection."""
+        """Return GELU(W h + b) [...,P] of states [...,2H]; without a projection, return the
+        states."""
         if not self.config.projection_size:
             return states
         return functional.gelu(self.projection(states))
@@ -292,7 +292,8 @@ class _WithHead(BiLstmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> Any:
-        """Give the logits, and with `labels` the loss that a BERT with such a head has."""
+        """Return the logits and, if `labels` are given, the loss that a BERT with such a head
+        has."""
         read = self.bilstm(
             input_ids,
             attention_mask,
@@ -313,8 +314,8 @@ class _WithHead(BiLstmPreTrainedModel):
 
 
 class BiLstmForMaskedLM(_WithHead):
-    """A masked LM: a transform to the width of the embeddings, as BERT has one, and the embeddings
-    themselves as decoder."""
+    """A masked LM: a transform to the embedding size, as in BERT, and the embeddings themselves as
+    decoder."""
 
     output = MaskedLMOutput
     _tied_weights_keys = {"decoder.weight": "bilstm.embeddings.weight"}

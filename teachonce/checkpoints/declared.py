@@ -44,8 +44,8 @@ DECLARED = {
 
 
 def declared_head(architectures: Sequence[str]) -> str | None:
-    """Return the key in DECLARED of the first class with a head of its own; None for others, such
-    as a masked LM."""
+    """Return the key in DECLARED of the first class that has a task head or causal-LM head; None if
+    there is none, as for a masked LM."""
     for name in architectures:
         for kind, head in DECLARED.items():
             if name.endswith(head.architectures):
@@ -67,9 +67,9 @@ def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]
 def check_declared(
     model: ResolvedModel, config: Mapping[str, Any], head: str, remedy: str = ""
 ) -> None:
-    """Raise UserError if the config names a class with another head than `head` of DECLARED.
+    """Raise UserError if the config names a class with another head than `head`, a key of DECLARED.
 
-    remedy: takes the place of that of DECLARED.
+    remedy: replaces the remedy of that entry.
     """
     classes = config.get("architectures")
     if isinstance(classes, list) and (other := another_head([*map(str, classes)], head)):
@@ -85,8 +85,10 @@ def another_head(architectures: Sequence[str], head: str) -> str:
 
 
 def no_head(model: str, head: str, missing: Sequence[str], remedy: str = "") -> UserError:
-    """Return the error for a head that a checkpoint lacks; `missing` lists parameters or a
-    reason. `remedy` takes the place of that of DECLARED."""
+    """Return the error for a head that a checkpoint lacks.
+
+    missing: the missing parameters, or a reason. remedy: replaces the remedy in DECLARED.
+    """
     shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
     about = DECLARED[head]
     return UserError(
@@ -127,8 +129,8 @@ AFTER_PADDING = frozenset(
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """Return the row of the first token's position embedding: 0, or in some families the row after
-    the padding id. Raises UserError if the padding id is no id."""
+    """Return the index of the first token's position embedding: 0, or in some families the index
+    after the padding id. Raises UserError if the padding id is not a valid id."""
     kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0

@@ -1,5 +1,5 @@
-"""Compares the files of a checkpoint with the list of fields: refuses fields, reports fields that
-are not listed, and renders the list for the docs."""
+"""Compares the files of a checkpoint with the list of fields: raises for refused fields, reports
+fields that are not listed, and renders the list for the docs."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def refused_field(kind: str, name: str) -> Fields:
 
 
 def unlisted(kind: str, given: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
-    """Return the fields that are in neither the list nor `known`, in their order."""
+    """Return the fields that are neither in the list nor in `known`, in their order."""
     listed = {name for fields in FIELDS[kind] for name in fields.names}
     return [name for name in given if name not in listed and name not in known]
 
 
 def flat(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields with the keys of `tables` as names of their own, such as
+    """Yield the fields. Keys of nested `tables` are yielded under dotted names, such as
     `model_args.dtype`."""
     for name, value in given.items():
         if name not in tables or not isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def of_transformers(name: str) -> bool:
 
 
 def unread(model: ResolvedModel, config: Any) -> list[str]:
-    """Return a line for each JSON file of a checkpoint with fields that nothing reads."""
+    """Return a line for each JSON file of a checkpoint that has fields which nothing reads."""
     given, lines = config_of(model), []
     classes = given.get("architectures")
     for name in classes if isinstance(classes, list) else ():
@@ -137,7 +137,8 @@ def unread(model: ResolvedModel, config: Any) -> list[str]:
 
 
 def unread_settings(model: ResolvedModel) -> list[str]:
-    """Return a line for each settings file next to config.json with fields that nothing reads."""
+    """Return a line for each settings file next to config.json that has fields which nothing
+    reads."""
     whole, lines = replace(model, path_or_id=model.root or model.path_or_id), list[str]()
     for file, folders in (
         (TOKENIZER_SETTINGS, (model,)),

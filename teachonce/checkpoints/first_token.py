@@ -1,5 +1,5 @@
-"""Lets a tokenizer put one token in front of each text, so that a decoder predicts the first token
-of the text, too."""
+"""Makes a tokenizer put one token in front of each text, so that a decoder also predicts the first
+token of the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = 2**32  # tokenizers raises OverflowError for larger ones
 
 
 def bos_value(word: str) -> int | None:
-    """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other word."""
+    """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other value."""
     if word in ("auto", "none"):
         return None
     if word.isdecimal() and word.isascii() and len(word) < len(str(IDS)):
@@ -29,11 +29,11 @@ def own_first(backend: Any) -> int | None:
 
 
 def put_first(tokenizer: Any, word: str, name: str) -> int | None:
-    """Let a fast tokenizer of transformers put a token in front of each text, and return its id.
+    """Make a fast tokenizer of transformers put a token in front of each text, and return its id.
 
-    word: `none`, an id, or `auto`: the tokenizer's bos, if it is its eos as well. Returns None if
-    nothing was changed: with `none`, and if the tokenizer puts this token there itself. Raises
-    UserError for an id without a token, and if the tokenizer puts another token there.
+    word: `none`, an id, or `auto`: the tokenizer's bos token, if it is also its eos token. Returns
+        None if nothing was changed: for `none`, and if the tokenizer already puts this token there.
+        Raises UserError for an id without a token, and if the tokenizer puts another token there.
     """
     number, backend = bos_value(word), tokenizer.backend_tokenizer
     if word == "none":
@@ -67,7 +67,7 @@ def put_first(tokenizer: Any, word: str, name: str) -> int | None:
 
 
 def _with_first(own: Any, piece: str, number: int) -> Any:
-    """Return a post-processor, as in tokenizer.json, that puts a piece in front as well."""
+    """Return a post-processor, as in tokenizer.json, that also puts a piece in front."""
     steps = list(own["processors"]) if own and own["type"] == "Sequence" else [own] if own else []
     templates = [step for step in steps if step["type"] == TEMPLATE]
     # Two templates in a sequence are not supported by tokenizers (0.22 panics).

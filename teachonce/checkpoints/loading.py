@@ -1,7 +1,7 @@
 """Loads checkpoints with transformers: config, tokenizer, network with its head.
 
-Missing and damaged files raise UserError with one line. Importing this module registers the
-students that transformers lacks, BiLSTM and static, with its Auto classes.
+Missing and damaged files raise UserError with one line. Importing this module registers BiLSTM and
+static students, which transformers lacks, with its Auto classes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FACTORIES = {
 
 
 def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> Any:
-    """Call `factory.from_pretrained` without log lines, for the resolved commit.
+    """Call `factory.from_pretrained` for the resolved commit, without log lines.
 
     flag: the option that names the model, for errors; "" for --model.
 
@@ -141,8 +141,8 @@ PROBES = ("The old", " A b", "été 12,5%", "x")
 
 
 def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
-    """Raise UserError if a fast tokenizer has ids beyond the `rows` of the embedding table, or
-    gives other ids than its tokenizer.json, with which texts are cut."""
+    """Raise UserError if a fast tokenizer has ids beyond the `rows` of the embedding table, or if
+    it gives other ids than its tokenizer.json, with which texts are cut."""
     pieces = tokenizer.get_vocab()
     highest = max(pieces, key=pieces.__getitem__, default="")
     if isinstance(rows, int) and pieces and pieces[highest] >= rows:
@@ -167,7 +167,7 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
 def load_network(
     factory: Any, model: ResolvedModel, flag: str = "", **options: Any
 ) -> tuple[Any, list[str]]:
-    """Load a network. Returns it, and the parameters of head and pooler that the checkpoint lacks,
+    """Load a network. Return it, and the parameters of head and pooler that the checkpoint lacks,
     which are random.
 
     Raises UserError if the checkpoint lacks parameters of the encoder, or if their sizes differ.
@@ -197,7 +197,7 @@ def load_network(
 def load_with_head(
     resolved: ResolvedModel, config: Any, head: str, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, str | None]:
-    """Load the network of a checkpoint. Returns it, and the key of its head in FACTORIES or None.
+    """Load the network of a checkpoint. Return it, and the key of its head in FACTORIES or None.
 
     `head` is a key of FACTORIES, EMBEDDING, SCORE, `none` or `auto`. `auto` loads the task head or
     causal-LM head that the config declares, else a masked-LM head if there is one. Raises UserError
@@ -248,7 +248,7 @@ def _set_activation(name: str, config: Any, activation: str | None) -> None:
 def _load(
     head: str, resolved: ResolvedModel, config: Any, options: dict[str, Any]
 ) -> tuple[PreTrainedModel | None, list[str]]:
-    """Load a model with the head. Returns it, and the parameters that the checkpoint lacks.
+    """Load a model with the head. Return it, and the parameters that the checkpoint lacks.
 
     If the checkpoint has another head, or its family has no such head, the model is None and the
     list has the reason.
@@ -366,8 +366,11 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
 
 
 def declared_task(model: ResolvedModel, factory: Any) -> TaskSpec | None:
-    """Read the labels of a checkpoint before its weights are loaded; None if its config does not
-    declare the head of `factory` and name its labels. Raises UserError as `load_with_own_head`."""
+    """Read the labels of a checkpoint before its weights are loaded. Return None if its config does
+    not declare the head of `factory`, or does not name its labels.
+
+    Raises UserError as `load_with_own_head` does.
+    """
     config = load_config(model)
     kind = declared_head([*map(str, config.architectures or ())])
     # Without names the weights may be missing, too, which loading reports.

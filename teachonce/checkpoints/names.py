@@ -49,10 +49,12 @@ ALIASES = {
 class ResolvedModel:
     """A checkpoint that was found.
 
-    path_or_id: the argument of `from_pretrained`. name: what the user typed. revision: the commit
-    on the hub; None for a folder. trusted: whether Python code of the checkpoint may run. root: the
-    sentence-transformers folder, if the transformer is in a subfolder of it. gguf: path of the GGUF
-    file with the weights, if they are not in the folder's own files.
+    path_or_id: the argument of `from_pretrained`.
+    name: what the user typed.
+    revision: the commit on the hub; None for a folder.
+    trusted: whether Python code of the checkpoint may run.
+    root: the sentence-transformers folder, if the transformer is in a subfolder of it.
+    gguf: path of the GGUF file with the weights, if they are not in the folder's own files.
     """
 
     path_or_id: str
@@ -143,8 +145,8 @@ def _near(name: str) -> str:
 
 
 def resolve_vectors(name: str) -> ResolvedModel:
-    """Find a checkpoint like `resolve_model`; also a sentence-transformers folder without a
-    transformer, which has no config.json."""
+    """Find a checkpoint like `resolve_model`. A sentence-transformers folder without a transformer,
+    which has no config.json, is accepted as well."""
     folder = Path(os.path.expanduser(name))
     return ResolvedModel(str(folder), name) if is_sentence_folder(folder) else resolve_model(name)
 
@@ -196,8 +198,8 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
 
 
 def is_sentence_folder(path: Path) -> bool:
-    """Return whether a folder has a modules.json of sentence-transformers. Raises UserError if it
-    contains a pipe or device."""
+    """Return whether a folder has a modules.json of sentence-transformers. Raises UserError if the
+    folder contains a pipe or device."""
     found = (path / MODULES).is_file()
     if found:
         files.check_model_folder(path)
@@ -254,7 +256,7 @@ def adapter_error(model: str, file: Path) -> UserError:
 
 
 def _reach_hub(name: str) -> None:
-    """Make the hub's client read the cache alone if the hub does not answer."""
+    """Make the hub's client read only its cache if the hub does not answer."""
     # Otherwise each look-up, even of a file that a model may lack, would take half a minute.
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -275,7 +277,7 @@ def _reach_hub(name: str) -> None:
 
 
 def _fetched(name: str, weights: tuple[str, ...]) -> str:
-    """Download the config and one of the `weights` files, if any, to the hub's cache.
+    """Download the config and, if there is one, one of the `weights` files to the hub's cache.
 
     Returns their commit. Raises UserError with the cause.
     """

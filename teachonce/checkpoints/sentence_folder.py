@@ -5,7 +5,8 @@ config_sentence_transformers.json   prompts, the name of the default prompt, tru
 sentence_bert_config.json           the longest text in tokens
 1_Pooling/config.json, 2_Dense/...  one folder for each module
 
-The modules are classes of the library itself. Importing it takes seconds, so only functions do.
+The modules are classes of sentence-transformers. Importing it takes seconds, so it is imported
+inside functions.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def read_sentence_folder(
     """Read a folder: its vector head (None without a pooling), and its settings.
 
     width: hidden size of the transformer, or size of the word vectors. Without modules.json the
-    head is None and the settings are empty.
+        head is None and the settings are empty.
 
     Raises UserError, which names the file, for damaged files, unknown kinds of modules and refused
     fields.
@@ -328,7 +329,8 @@ CONFIGS = {"Pooling": _pooling_config, "Dense": _dense_config}
 
 
 def _of_states(module: Any) -> dict[str, Any]:
-    """Return the fields by which a module reads and writes states, as only newer releases can."""
+    """Return the settings, by name, of the fields that a module reads and writes; only newer
+    releases of the library have them."""
     return {name: getattr(module, name) for name in ("module_input_name", "module_output_name")}
 
 

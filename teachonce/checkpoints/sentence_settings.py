@@ -186,8 +186,8 @@ def _lower_case(backend: Any) -> None:
 
 
 def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
-    """Read the settings from the table of SETTINGS. Raises UserError for a wrong value; `model`
-    names the model, or the store that holds the file."""
+    """Read the settings from the content of the file SETTINGS. `model` names the model or the store
+    with the file. Raises UserError for a wrong value."""
     return SentenceSettings(
         prompts=_prompts(model, given.get("prompts")),
         default_prompt=_of(model, SETTINGS, given, "default_prompt_name", str),
@@ -242,7 +242,8 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
 def _check_outputs(
     model: str, file: str, given: Mapping[str, Any], expected: str, key: str
 ) -> None:
-    """Raise UserError unless the library reads the `expected` output of the transformer."""
+    """Raise UserError unless sentence-transformers takes the output named `expected` from the
+    transformer, as `key`."""
     table = given.get("modality_config")
     modes = {"text": {}} if table is None else table if isinstance(table, Mapping) else {}
     text = modes.get("text")

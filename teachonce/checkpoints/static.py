@@ -16,7 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 
 class StaticConfig(PreTrainedConfig):
-    """Sizes of a static student. `special_ids` are pieces that the mean leaves out, as [CLS]."""
+    """Sizes of a static student. `special_ids` are pieces that are left out of the mean, such as
+    [CLS]."""
 
     model_type = "static"
 

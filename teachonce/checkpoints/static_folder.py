@@ -18,7 +18,7 @@ UNBOUND = 10**30  # `model_max_length` of a tokenizer without a limit
 
 
 def static_module(model: ResolvedModel) -> str | None:
-    """Return the subfolder of the table of word vectors if it is the first module; else None."""
+    """Return the subfolder of the table of word vectors if this is the first module; else None."""
     listed = listed_modules(model) or []
     return listed[0][1] if listed and listed[0][0] == STATIC else None
 

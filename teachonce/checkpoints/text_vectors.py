@@ -1,4 +1,4 @@
-"""Loads what turns a text into one vector: the modules of the folder, or --pooling."""
+"""Loads what computes a text's vector: the modules of the folder, or --pooling."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
 
 @dataclass(frozen=True)
 class TextVectors:
-    """The parts that turn a text into a vector.
+    """The parts that compute the vector of a text.
 
-    head: pooling and other modules. prompt: text before every text. prompt_tokens: number of its
-    tokens, with special tokens before it. max_length: the folder's longest text in tokens, None if
-    unknown. settings: bytes of config_sentence_transformers.json, None if it is missing.
+    head: pooling and other modules.
+    prompt: the text in front of every text.
+    prompt_tokens: its number of tokens, with the special tokens before it.
+    max_length: the folder's longest text in tokens; None if unknown.
+    settings: bytes of config_sentence_transformers.json; None if it is missing.
     """
 
     head: VectorHead
@@ -35,7 +37,7 @@ class TextVectors:
 
     @property
     def spec(self) -> EmbeddingSpec:
-        """Return the description of the vectors in the store."""
+        """Return the description of the vectors for the store."""
         head = self.head
         return EmbeddingSpec(head.width, head.description, self.prompt, head.normalised)
 

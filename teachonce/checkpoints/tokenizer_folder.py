@@ -29,7 +29,7 @@ OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 saves how the toke
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save a fast tokenizer of transformers 5 so that 4 and 5 load it."""
+    """Save a fast tokenizer of transformers 5 so that transformers 4 and 5 load it."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = in_common(json.loads(path.read_text("utf-8")))
@@ -39,7 +39,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def in_common(settings: dict[str, Any]) -> dict[str, Any]:
-    """Convert the settings of a tokenizer of transformers 5 so that 4 reads them, too.
+    """Convert the settings of a tokenizer of transformers 5 so that transformers 4 reads them, too.
 
     In 4 the class has another name. Special tokens without a role are a list, which 4 reads from
     `additional_special_tokens`; under the key of 5 it expects a table.

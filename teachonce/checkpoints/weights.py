@@ -1,4 +1,5 @@
-"""Checks that transformers loaded all weights of a checkpoint, and not without their scales."""
+"""Checks that transformers loaded all weights of a checkpoint, and that quantised weights have
+their scales."""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # dty
 
 
 def check_weights(network: Any, unexpected: Sequence[str], folder: Path, name: str) -> None:
-    """Raise UserError if weights were not loaded, or if they are integers without a quantisation.
+    """Raise UserError if weights were not loaded, or if they are integers without a quantisation
+    config.
 
     unexpected: names of weights that the network does not have. folder: of the checkpoint; it may
-    be missing.
+        be missing.
     """
     _check_all_read(network, unexpected, name)
     _check_no_whole_numbers(network, folder, name)
 
 
 def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
-    """Raise UserError if the network does not read weights of its layers, or if transformers
-    ignored a quantisation."""
+    """Raise UserError if the checkpoint has weights of layers that the network does not load, or if
+    transformers ignored a quantisation."""
     base = network.base_model
     lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
     of_layers = [

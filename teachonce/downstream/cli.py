@@ -116,7 +116,7 @@ def main(**words: Any) -> None:
 
 
 def _where(out: Path) -> str:
-    """Describe where the scores are, and the models that were saved."""
+    """Describe where the scores and the saved models are."""
     from teachonce.downstream.score_tables import FILE
 
     folders = [each for each in (out, *sorted(out.iterdir())) if (each / "config.json").is_file()]
@@ -134,12 +134,13 @@ def _check_out(options: DownstreamOptions) -> None:
 
 
 def _say(options: DownstreamOptions) -> Callable[[str], None]:
-    """Return the function that prints progress: to stderr if --json has stdout."""
+    """Return the function that prints progress: to stderr if --json uses stdout."""
     return partial(click.echo, err=options.json)
 
 
 def _quiet_transformers() -> None:
-    """Silence warnings about new heads, which are expected here, and bars of loading weights."""
+    """Silence warnings about new heads, which are expected here, and progress bars of loading
+    weights."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -187,7 +188,7 @@ def _fine_tune(options: DownstreamOptions) -> dict[str, Any]:
 
 @contextmanager
 def _made_early(out: Path) -> Iterator[None]:
-    """Make a folder for the work in the block; remove it if it stays empty."""
+    """Make a folder for the work of the `with` block; remove it if it stays empty."""
     # Before the work: a folder that cannot be made is an error now, not after hours.
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -225,7 +226,7 @@ def _lm(options: DownstreamOptions) -> dict[str, Any]:
 
 
 def _task(options: DownstreamOptions) -> Any:
-    """Make the task from the options that its class takes."""
+    """Make the task with the options that its class accepts."""
     from teachonce.downstream.tasks.classify import Classify
     from teachonce.downstream.tasks.pair import PairScore
     from teachonce.downstream.tasks.qa import QA

@@ -81,7 +81,8 @@ def parameters() -> list[click.Parameter]:
 
 
 def _help(name: str) -> str:
-    """Return the help of an option: its tasks (unless all trainings take it), default and range."""
+    """Return the help of an option: its tasks (unless all trainings accept it), default and
+    range."""
     about = OPTIONS[name]
     tasks = [task for task in TASKS if task in about.scope]
     if set(FINE_TUNED) <= set(tasks):
@@ -94,7 +95,7 @@ def _help(name: str) -> str:
 
 
 def _default(name: str) -> str:
-    """Return the defaults of the kinds of tasks, as text."""
+    """Return, as text, the default of an option for each kind of task."""
     kinds: dict[Any, list[str]] = {}
     for kind, settings in KINDS.items():
         default = default_of(settings, name) if name in options_of(settings) else None
@@ -165,8 +166,8 @@ NO_DECODER = "give a decoder (...ForCausalLM), or score a masked LM with `--task
 
 
 def _check_model(options: DownstreamOptions, name: str) -> None:
-    """Raise UserError for a missing model, and for a model that is scored as it is if its
-    config.json declares no head for the task."""
+    """Raise UserError for a missing model. For `--as-is`, raise it also if the model's config.json
+    does not declare the head that the task needs."""
     model = resolve_vectors(name)
     if options.kind == LM:
         check_declared(model, config_of(model), "causal", NO_DECODER)
@@ -188,8 +189,8 @@ def read_options(words: Mapping[str, Any]) -> DownstreamOptions:
 
 
 def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) -> None:
-    """Raise UserError as `check_inputs` does, for tables that lack a column of the task, and for a
-    --test file that is given twice."""
+    """Check a task as `check_inputs` does, and the columns of its tables. Raises UserError, also
+    for a --test file that is given twice."""
     if len(options.test) > 1:
         from teachonce.downstream import score_tables
 
@@ -200,8 +201,8 @@ def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) 
 
 
 def check_tables(tasks: Mapping[str, Any], models: Mapping[str, str]) -> None:
-    """Raise UserError, with table and key, if `downstream` would refuse a table [tasks.NAME] of a
-    sweep, or a model of its [models]."""
+    """Raise UserError, with table and key, if `downstream` would refuse a table [tasks.NAME] or a
+    model of the table [models] of a sweep."""
     every = {name: _check_task(name, table) for name, table in tasks.items()}
     for options in every.values():
         for name, model in models.items():
@@ -251,7 +252,8 @@ def _check_key(where: str, key: str, value: Any) -> None:
 
 
 def _as_keys(problem: str, table: Mapping[str, Any]) -> str:
-    """Replace the options in a message by the keys of the table, and add the key of a file."""
+    """Replace the options in a message by the keys of the table, and add the key that names a
+    file."""
     for key, value in table.items():
         values = value if isinstance(value, list) else [value]
         if any(isinstance(v, str) and re.match(re.escape(v) + "[:,]", problem) for v in values):

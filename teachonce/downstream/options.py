@@ -1,8 +1,9 @@
-"""The options of `downstream`: the values and the default of each, and the tasks that take it.
+"""The options of `downstream`: the values and the default of each, and the tasks that accept it.
 
 `DownstreamOptions` has every option of the command line. The settings of a kind of task
 (`settings.py`) are made from it, and add defaults. The command, its --help (`early_checks.py`) and
-the checks are derived from these fields, so that Python refuses what the command line refuses.
+the checks are derived from these fields, so that Python refuses the same values as the command
+line.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ CONTRADICTING = (
 
 @dataclass(frozen=True)
 class TaskOption(Option):
-    """An option whose `scope` contains the tasks that take it, and perhaps AS_IS.
+    """An option whose `scope` contains the tasks that accept it, and AS_IS if it applies to scoring
+    without training.
 
     needed: the tasks (or AS_IS) that require it.
-    several: the tasks (or AS_IS) that take more than one value of it.
+    several: the tasks (or AS_IS) that accept more than one value of it.
     """
 
     needed: frozenset[str] = frozenset()
@@ -343,7 +345,8 @@ class DownstreamOptions:
         }
 
     def settings(self, kind: type[Settings], **more: Any) -> Settings:
-        """Make settings of the given options and the defaults of `kind`; `more` overrides both."""
+        """Make settings of a `kind` from the given options and its defaults; `more` overrides
+        both."""
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         given = {name: value for name, value in self.given().items() if name in fields}
         return kind(**{**given, **more})
@@ -354,7 +357,8 @@ class DownstreamOptions:
         return {name.removesuffix(COLUMN): each for name, each in names.items()}
 
     def _check_scope(self) -> None:
-        """Raise UserError for options that the task does not take, that are missing or repeated."""
+        """Raise UserError for options that the task does not accept, for missing ones, and for
+        repeated ones."""
         given, scope, what = self.given(), {self.kind}, f"--task {self.task}"
         if self.as_is and self.kind in OPTIONS["as_is"].scope:
             scope, what = {self.kind, AS_IS}, f"{what} --as-is"
@@ -392,7 +396,7 @@ OPTIONS = cast(Mapping[str, TaskOption], options_of(DownstreamOptions))
 
 
 def check_option(name: str, value: Any) -> None:
-    """Raise UserError for a value that the option `name` of the command line does not take."""
+    """Raise UserError for a value that the option `name` of the command line does not accept."""
     check_value(DownstreamOptions, name, OPTIONS[name], value)
 
 

@@ -1,4 +1,4 @@
-"""Reads memory figures of this process from /proc. Imports nothing that would add to them."""
+"""Reads memory figures of this process from /proc. It imports nothing that would increase them."""
 
 from __future__ import annotations
 

@@ -150,14 +150,14 @@ def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
 def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
     """Combine finished runs of any tasks, given as folders or as their scores.json.
 
-    A folder of student-sweep can be a run, too. It gives a row for each student with its validation
-    figures, the best first, and the rows of the downstream runs that the sweep made for its
-    students and the models of its [models].
+    A folder of student-sweep can be a run, too. Its rows are one for each student with its
+    validation figures, the best first, and the rows of the downstream runs that the sweep made for
+    its students and for the models of its [models].
 
-    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file: the scores on
-    test or, without a test, on dev; `split` names which. Several test files have a row each, and
-    one for their mean. `speed` holds the model's figures from a run of speed; if several runs
-    measured it, there is a row for each. Models with a speed and no score come last.
+    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file, with the scores
+    on test or, without a test, on dev; `split` names which. With several test files there is a row
+    for each, and one for their mean. `speed` has the model's figures from a run of speed; if
+    several runs measured it, there is a row for each. Models with a speed and no score come last.
 
     Raises UserError for a run that is not finished.
     """
@@ -211,7 +211,8 @@ def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each student of a sweep, the best first; no row if it is no sweep."""
+    """Yield a row for each student of a sweep, the best first; no row if the folder is not a
+    sweep."""
     if not (folder / SWEEP).exists():
         return
     try:
@@ -245,7 +246,7 @@ def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolved_name(model: str) -> str:
-    """Return the resolved path of a folder, or the name of a model that is none."""
+    """Return the resolved path if a model is a folder, else its name unchanged."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
@@ -278,7 +279,7 @@ def combined_table(result: dict[str, Any]) -> Table:
     """Make a table with a row for each run and a column for each figure; shares in percent.
 
     The title names the hardware and settings of the speeds. If they differ between runs, the title
-    numbers them, and the column `measured` has the number.
+    numbers them, and the column `measured` has the numbers.
     """
     rows = result["rows"]
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
@@ -300,7 +301,8 @@ def combined_table(result: dict[str, Any]) -> Table:
 
 
 def speed_table(result: dict[str, Any]) -> Table:
-    """Make a table with a row for each model. (1/N): the figure is 1/N of the teacher's."""
+    """Make a table with a row for each model. A figure followed by (1/N) is one Nth of the
+    teacher's."""
     rows = [(row["model"], _speed_cells({**result, **row})) for row in result["models"]]
     table = _table(_measured(result), ("model", *rows[0][1]))
     for model, cells in rows:

@@ -1,4 +1,4 @@
-"""The settings of each kind of task. Their ranges and choices are those of the options."""
+"""The settings of each kind of task. Ranges and choices are those of the command's options."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class MlmSettings:
 class FineTuneSettings:
     """All settings of a fine-tuning. The best epoch is chosen on dev.
 
-    steps: optimiser steps instead of `epochs`; the last epoch may be shorter than the others.
+    steps: number of optimizer steps, instead of `epochs`; the last epoch may be shorter than the
+        others.
     accumulate: gradient accumulation: batches per step; the gradient is the mean over them.
     lr: None for `fine_tune.default_lr`, 1 with adadelta.
     warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
@@ -82,7 +83,7 @@ class LmSettings:
     """All settings of a score of next tokens.
 
     max_length: tokens of a window; None for the model's limit, at most 1,024.
-    stride: tokens that neighbouring windows share; None for half a window.
+    stride: tokens that consecutive windows share; None for half a window.
     store: compare with the teacher of this store; None for no comparison.
 
     Raises UserError for a value that the command line refuses.
@@ -141,7 +142,8 @@ class SearchSettings:
         check_values(self)
 
     def setup(self) -> str:
-        """Describe for tables which documents are ranked and embedded; "" by default."""
+        """Describe, for tables, which documents are ranked and which model embeds them; "" by
+        default."""
         if self.documents_by:
             return f"documents by {self.documents_by}"
         first = self.candidates_by or self.candidates

@@ -77,7 +77,7 @@ class MeasuredModel:
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
-        """Run a forward pass over each of the inputs; return the seconds of all."""
+        """Run a forward pass over each of the inputs; return the total time in seconds."""
         # Before the clock starts: copying to a GPU is no part of the time.
         inputs = [ids.to(device) for ids in inputs]
         masks = [torch.ones_like(ids) for ids in inputs]
@@ -94,17 +94,20 @@ def measure_speed(
 ) -> dict[str, Any]:
     """Measure `models` and the teacher, if there is one, on the CPU and, if present, on a GPU.
 
-    Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models": [{"model",
-    "parameters", "disk_bytes", "disk_dtype", "cpu": {"batch_ms", "batch_memory_bytes",
-    "batch_ms_deviation", and the same of "sentence"}, "cuda": ..., "ratio"}]}`, the teacher last.
+    Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models"}`. `models`
+    is a list, the teacher last, of `{"model", "parameters", "disk_bytes", "disk_dtype", "cpu",
+    "cuda", "ratio"}`. `cpu` and `cuda` have `batch_ms`, `batch_ms_deviation` and
+    `batch_memory_bytes` of a batch, and `sentence_ms`, `sentence_ms_deviation` and
+    `sentence_memory_bytes` of single sentences.
 
     `ratio` is each figure of the teacher divided by the model's; if the dtypes on disk differ,
     `disk_bytes` are compared as in float32. All models run batches of the same length, the smallest
-    of their limits. Times are medians over the runs, with their sample deviations; a sentence's
-    time is the mean over the sentences. Memory is the size of the weights plus the peak of the
-    batch, or of the largest sentence; None if the system does not report it.
+    of their limits. Times are medians over the runs, with their sample deviations; the time of a
+    sentence is the mean over the sentences. Memory is the size of the weights plus the peak of a
+    forward pass over the batch, or over the sentence that needs most; None if the system does not
+    report it.
 
-    Raises UserError for a wrong model.
+    Raises UserError for a model that cannot be loaded.
     """
     subjects = [MeasuredModel(name) for name in [*models, *([teacher] if teacher else [])]]
     length = min(settings.max_length, *(subject.longest for subject in subjects))
@@ -192,7 +195,7 @@ def _deviation(times: Sequence[float]) -> float:
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:
-    """Return the dtype of most bytes of the weights; "" if the files are not safetensors."""
+    """Return the dtype that most bytes of the weights have; "" if the files are not safetensors."""
     sizes: Counter[str] = Counter()
     for file in files:
         if file.suffix == ".safetensors":

@@ -41,7 +41,7 @@ def folder_of(out: Path, seed: int, seeds: int) -> Path:
 class TrackedRun(TrainerCallback):
     """Sends the losses and held-out metrics of a Trainer to trackers.
 
-    The tracked run starts with the training, and ends with the block `with TrackedRun(...)`.
+    The tracked run starts with the training, and ends with the `with` block of this object.
 
     measures: names of the metrics of the Trainer that are sent as `dev_NAME`.
     """

@@ -1,1 +1,1 @@
-"""The command `feature-store`: looks at stores, checks, mends, copies and imports them."""
+"""The command `feature-store`: inspects, verifies, repairs, copies, imports and exports stores."""

@@ -24,7 +24,7 @@ MOST = 32  # sequences of a page: a browser is slow with more
 def read_numbers(words: Sequence[str]) -> list[int]:
     """Parse `--sequence 17,42`, without repetitions.
 
-    Raises UserError for a word that is no number, and for too many numbers.
+    Raises UserError for a word that is not a number, and for too many numbers.
     """
     found = list[int]()
     for word in ",".join(words).split(","):
@@ -42,7 +42,7 @@ def read_numbers(words: Sequence[str]) -> list[int]:
 
 
 def read_layers(words: str | None) -> tuple[int, ...]:
-    """Parse `--layers 2,14`. Raises UserError for a word that is no number."""
+    """Parse `--layers 2,14`. Raises UserError for a word that is not a number."""
     try:
         return tuple(int(word) for word in words.split(",")) if words else ()
     except ValueError:
@@ -54,7 +54,7 @@ SHOWN = 40  # characters of a bad line in a message: the file may hold texts ins
 
 
 def read_document_list(file: Path) -> Wanted:
-    """Read a list with the number of a document or the SHA-256 of its text in each line.
+    """Read a list that has, in each line, the number of a document or the SHA-256 of its text.
 
     Empty lines are skipped. Raises UserError for anything else.
     """
@@ -83,9 +83,9 @@ def documents_to_forget(
 ) -> tuple[str, Callable[[FeatureStore], Wanted]]:
     """Read the request of `forget`.
 
-    Returns a hash of the request, by which a stopped command is continued, and a function that
-    finds the requested documents of a store. Raises UserError for a list or text that cannot be
-    read, and if neither is given.
+    Returns a hash of the request, by which a stopped command recognises that it continues, and a
+    function that finds the requested documents in a store. Raises UserError for a list or text that
+    cannot be read, and if neither is given.
     """
     from teachonce.teacher_dump.corpus.documents import Corpus
 

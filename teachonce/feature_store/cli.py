@@ -110,7 +110,7 @@ def verify(
 
     Also tokenise the texts with the stored tokenizer and compare the tokens. With --model, run the
     teacher over a sample and compare its output with the stored features. Exit code 1 if anything
-    differs. Files and objects that do not belong to the store are listed, and are no error.
+    differs. Unknown files and objects are listed; they are not an error.
     """
     from teachonce.store.tools.verify import verify as read_everything
 
@@ -161,7 +161,7 @@ def repair(path: str) -> Iterator[Output]:
 def seal(path: str) -> Iterator[Output]:
     """Finish a store that several processes (--shard) have written.
 
-    The process that writes the last part does this as well. A finished store is left unchanged.
+    The process that writes the last part also does this. A finished store is left unchanged.
     """
     from teachonce.store.tools.seal import seal as finish
 

@@ -1,4 +1,4 @@
-"""Measure which share of a store's tokens each alignment pairs with a student's tokens."""
+"""Measure the share of a store's tokens that each alignment pairs with a student's tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BATCH_TOKENS = 2**15
 def coverage(student: StudentVocabulary) -> dict[str, Any]:
     """Measure how a student's vocabulary fits a store, over a sample.
 
-    Returns the facts of `vocabulary`, and `coverage` with those of each alignment. Shares count
-    ordinary tokens, because special tokens are in no run. Sizes of runs are `T:S`, the numbers of
-    the teacher's and of the student's tokens.
+    Returns facts on the `vocabulary`, and the `coverage` by each alignment. Shares count ordinary
+    tokens, because special tokens are in no run. Sizes of runs are `T:S`, the numbers of the
+    teacher's and of the student's tokens.
     """
     store, chosen = student.store, spread_sample(student.store, SAMPLE_TOKENS)
     teacher, tallies = 0, dict[str, Counter[Any]]()

@@ -14,9 +14,9 @@ from teachonce.store.tools.show import Pieces
 class PieceNames:
     """Formats the pieces of a tokenizer for people, from its tokenizer.json.
 
-    A byte-level piece (GPT-2's alphabet) is shown in its letters, blanks as in the tokenizer (`Ġ`),
-    and the bytes of an incomplete letter as `<D0>`. `unknown` is the piece for text that cannot be
-    spelled, or None.
+    A byte-level piece (GPT-2's alphabet) is shown in its letters, spaces as in the tokenizer (`Ġ`),
+    and the bytes of an incomplete letter as `<D0>`. `unknown` is the piece for text that the
+    vocabulary cannot spell, or None.
     """
 
     def __init__(self, tokenizer: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A sample of a store: blocks of sequences, spread evenly, always the same ones."""
+"""A sample of a store: blocks of sequences, spread evenly over it. It is the same in every run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Exports a student to ONNX, OpenVINO, TorchScript or GGUF, and compares each file with it."""
+"""Exports a student to ONNX, OpenVINO, TorchScript, GGUF or model2vec, and compares each file with
+the student."""

@@ -1,4 +1,5 @@
-"""Writes model cards: of an export, with code that runs it, and the table of exports of both."""
+"""Writes model cards: the card of an export, with code that runs it, and the table of exports on
+the cards of export and student."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class Exported:
     The names of the fields are the keys of `files` in export.json.
 
     what: the measure of the agreement.
-    keeps: the share of the student's score, or the agreement of outputs; 1 is full agreement. None
-        if nothing that runs the file is installed.
+    keeps: the share of the student's score that the export reaches, or the agreement of outputs; 1
+        is full agreement. None if no installed package can run the file.
     score: the score of the task, None if no task was scored.
     kept_float: names of the layers that were not quantised.
     unit: of the score; "" for a share.
@@ -66,12 +67,12 @@ class Exported:
 
     @property
     def format(self) -> str:
-        """Return the name of the format, which is that of the folder."""
+        """Return the name of the format, which is the name of its folder."""
         return self.file.partition("/")[0]
 
 
 def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> str:
-    """Return the card of an export, from the card of its student: with code that runs its files."""
+    """Return the card of an export, made from its student's card, with code that runs its files."""
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
     body = LOADING.sub("", body)
@@ -90,7 +91,8 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
 
 
 def _exported_front(front: str) -> str:
-    """Return the front matter without the library, which would load weights."""
+    """Return the front matter without the key `library_name`: that library would load weights, and
+    an export has none."""
     return re.sub(r"^library_name: .*\n", "", front, flags=re.MULTILINE)
 
 
@@ -151,7 +153,7 @@ def _cost_cells(costs: Costs) -> list[str]:
 
 
 def _table_rows(section: str) -> dict[str, list[str]]:
-    """Read the rows of a table that `write_card` wrote."""
+    """Parse the table of exports in a section that `write_card` wrote; return its rows."""
     found = {}
     _, _, below = section.partition("\n|---")  # the headings' line
     for line in below.splitlines()[1:]:

@@ -58,8 +58,8 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
 
 
 def random_texts(student: LoadedStudent) -> list[str]:
-    """Draw texts of random pieces, or from a decoder itself. The same student always gives the same
-    texts."""
+    """Draw texts of random pieces; a decoder writes its own texts. The same student always gives
+    the same texts."""
     draws, tokenizer = np.random.default_rng(0), student.tokenizer
     if student.kind == DECODER:
         return own_texts(student)

@@ -28,8 +28,9 @@ class Costs:
     sentence_ms: milliseconds for one text alone.
     per_second: texts per second in batches.
     memory: growth of the process in bytes after its libraries were imported; None if the system
-    does not report it.
-    All but `bytes` are None if nothing that runs the file is installed.
+        does not report it.
+
+    All but `bytes` are None if no installed package can run the file.
     """
 
     bytes: int

@@ -31,11 +31,12 @@ MEASURE = "entropy of the student's next token / cross-entropy by the export"
 
 
 def decoder_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
-    """Make the check for a `--check` file of a decoder: lines of text, or None for texts that the
-    decoder writes itself.
+    """Make the check for a `--check` file of a decoder: lines of text. Without a file, the decoder
+    writes the texts itself.
 
-    The share is H(p) / H(p, q), of the student's distribution p of the next token and the export's
-    q, both summed over TOKENS tokens: 1 if all are equal. A file gives the bits a byte as well.
+    The share is H(p) / H(p, q), for the student's distribution p of the next token and the export's
+    q, both summed over TOKENS tokens: 1 if all are equal. With a file, bits per byte are measured
+    as well.
 
     Raises UserError for a file of another kind.
     """
@@ -87,7 +88,7 @@ def own_texts(student: LoadedStudent) -> list[str]:
 
 
 def _first_tokens(student: LoadedStudent, lines: Sequence[str]) -> list[str]:
-    """Return the first lines that have TOKENS tokens together."""
+    """Return the first lines that have at least TOKENS tokens in all."""
     count = 0
     for number, line in enumerate(lines, 1):
         count += student.encode([line])["input_ids"].size

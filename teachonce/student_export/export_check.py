@@ -1,4 +1,4 @@
-"""What an export is compared by."""
+"""The measure by which an export is compared with its student."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class ExportCheck:
     """A measure of how closely an export reproduces its student.
 
     measure: what is measured, in words for messages and the model card.
-    share: takes an export's `Runner`, returns its score as a share of the student's, or the
-    agreement of their outputs; 1 is full agreement.
-    score: takes a `Runner`, returns its task score; None if no task is scored.
+    share: given an export's `Runner`, returns its score as a share of the student's, or the
+        agreement of their outputs; 1 is full agreement.
+    score: given a `Runner`, returns its task score; None if no task is scored.
     unit: of `score`; "" for a share, which is printed in percent.
-    texts: whose tokens are compared as well, if a format has a tokenizer of its own.
+    texts: texts whose token ids are also compared, if a format has a tokenizer of its own.
     """
 
     measure: str

@@ -34,9 +34,9 @@ CARD, CONFIG = "README.md", "config.json"
 def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     """Save the tokenizer with the student's truncation and padding in tokenizer.json.
 
-    transformers leaves both out: it sets them for each call. An export is read by programs that
-    have tokenizer.json alone. A decoder's tokenizer is saved as it is: what a person writes to it
-    must not be truncated.
+    transformers does not save them: it sets them for each call. But programs that run an export
+    have only tokenizer.json. A decoder's tokenizer is saved unchanged, because a user's prompt must
+    not be truncated.
     """
     if student.kind == DECODER:
         tokenizer = load_tokenizer(resolve_model(str(student.folder)))
@@ -96,15 +96,15 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
 
 
 def _positions(student: LoadedStudent) -> int:
-    """Return the longest text of an export in tokens; a decoder is compared on shorter ones."""
+    """Return the longest text of an export in tokens. Decoders are compared on shorter ones."""
     if student.kind == DECODER:
         return input_limit(student.config, student.tokenizer)
     return student.max_length
 
 
 def write_modules(student: LoadedStudent, folder: Path) -> None:
-    """Write the modules after an encoder: SentenceTransformer(folder, backend="onnx") and other
-    programs of its kind read the states from the graph, and pool them by these modules."""
+    """Write the modules after an encoder. SentenceTransformer(folder, backend="onnx") and similar
+    programs read the states from the graph, and pool them with these modules."""
     if isinstance(student.network, VectorNetwork):
         write_sentence_folder(
             folder,
@@ -166,7 +166,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
 
 
 def _check_formats(student: LoadedStudent, options: ExportOptions) -> None:
-    """Raise UserError for a format that has no students of this kind."""
+    """Raise UserError for a format that does not support this kind of student."""
     able = [name for name, each in FORMATS.items() if student.kind in each.kinds]
     for name in options.to:
         if name not in able:
@@ -219,7 +219,7 @@ def _exported(
 def _share(
     student: LoadedStudent, check: ExportCheck, format: ExportFormat, path: Path
 ) -> float | None:
-    """Return the agreement of a file; None if nothing that runs it is installed.
+    """Return the agreement of a file; None if no installed package can run it.
 
     Raises UserError if the format's own tokenizer gives other tokens.
     """

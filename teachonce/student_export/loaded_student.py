@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class LoadedStudent(StudentInputs):
     """A student that is ready to be exported.
 
-    network: takes `inputs`, int64 [B,S] each; returns logits [B,S,V] or [B,C], or vectors [B,D] and
-    the states [B,S,H] before the pooling.
+    network: a module whose arguments are `inputs`, int64 [B,S] each. It returns logits [B,S,V] or
+        [B,C], or vectors [B,D] and the states [B,S,H] before the pooling.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class LoadedStudent(StudentInputs):
     config: Any = None
 
     def run(self, inputs: dict[str, Array]) -> Array:
-        """Compute the answer of the network itself."""
+        """Compute the output of the network itself."""
         with torch.inference_mode():
             found = self.network(*(torch.as_tensor(inputs[n]) for n in self.inputs))
         answer: Array = (found[0] if isinstance(found, tuple) else found).numpy()
@@ -111,7 +111,7 @@ class StaticVectorNetwork(nn.Module):
 def load_student(folder: Path) -> LoadedStudent:
     """Load a folder of transformers or sentence-transformers.
 
-    Raises UserError if the folder is no model, or the model has neither a head nor a pooling.
+    Raises UserError if the folder is not a model, or if the model has neither a head nor a pooling.
     """
     if (listed := module_kinds(resolve_vectors(str(folder)))) and listed[0] == "StaticEmbedding":
         return _static(folder)

@@ -1,4 +1,4 @@
-"""The options of `student-export`: what each may be, and its default."""
+"""The options of `student-export`: the values and the default of each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes the Python code that runs one exported file, for the README of its folder.
 
-The code needs tokenizers, NumPy and the library of the format alone. It prints what
-`student-predict` prints for its example texts.
+The code needs only tokenizers, NumPy and the library of the format. It prints the same answers as
+`student-predict` for its example texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a program needs to know of a student or an export to run it: inputs, outputs, tokenizer."""
+"""The inputs, outputs and tokenizer of a student or an export: all that a program needs to run
+it."""
 
 from __future__ import annotations
 
@@ -54,13 +55,14 @@ class StudentInputs:
 
     @property
     def output(self) -> str:
-        """Return the name of the output that is the answer."""
+        """Return the name of the output that has the answer."""
         return self.outputs[0]
 
     def tokenized(
         self, texts: Sequence[str], second: Sequence[str] | None = None, **more: Any
     ) -> Any:
-        """Tokenize texts or pairs, truncated to `max_length`; `more` is for the tokenizer."""
+        """Tokenize texts or pairs, truncated to `max_length`; `more` are further arguments of the
+        tokenizer."""
         return self.tokenizer(
             [self.prompt + text for text in texts],
             None if second is None else list(second),

@@ -1,1 +1,1 @@
-"""Answers for texts, by a student or by an export of it."""
+"""Answers texts with a student or with an export of it."""

@@ -59,10 +59,10 @@ class Predictor:
             self._check_masks()
 
     def answers(self) -> Iterator[Answer]:
-        """Yield the answer to each text, in their order.
+        """Yield the answer to each text, in the order of the texts.
 
-        A blank text has `empty` in its answer. `windows` is the number of windows of a long text,
-        `cut` marks a text that was truncated.
+        The answer to a blank text has the key `empty`. `windows` is the number of windows of a long
+        text, `cut` marks a text that was truncated.
         """
         answer = self._method()
         for begin in range(0, len(self.given), BATCH):
@@ -120,7 +120,8 @@ class Predictor:
     def _windows(
         self, given: Sequence[Given], first: str = ""
     ) -> Iterator[tuple[str, list[tuple[int, int]], list[tuple[WordWindow, Array]], Answer]]:
-        """Yield text, spans of words, windows with outputs, and the `windows` of its answer."""
+        """Yield for each text: the text, its spans of words, its windows with outputs, and the key
+        `windows` of its answer."""
         texts = [each.texts[0] for each in given]
         spans = [word_spans(text, first) for text in texts]
         length, tokenizer = self.student.max_length, self.student.tokenizer
@@ -230,7 +231,8 @@ class Predictor:
 
 
 def _with_piece(before: str, tokenizer: Any, piece: int) -> str:
-    """Return a text with a piece after it; a piece inside of a word follows without a blank."""
+    """Return a text followed by a piece; if the piece continues a word, without a space between
+    them."""
     inner = str(tokenizer.convert_ids_to_tokens(piece)).startswith("##")
     shown = str(tokenizer.decode([piece])).strip()
     return before.rstrip() + shown.removeprefix("##") if inner else before + shown
@@ -265,7 +267,7 @@ def _sigmoid(logits: Array) -> Floats:
 
 
 def _activated(logits: Array, name: str) -> Array:
-    """Apply a class of torch.nn, "" for none."""
+    """Apply a class of torch.nn to the logits; "" for none."""
     if name in ("", "Identity"):
         return logits
     if name == "Sigmoid":

@@ -1,4 +1,4 @@
-"""Loads what answers: a student's folder with torch, or a file that student-export wrote."""
+"""Loads a student's folder with torch, or a file that student-export wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPE: dict[str, Any] = {
 
 
 def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
-    """Load a student, or a `file` of an export, None for the first one.
+    """Load a student, or the `file` of an export; None for its first file.
 
     Raises UserError if the folder is neither, or cannot be loaded.
     """

@@ -1,4 +1,4 @@
-"""The options of `student-predict`: what each may be, and its default."""
+"""The options of `student-predict`: the values and the default of each."""
 
 from __future__ import annotations
 

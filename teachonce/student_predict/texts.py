@@ -1,4 +1,4 @@
-"""Reads the texts of a prediction: of the command line, a file of lines, a table or stdin."""
+"""Reads the texts of a prediction from the command line, a file of lines, a table or stdin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAB = "\t"
 
 @dataclass(frozen=True)
 class Given:
-    """A text, or the two texts of a pair, and where it was given, for errors."""
+    """A text, or the two texts of a pair, and the place where it was given, for errors."""
 
     texts: tuple[str, ...]
     where: str
@@ -29,10 +29,10 @@ class Given:
 
 
 def given_texts(options: PredictOptions) -> list[Given]:
-    """Return the texts, blank ones included, so that the answers are in the order of the lines.
+    """Return the texts, including blank ones, so that the answers have the order of the lines.
 
-    Raises UserError if there is none but blank ones, if texts and pairs are mixed, and for a file
-    that cannot be read.
+    Raises UserError if all texts are blank, if texts and pairs are mixed, and for a file that
+    cannot be read.
     """
     found = list(_given(options))
     if all(each.blank for each in found):

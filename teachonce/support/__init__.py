@@ -1,1 +1,1 @@
-"""What every package needs: errors, console, signals, files, threads, arrays."""
+"""Shared by all packages: errors, console, signals, files, threads, arrays."""

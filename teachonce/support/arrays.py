@@ -12,38 +12,39 @@ Floats = NDArray[np.float32]
 
 
 def starts(sizes: ArrayLike) -> Array:
-    """Return where each of n rows begins in a flat array, and the total: [n] -> int64 [n + 1]."""
+    """Return the first index of each of n rows in a flat array, and then the total size: sizes [n]
+    -> int64 [n + 1]."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def begins(sizes: ArrayLike) -> Array:
-    """Return where each of n rows begins in a flat array: [n] -> int64 [n]."""
+    """Return the first index of each of n rows in a flat array: sizes [n] -> int64 [n]."""
     return starts(sizes)[:-1]
 
 
 def ranges(begin: Array, sizes: Array) -> Array:
-    """Return int64 [sum of sizes], begin[0]..begin[0] + sizes[0], begin[1]..., one after
-    another."""
+    """Concatenate ranges: begin[0] .. begin[0] + sizes[0] - 1, then begin[1] .. and so on. Returns
+    int64 [sum of sizes]."""
     start = starts(sizes)
     return np.repeat(begin - start[:-1], sizes) + np.arange(start[-1])
 
 
 def permutation(length: int, *seed: int) -> Array:
-    """Return a random permutation of 0..length-1 that depends on the seed alone.
+    """Return a random permutation of 0..length-1 that depends only on the seed.
 
     The raw output of PCG64 is the same in all versions of NumPy (its distributions are not), so a
-    seed gives the same order in all of them.
+    seed gives the same order in all versions.
     """
     raw = np.random.PCG64(np.random.SeedSequence(list(seed))).random_raw(length)
     return np.argsort(raw, kind="stable")
 
 
 def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array) -> Array:
-    """Return int64 [N], the first of M spans that shares a character with each token of one text,
-    or -1.
+    """Return for each token of a text the first of M spans that shares a character with it: int64
+    [N], -1 if none does.
 
-    Tokens [N] and spans [M] are begin..end in characters; the spans ascend and are disjoint. A
-    token without characters is under no span.
+    Tokens [N] and spans [M] are begin..end in characters; the spans ascend and are disjoint. No
+    span covers a token without characters.
     """
     if not len(span_begin):
         return np.full(len(begin), -1)
@@ -55,10 +56,11 @@ def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array)
 def covering_spans_of_texts(
     offsets: Array, lengths: Array, spans: Array, span_counts: Array
 ) -> Array:
-    """Find `covering_spans` for B texts at once: int64 [N], numbers of rows of `spans`, or -1.
+    """Find `covering_spans` for B texts at once: int64 [N], row numbers of `spans`, or -1.
 
-    offsets [N, 2] are the tokens of the texts, lengths [B] how many each has; spans [M, 2 or more]
-    begin with begin and end, span_counts [B] is how many each text has.
+    offsets: [N, 2], the tokens of all texts. lengths: [B], the number of tokens of each text.
+        spans: [M, 2 or more]; the first two columns are begin and end. span_counts: [B], the number
+        of spans of each text.
     """
     if not len(spans):
         return np.full(len(offsets), -1)

@@ -18,7 +18,7 @@ PATIENCE = 10.0  # seconds to wait for the thread after its consumer has stopped
 
 
 def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
-    """Yield the items, made by a thread that runs at most `ready` ahead.
+    """Yield the items. A thread makes them, at most `ready` items ahead.
 
     Errors of the thread are raised here. Close the generator to stop the thread.
     """
@@ -81,11 +81,12 @@ class Calls(Protocol):
 
 
 class BackgroundCalls:
-    """Makes calls in one thread, in order, while the caller goes on; at most `waiting` calls wait.
+    """Makes calls in one thread, in order, while the caller continues; at most `waiting` calls
+    wait.
 
     An error of a call is raised by the next `call` or `finish`, and later calls are skipped.
-    Leaving the context makes the waiting calls first. If another error or a stop ends the context,
-    `say` receives a line with the error of a call.
+    Leaving the context first makes the waiting calls. If the context ends by another error or a
+    stop, `say` receives a line with the error of a call.
     """
 
     def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:

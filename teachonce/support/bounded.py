@@ -38,8 +38,9 @@ def run_bounded(
 ) -> Any:
     """Return `function(*arguments)`, computed in a process with limits.
 
-    function: of a module's top level; its arguments and result are JSON values.
+    function: defined at the top level of a module; its arguments and result are JSON values.
     seconds: of CPU time. memory: bytes of address space.
+
     Raises Exceeded if the process exceeds a limit or crashes; UserError, with its line, for any
     error of the function; TypeError for an argument that is not JSON.
     """

@@ -1,4 +1,4 @@
-"""The folder in which this user's caches lie."""
+"""The folder of this user's caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 def cache_folder() -> Path:
     """Return `$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
 
-    Raises FileNotFoundError for a user who has no home, as in many containers.
+    Raises FileNotFoundError if the user has no home, as in many containers.
     """
     if os.environ.get("TEACHONCE_CACHE"):
         return Path(os.environ["TEACHONCE_CACHE"])

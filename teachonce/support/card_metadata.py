@@ -1,4 +1,4 @@
-"""Adds licence and languages to the metadata of a card, the YAML above its text."""
+"""Adds licence and languages to the metadata of a model card, the YAML above its text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_metadata(license: str | None, languages: Sequence[str]) -> None:
 
 
 def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> str:
-    """Return a card with these entries, in place of those that it has.
+    """Return a card with these entries in its metadata; they replace existing ones.
 
     Raises UserError as `check_metadata` does.
     """

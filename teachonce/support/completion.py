@@ -1,4 +1,4 @@
-"""What a shell offers for a text on the command line: paths, as it does by itself, and words."""
+"""Shell completion for the commands: paths, as the shell itself completes, and words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from click.shell_completion import CompletionItem
 
 
 class Text(click.types.StringParamType):
-    """A text. A shell completes it to paths, to `words`, or to both.
+    """A click type for text. A shell completes it to paths, to `words`, or to both.
 
-    words: those that the text may be or begin with; a function gives them where they take work.
-    paths: whether it may be a path; else it may where there are no words.
+    words: the words that a value may equal or start with, or a function that returns them if that
+        takes time. paths: complete paths as well; without `words`, paths are always completed.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Text(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete the word after the last comma: some options are comma lists."""
+        """Complete the word after the last comma, because some options are comma lists."""
         # Files come first: bash drops what was offered before them, and shows them if no word fits.
         before, comma, typed = incomplete.rpartition(",")
         words = self._words() if callable(self._words) else self._words

@@ -1,4 +1,4 @@
-"""Helpers that the commands of all packages share."""
+"""Console output and error handling that the commands of all packages share."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def readable(size: float) -> str:
 
 
 def wide_console() -> Console:
-    """Return the console for tables: as wide as the terminal, or in a file or pipe as wide as the
-    table needs."""
+    """Return the console for tables: in a terminal as wide as the terminal, in a file or pipe as
+    wide as the table needs."""
     from rich.console import Console
 
     console = Console()
@@ -57,8 +57,8 @@ def wide_console() -> Console:
 
 
 def takes_option(name: str) -> bool | None:
-    """Return whether the command that runs has an option with this name; None where none runs, as
-    from Python."""
+    """Return whether the running command has an option with this name; None if no command runs, as
+    in a call from Python."""
     context = click.get_current_context(silent=True)
     if context is None:
         return None
@@ -69,7 +69,7 @@ def check_device(device: str, gpus: int | None = None) -> None:
     """Raise UserError if `--device` has an unknown name, or names a GPU beyond the `gpus` of this
     machine.
 
-    `gpus` is None where they are not counted, as counting takes torch.
+    `gpus` is None if they were not counted, because counting imports torch.
     """
     if device == "auto" and gpus is None:
         return
@@ -85,8 +85,8 @@ def check_device(device: str, gpus: int | None = None) -> None:
 def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorate a click callback so that errors and signals end it with one line.
 
-    A UserError or OSError goes to stderr with exit code 1; Ctrl-C and SIGTERM give exit code 130
-    and 143.
+    A UserError or OSError is printed to stderr, with exit code 1. Ctrl-C and SIGTERM have exit
+    codes 130 and 143.
     """
 
     @functools.wraps(command)

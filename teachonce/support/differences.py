@@ -1,4 +1,4 @@
-"""List where two JSON values differ, for error messages."""
+"""Lists the differences of two JSON values, for error messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABSENT = "not given"
 def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield (dotted key, one, other) for every value that differs, the values as quoted text.
 
-    Long values are cut to SHOWN characters around the first that differs.
+    Long values are cut to SHOWN characters around the first difference.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in sorted(set(one) | set(other)):
@@ -45,7 +45,8 @@ def first_few(differ: Sequence[str]) -> str:
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe the values of `now` that differ from `then`: "key was A and is B", else ""."""
+    """Describe the values of `now` that differ from `then`: "key was A and is B"; "" if none
+    does."""
     keys = [key for key in sorted(now) if now[key] != then.get(key)]
     return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
 
@@ -53,7 +54,8 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions: str = "") -> None:
     """Raise UserError if the unfinished store at `path` was started with other arguments.
 
-    found: what `differences` yields. versions: libraries that changed since, a possible cause.
+    found: the result of `differences`. versions: libraries that changed since then, which may be
+        the cause.
     """
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
     if differ:

@@ -1,4 +1,5 @@
-"""Environment variables: set them temporarily, read torchrun's, and make torch's threads sleep."""
+"""Environment variables: sets them temporarily, reads torchrun's, and makes waiting threads of
+torch sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _imported_sleeping = False  # whether torch was imported inside `sleeping_waits`
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment within the block, and restore it afterwards."""
+    """Set an environment variable inside the `with` block, and restore it afterwards."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -27,8 +28,8 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 def is_main_process() -> bool:
-    """Return whether this process prints and writes: the first that `torchrun` started, or the only
-    one."""
+    """Return whether this process prints and writes: it is the only one, or the first that
+    `torchrun` started."""
     return os.environ.get("RANK", "0") == "0"
 
 

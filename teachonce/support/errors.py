@@ -1,4 +1,5 @@
-"""Errors written for the person at the keyboard."""
+"""The error whose message is printed to the user, and functions that make one line of other
+errors."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from teachonce.support.redaction import redacted
 
 
 class UserError(Exception):
-    """One line for the user: what is wrong, where, what was expected and found, what to do next.
+    """Its message is one line for the user: what is wrong, where, what was expected and found, what
+    to do next.
 
-    Passwords in URLs are removed, as messages are logged and copied into issues.
+    Passwords in URLs are removed, because messages are logged and copied into issues.
     """
 
     def __init__(self, *words: object) -> None:
@@ -40,7 +42,8 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out; torch raises RuntimeError for it."""
+    """Return whether an error means that memory was exhausted; torch raises RuntimeError in this
+    case."""
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)
@@ -52,8 +55,8 @@ UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "un
 
 
 def of_library(error: BaseException) -> str | None:
-    """Return one line for a failed read or write of safetensors, tokenizers or torch, and for a
-    torchvision that does not fit torch; None for any other error."""
+    """Return one line for an error of safetensors, tokenizers or torch when a file was read or
+    written, and for a torchvision that does not fit torch; None for any other error."""
     if line := _of_torchvision(error):
         return line
     if found := re.search(r"\(os error (\d+)\)", str(error)):
@@ -64,7 +67,7 @@ def of_library(error: BaseException) -> str | None:
 
 
 def _of_torchvision(error: BaseException | None) -> str | None:
-    """Return one line if the import of torchvision failed: transformers imports it where it is
+    """Return one line if the import of torchvision failed. transformers imports it if it is
     installed, and a build for another torch then ends every command."""
     if not isinstance(error, ImportError | RuntimeError | AttributeError):
         return None
@@ -85,7 +88,7 @@ def _of_torchvision(error: BaseException | None) -> str | None:
 
 
 def _files(error: BaseException) -> list[str]:
-    """Return the paths of the files that an error passed through."""
+    """Return the paths of the source files in the traceback of an error."""
     return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
@@ -116,22 +119,23 @@ def first_line(error: BaseException) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean hidden? ` for the known word nearest to this one.
+    """Return a question such as `did you mean hidden? ` with the known word most similar to this
+    one.
 
-    Returns "" if none is near, or if the word itself is known. Differences of case and of blanks at
-    the ends count least.
+    Returns "" if none is similar, or if the word itself is known. Differences of case and of spaces
+    at the ends count least.
     """
     near = nearest(word, known)
     return did_you_mean(near) if near else ""
 
 
 def did_you_mean(text: object) -> str:
-    """Return the question that a message inserts before its remedy."""
+    """Return the question with a suggestion, which a message has before its remedy."""
     return f"did you mean {text}? "
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word nearest to this one, as `suggest`."""
+    """Return the known word that is most similar to this one; see `suggest`."""
     every = list(known)
     alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
     close = alike or get_close_matches(word, every, n=1)
@@ -142,8 +146,8 @@ NEIGHBOURS = 10_000  # names in a folder that are compared with a missing one
 
 
 def suggest_path(path: str | Path) -> str:
-    """Return `did you mean PATH? ` for the file or folder whose name is nearest to a missing one;
-    "" if there is none near."""
+    """Return `did you mean PATH? ` with the existing file or folder whose name is most similar to a
+    missing one; "" if none is similar."""
     missing = Path(path)
     try:
         with os.scandir(missing.parent) as entries:

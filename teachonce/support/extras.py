@@ -1,4 +1,5 @@
-"""Import libraries of an extra of pyproject.toml; if one is missing, say how to install it."""
+"""Import libraries of an optional extra of pyproject.toml. If one is missing, the error names the
+command that installs it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def library(name: str, extra: str, what_for: str) -> Any:
 
 
 def check_library(name: str, extra: str, what_for: str) -> None:
-    """Raise UserError as `library` does where a module is not installed; nothing is imported."""
+    """Raise UserError as `library` does if a module is not installed; nothing is imported."""
     if importlib.util.find_spec(name) is None:
         raise _lacking(name, extra, what_for, f"No module named {name!r}")
 

@@ -1,4 +1,4 @@
-"""Write files atomically and durably (synced, then renamed), and explain errors of the disk."""
+"""Write files atomically and durably (synced, then renamed), and explain disk errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ REMEDIES = {
 
 
 def check_utf8(path: str | os.PathLike[str]) -> None:
-    """Raise UserError for a path that is not UTF-8: tokenizers and safetensors open no other."""
+    """Raise UserError for a path that is not UTF-8, because tokenizers and safetensors cannot open
+    it."""
     name = os.fspath(path)
     try:
         name.encode()
@@ -56,7 +57,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def open_weights(folder: Path) -> None:
-    """Give the .safetensors files in a folder and below the mode of a new file by the umask."""
+    """Give the .safetensors files under a folder the file mode that the umask gives new files."""
     # safetensors creates them readable by their owner alone, and no other user could load the
     # model.
     probe = _unfinished(folder / "mode")
@@ -87,7 +88,8 @@ def rename(source: Path, target: Path) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """Return a random temporary name next to `path`, after removing what a killed process left."""
+    """Return a random temporary name next to `path`, after removing temporary files of killed
+    processes."""
     prefix = f"{UNFINISHED}{path.name}-"
     discard(path.parent, prefix)
     # Random: if another user of the folder could guess it, a link placed there would redirect the
@@ -96,8 +98,8 @@ def _unfinished(path: Path) -> Path:
 
 
 def create(path: Path, mode: int = 0o666) -> int:
-    """Create a file and open it for writing. Raises FileExistsError if the name exists, even as a
-    link."""
+    """Create a file and open it for writing. Raises FileExistsError if the name exists, even if it
+    is a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
@@ -142,7 +144,8 @@ def append(path: Path, data: bytes) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Truncate a file, created if missing, to `size` bytes; raises OSError as `open_ordinary`."""
+    """Truncate a file, created if missing, to `size` bytes; raises OSError as `open_ordinary`
+    does."""
     with os.fdopen(open_ordinary(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
         file.truncate(size)
 
@@ -165,8 +168,11 @@ def write(path: Path, data: bytes | memoryview) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for a new file or folder; after the block, sync it and rename it to
-    `path`. If the block fails, it is removed."""
+    """Yield a temporary path for a new file or folder. After the `with` block, sync it and rename
+    it to `path`.
+
+    If the block fails, the temporary file or folder is removed.
+    """
     new = _unfinished(path)
     try:
         yield new
@@ -179,7 +185,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staged_files(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; after the block, sync each file in it and move it into `folder`.
+    """Yield a temporary folder. After the `with` block, sync each file in it and move it into
+    `folder`.
 
     An existing file or link of the same name is replaced; a link is never followed.
     """
@@ -221,7 +228,7 @@ def _number(error: BaseException) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause of a failed read or write: "No space left on device"."""
+    """Return the cause of a failed read or write, such as "No space left on device"."""
     if isinstance(error, OSError) and error.strerror == NOT_ORDINARY:
         return f"{os.fsdecode(error.filename)} {NOT_ORDINARY}"
     number = _number(error)
@@ -229,13 +236,14 @@ def cause(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the cause of a failed write and a remedy: "No space left on device; make room"."""
+    """Return the cause of a failed write and a remedy, such as "No space left on device; make
+    room"."""
     return f"{cause(error)}; {REMEDIES.get(_number(error), 'put that right')}"
 
 
 def lock(file: int, wait: bool) -> bool | None:
-    """Lock an open file. Returns whether this process holds the lock; None if the file system
-    supports no locks."""
+    """Lock an open file. Returns whether this process holds the lock; None if the file system does
+    not support locks."""
     import fcntl
 
     try:

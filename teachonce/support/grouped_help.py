@@ -20,7 +20,8 @@ def examples(*lines: str) -> str:
 
 
 class CommandWithSubcommands(OneLineGroup):
-    """A command that also has subcommands: it runs itself unless its first word names one."""
+    """A command that also has subcommands. It runs itself unless its first word is the name of
+    one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # With a subcommand, the required options of the command itself must not be demanded.
@@ -31,7 +32,7 @@ class CommandWithSubcommands(OneLineGroup):
         return rest
 
     def unknown(self, word: str) -> str:
-        """Return the message for a word that most often is a second word of an option."""
+        """Return the message for an extra word, which is most often a second value of an option."""
         return (
             f"unexpected word {word!r}; an option takes one word: join several by commas"
             f" (mlm=1,hidden=30), and quote blanks; subcommands: {', '.join(self.commands)}"
@@ -39,7 +40,7 @@ class CommandWithSubcommands(OneLineGroup):
 
 
 class GroupedCommand(OneLineCommand):
-    """A command whose --help shows options under headings; those in no group come last."""
+    """A command whose --help shows options under headings; options without a group come last."""
 
     def __init__(self, *args: Any, groups: Groups, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Tables in HTML for notebooks, which show an object by its `_repr_html_`."""
+"""Tables in HTML for notebooks, which display the `_repr_html_` of an object."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MOST = 300  # characters of a cell
 
 
 def html_table(caption: str, rows: Iterable[Iterable[object]], headings: Iterable[str] = ()) -> str:
-    """Return a table; without headings the first cell of each row is its heading.
+    """Return a table. Without headings, the first cell of each row is its heading.
 
-    Every text is escaped, and cut at `MOST` characters.
+    Every text is escaped, and truncated to `MOST` characters.
     """
     headings = list(headings)
     lines = ["<table>", f"<caption>{_cell(caption)}</caption>"]

@@ -1,4 +1,5 @@
-"""The hub of models and datasets: a repository to push to, and a line for what goes wrong there."""
+"""The hub of models and datasets: opens a repository to push to, and explains the hub's errors in
+one line."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ REMEDIES = {
 
 
 def push_options(command: Command) -> Command:
-    """Decorate a click callback that pushes with the options of every such command."""
+    """Decorate a click callback with the options that every command has that pushes to the hub."""
     for option in (
         click.option("--message", help="Message of the commit.  [default: names what is sent]"),
         click.option(
@@ -52,14 +53,15 @@ def push_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub that may be written; `open_repository` returns one."""
+    """A repository of the hub with write access; `open_repository` returns one."""
 
     id: str
     kind: Literal["model", "dataset"]
     revision: str | None = None
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of `HfApi` for it. Raises UserError for what the hub refuses."""
+        """Call a method of `HfApi` for this repository. Raises UserError if the hub refuses the
+        request."""
         from huggingface_hub import HfApi
 
         where = {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision}
@@ -69,14 +71,14 @@ class Repository:
             return list(found) if isgenerator(found) else found
 
     def files(self) -> dict[str, RepoFile]:
-        """Return name, size and hashes of all its files, by name."""
+        """Return name, size and hashes of all files of the repository, by name."""
         from huggingface_hub import RepoFile
 
         tree = self.call("list_repo_tree", recursive=True)
         return {str(each.path): each for each in tree if isinstance(each, RepoFile)}
 
     def commit(self, files: Mapping[str, Path | bytes], message: str) -> str:
-        """Send files, by their names there, as one commit; return its address."""
+        """Upload files, given by their names in the repository, as one commit; return its URL."""
         from huggingface_hub import CommitOperationAdd
 
         sent = [
@@ -90,10 +92,10 @@ class Repository:
 def open_repository(
     id: str, kind: Literal["model", "dataset"], private: bool = False, revision: str | None = None
 ) -> Repository:
-    """Find a repository that may be written, or create it, `private` or not.
+    """Find a repository with write access, or create it, as `private` if set.
 
-    Raises UserError for a name that no repository can have, without a token, for a token that may
-    not write, and if the hub does not answer.
+    Raises UserError for an invalid repository name, for a missing token, for a token without write
+    access, and if the hub does not answer.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -123,7 +125,8 @@ def open_repository(
 
 @contextmanager
 def hub_errors(id: str) -> Iterator[None]:
-    """Turn what the hub's client raises into a UserError of one line about repository `id`."""
+    """Raise errors of the hub's client inside the `with` block as UserError, in one line about
+    repository `id`."""
     from huggingface_hub import is_offline_mode
     from huggingface_hub.utils.logging import get_verbosity, set_verbosity
 
@@ -148,7 +151,7 @@ def hub_errors(id: str) -> Iterator[None]:
 
 
 def _explained(error: BaseException) -> str:
-    """Describe the hub's error, or that it gave no answer, and what to do."""
+    """Describe an error of the hub, or that it did not answer, and what to do."""
     while error.__cause__ is not None and not hasattr(error, "response"):
         error = error.__cause__
     if isinstance(error, UserError):  # of the bounded client, in a thread of an upload

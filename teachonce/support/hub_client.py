@@ -1,7 +1,7 @@
-"""Bounds on what a hub may send to the client of huggingface_hub: bytes, time, names and pages.
+"""Bounds what a hub may send to the client of huggingface_hub: bytes, time, names and pages.
 
-The client itself reads answers of any size and for any time, waits as long as Retry-After says, and
-joins the names in ETag and X-Repo-Commit to the path of its cache as they come.
+The client itself has no such bounds: it reads responses of any size for any time, waits for any
+Retry-After, and joins the names in ETag and X-Repo-Commit unchecked to the path of its cache.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Response = Any  # of httpx or httpx2, by the version of huggingface_hub
 
 
 def bound_hub_client() -> None:
-    """Make huggingface_hub use bounded clients in this process, with the settings of its factory
-    of clients, the caller's own or the default."""
+    """Make huggingface_hub use bounded clients in this process. They have the settings of its
+    client factory: the caller's own, or the default."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
@@ -41,7 +41,7 @@ def bound_hub_client() -> None:
 
 
 class _Factory:
-    """Make clients whose answers are bounded."""
+    """Makes HTTP clients whose responses are bounded."""
 
     def __init__(self, inner: Callable[[], Any]) -> None:
         self._inner = inner
@@ -71,7 +71,7 @@ class _Factory:
 
 
 def _in_time(request: Any, send: Callable[[], Response]) -> Response:
-    """Return a response once its headers are there, redirects included.
+    """Return a response after its headers have arrived, redirects included.
 
     Raises UserError if they take too long.
     """
@@ -106,7 +106,7 @@ def _refused(request: Any, what: str) -> UserError:
 
 
 def _prepare(request: Any) -> None:
-    """Request an answer that is not packed, and set the timeouts that a caller left out."""
+    """Request an uncompressed response, and set the timeouts that a caller left out."""
     request.headers["Accept-Encoding"] = "identity"
     timeouts = request.extensions.get("timeout") or {}
     for key in ("connect", "read", "write", "pool"):
@@ -116,7 +116,8 @@ def _prepare(request: Any) -> None:
 
 
 class _Lists:
-    """Bound the pages of each list of files: a page can be empty, and name itself as the next."""
+    """Bounds the number of pages of each list of files: a page can be empty, and name itself as the
+    next one."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # by address: pages, time of the first
@@ -135,7 +136,7 @@ class _Lists:
 
 
 def _check(response: Response) -> None:
-    """Refuse an answer by its headers, and bound its body."""
+    """Raise UserError for a response with invalid headers, and bound its body."""
     request, headers = response.request, response.headers
     wait = headers.get("Retry-After", "")
     if wait.isdigit() and (len(wait) > 9 or int(wait) > MAX_WAIT):
@@ -173,7 +174,7 @@ def _most(response: Response, declared: int | None) -> int:
 
 
 def _free() -> int:
-    """Return how many bytes may be written to the disk of the cache: 1 GiB less than are free."""
+    """Return how many bytes may be written to the disk of the cache: the free bytes minus 1 GiB."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).absolute()
@@ -183,8 +184,8 @@ def _free() -> int:
 
 
 def _bounded(response: Response, most: int) -> Any:
-    """Wrap the body of a response: it ends with a UserError behind `most` bytes, or when it comes
-    more slowly than SLOWEST."""
+    """Wrap the body of a response. Raises UserError after `most` bytes, or if it arrives more
+    slowly than SLOWEST."""
     inner, request = response.stream, response.request
     # httpx checks the type of a stream; huggingface_hub 2 brings httpx2, 1 brings httpx.
     library = sys.modules[type(response).__module__.partition(".")[0]]

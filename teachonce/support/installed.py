@@ -1,5 +1,5 @@
-"""What runs in a process: versions of libraries, and a hash of this project's code. Processes that
-work on one thing must have the same."""
+"""The versions of the installed libraries, and a hash of this project's code. Processes that work
+on the same store or student must have the same."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAMES = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h
 
 
 def software() -> dict[str, str]:
-    """Return the versions of everything that shapes the numbers of a store or of a student."""
+    """Return the versions of all libraries that affect the numbers of a store or of a student."""
     return {"python": platform.python_version(), **{name: version(name) for name in NAMES}}
 
 
 def other_versions(then: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the libraries that run a teacher whose version is not that in a store's `software`:
-    then and now."""
+    """Return the libraries that run a teacher and whose version differs from a store's `software`:
+    (then, now) by name."""
     now = software()
     return {
         name: (str(then[name]), now[name])
@@ -32,7 +32,7 @@ def other_versions(then: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def version_words(versions: Mapping[str, tuple[str, str]]) -> str:
-    """Write what `other_versions` returns."""
+    """Format the result of `other_versions` for a message."""
     return ", ".join(f"{name} {then} then and {now} now" for name, (then, now) in versions.items())
 
 

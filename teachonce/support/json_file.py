@@ -1,4 +1,5 @@
-"""Read a JSON file that is untrusted or damaged: bounded in size and checked against a shape."""
+"""Read a JSON file that may be untrusted or damaged: its size is bounded, and it is checked against
+a schema."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
-    """Read a file of JSON of a shape, see `misfit`. Raises UserError, which names file and key."""
+    """Read a JSON file with the schema `shape`, see `misfit`. Raises UserError, which names file
+    and key."""
     text = read_small(path, most)
     try:
         found = json.loads(text)
@@ -42,11 +44,11 @@ def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
 
 
 def misfit(value: Any, shape: Any, place: str = "it") -> str:
-    """Say where a value of JSON is not of a shape; "" if it is.
+    """Describe where a JSON value violates a schema; "" if it does not.
 
-    A shape is str, int, float (any number, NaN and infinity included), bool, dict or object (any
-    value); a list of one shape, for a list; a tuple of values, of which one is expected; or a
-    dictionary of shapes by key. A key that ends with ? may be missing, and "*" is any other key.
+    A schema is str, int, float (any number, NaN and infinity included), bool, dict or object (any
+    value); a list with one schema, for lists; a tuple of values, one of which is expected; or a
+    dictionary of schemas by key. A key that ends with ? may be missing, and "*" is any other key.
     """
     if isinstance(shape, dict):
         return _misfit_object(value, shape, place)
@@ -99,7 +101,7 @@ def _misfit_number(value: Any, shape: type, place: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether it can be written as UTF-8, and be a name of a file."""
+    """Return whether a text can be written as UTF-8, and be a file name."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Public names of a package that are imported when they are first used.
 
-A command's --help must not wait for what only its work needs. The stub `__init__.pyi` is the one
-list of the names, for type checkers and for `lazy_exports`:
+A command's --help must not wait for imports that only its work needs. The stub `__init__.pyi` is
+the only list of the names, for type checkers and for `lazy_exports`:
 
     __getattr__, __all__ = lazy_exports(__name__, __file__)
 """

@@ -1,10 +1,11 @@
-"""A lease lets one process write a store, a part or a student: a small file next to it that the
-writer updates regularly.
+"""A lease lets only one process write a store, a part or a student. It is a small file next to it
+that the writer updates regularly.
 
 `.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
-the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine a
-lock on the file, or else the process number, shows at once whether the writer lives. On other
-machines only missing heartbeats do: a file server may hold the lock of a machine that has died.
+the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine, a
+lock on the file or else the process number shows at once whether the writer is alive. On other
+machines only missing heartbeats show this, because a file server may hold the lock of a machine
+that has died.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _own: dict[Path, Lease] = {}  # leases of this process, which may open a store f
 
 
 class Taken(UserError):
-    """A living process has the right."""
+    """A living process holds the lease."""
 
 
 class Lease:
-    """The right of this process to write a store, part or student, until `close` or its death.
+    """This process's exclusive lease to write a store, part or student, until `close` or its death.
 
-    Raises Taken if a living process has the right, OSError if nothing can be written.
+    Raises Taken if a living process holds the lease, OSError if nothing can be written.
     """
 
     def __init__(self, store: Path) -> None:
@@ -77,7 +78,8 @@ class Lease:
         raise UserError(f"{self.store}: {self.path.name} next to it comes and goes; start again")
 
     def _make(self) -> int | None:
-        """Create a lease, locked and signed before it gets its name; None if one exists."""
+        """Create a lease file, locked and signed before it is renamed to its name; None if one
+        exists."""
         new = self.path.with_name(f"{self.path.name}-{self.token}")
         try:
             file = self._create(new)
@@ -125,7 +127,7 @@ class Lease:
         check_token(self.store, self.path.name, _read(self.path), self.token)
 
     def close(self) -> None:
-        """Let other processes write; a second call does nothing."""
+        """Release the lease, so that other processes can write; a second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -157,7 +159,8 @@ def check_free(store: Path) -> None:
 
 
 def _open(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a lease. Raises UserError for a link or a device, as its target would be overwritten."""
+    """Open a lease. Raises UserError for a link or a device, because its target would be
+    overwritten."""
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -171,7 +174,8 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def _dead(store: Path, file: int) -> bool:
-    """Raise Taken if the writer of a lease lives; return whether its death is certain."""
+    """Raise Taken if the writer of a lease may be alive; return whether it is certain that it
+    died."""
     locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
@@ -190,7 +194,7 @@ def _dead(store: Path, file: int) -> bool:
 
 
 def lease_bytes(token: str) -> bytes:
-    """Return the content of a lease of this process, SIZE bytes of JSON."""
+    """Return the content of a lease of this process: SIZE bytes of JSON."""
     return json.dumps({"token": token, **_process(os.getpid())}).ljust(SIZE).encode()
 
 
@@ -212,7 +216,8 @@ def check_token(store: object, name: str, writer: Mapping[str, Any], token: str)
 
 
 def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Taken:
-    """Return the error for a store whose writer lives; `silent` seconds since its heartbeat."""
+    """Return the error for a store whose writer is alive; its last heartbeat was `silent` seconds
+    ago."""
     return Taken(
         f"{store}: another process is writing it: {_named(writer)}, last heard of"
         f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
@@ -221,7 +226,7 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
 
 
 def is_running(writer: Mapping[str, Any]) -> bool | None:
-    """Return whether the process named in a lease runs; None if it is on another machine."""
+    """Return whether the process named in a lease is running; None if it is on another machine."""
     here = _process(0)
     if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
         return None
@@ -229,7 +234,8 @@ def is_running(writer: Mapping[str, Any]) -> bool | None:
 
 
 def _process(pid: object) -> dict[str, Any]:
-    """Describe a process of this machine, as its lease does; `begun` is None if it has ended."""
+    """Describe a process of this machine as its lease does; `begun` is None if the process has
+    ended."""
     # The start time distinguishes processes: the kernel reuses their numbers.
     host, namespace, started = socket.gethostname(), None, None
     boot = host
@@ -243,7 +249,7 @@ def _process(pid: object) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a lease; empty if it is missing or cannot be parsed."""
+    """Read a lease; return {} if it is missing or cannot be parsed."""
     try:
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
             return parse_lease(file.read(SIZE))
@@ -252,7 +258,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_lease(data: bytes) -> dict[str, Any]:
-    """Parse the bytes of a lease; empty if they are not a JSON object."""
+    """Parse the bytes of a lease; return {} if they are not a JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
         writer = json.loads(data)
         return writer if isinstance(writer, dict) else {}

@@ -1,16 +1,16 @@
-"""Options as data: a field of a dataclass declares what an option of a command may be, once.
+"""Options as data: a dataclass field declares everything about an option of a command, once.
 
     @dataclass(frozen=True)
     class Settings:
-        align: str = option("span", "How tokens meet.", choices=("span", "match"), scope={STAGE})
+        align: str = option("span", "Alignment.", choices=("span", "match"), scope={STAGE})
         lr: float | None = option(None, "Peak learning rate.", within=POSITIVE)
 
         def __post_init__(self) -> None:
             check_values(self)
 
-From the fields follow the options of a command (`click_options`), the reading of TOML
-(`read_values`) and the refusals (`check_values`), which are the same for all of them and for
-Python. A field that was made without `option` is no option.
+The options of a command (`click_options`), the parsing of TOML (`read_values`) and the checks of
+values (`check_values`) are derived from the fields. They are the same for the command line, TOML
+and Python. A field that was made without `option` is not an option.
 """
 
 # Not pydantic: importing it and building one model takes 0.075 s of CPU, a third of a `--help`
@@ -70,24 +70,24 @@ INNER_SHARE = Range("a share between 0 and 1", low=0, high=1, open_low=True, ope
 
 
 def at_least(least: int) -> Range:
-    """Return the numbers from `least` on."""
+    """Return the range of numbers from `least` on."""
     return Range(f"at least {least}", low=least)
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option, except for its name, type and default, which its field holds.
+    """Everything about an option except its name, type and default, which its field has.
 
     choices: the words that it accepts; empty: any.
     added: group of entry points by which other packages add choices.
     words: words for shell completion; a value may also start with one.
     paths: complete paths in addition to `words`; without `words` paths are always completed.
     within: the numbers that it accepts; None: any.
-    scope: where it may be given, or what it decides, in the terms of its package.
+    scope: where the option may be given, or what it affects, in the terms of its package.
     default_text: the default as --help prints it, if it depends on other options or on the store.
     repeated: it may be given several times; its field is a tuple.
-    read: parse a word (or a tuple of words, if repeated); raises UserError.
-    check: raise UserError for a wrong value that choices and range do not exclude.
+    read: parses a word (or a tuple of words, if repeated); raises UserError.
+    check: raises UserError for a wrong value that choices and range do not exclude.
     flag: its spelling on the command line, if it does not follow from the name.
     required: whether the command requires it.
     bare: its value on the command line if no word follows; empty: a word must follow.
@@ -165,8 +165,8 @@ def default_of(settings: type[Any], name: str) -> Any:
 
 @functools.cache
 def _hints(settings: type[Any]) -> dict[str, Any]:
-    """Return the type hints of a dataclass, which are text that `typing` would evaluate each
-    time."""
+    """Return the type hints of a dataclass, cached: they are text, which `typing` would evaluate
+    each time."""
     return typing.get_type_hints(settings)
 
 
@@ -195,14 +195,15 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _words_of(settings: type[Any], name: str) -> tuple[str, ...]:
-    """Return the words that an option accepts in addition to numbers: `int | Literal["epoch"]`."""
+    """Return the words that an option accepts in addition to numbers, such as "epoch" for `int |
+    Literal["epoch"]`."""
     hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
     literals = (kind for kind in _kinds(hint) if typing.get_origin(kind) is Literal)
     return tuple(word for kind in literals for word in typing.get_args(kind))
 
 
 def check_values(settings: Any) -> None:
-    """Parse the words among the values of a dataclass, in place; see `parse_value`.
+    """Parse the values of a dataclass that are given as text, in place; see `parse_value`.
 
     Raises UserError for the first value that the option of its field does not accept.
     """
@@ -291,7 +292,7 @@ def _printed(value: Any) -> str:
 
 
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
-    """Return the type by which click parses a word of an option."""
+    """Return the click type that parses a word of an option."""
     about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
     if about.choices:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
@@ -304,14 +305,14 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
 
 
 def _repeated(value: Any, param: click.Parameter | None) -> str:
-    """Return how to give the values of a comma list to an option that is repeated instead."""
+    """Return a message that shows how to repeat an option instead of giving a comma list."""
     if param is None or not getattr(param, "multiple", False) or "," not in str(value):
         return ""
     return "; repeat it: " + " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
 
 
 class _Count(click.types.IntParamType):
-    """A whole number, or one of thousands or millions: 50k, 1.5m."""
+    """A whole number, also in thousands or millions: 50k, 1.5m."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
@@ -327,7 +328,7 @@ class _Count(click.types.IntParamType):
 
 
 class _Number(click.types.FloatParamType):
-    """A number, with an error message that shows how to write it."""
+    """A number. The error message shows how to write it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -390,12 +391,12 @@ def click_option(
 
 
 def click_options(settings: type[Any]) -> list[click.Parameter]:
-    """Return the options of a dataclass, for the `params` of a command."""
+    """Return the options of a dataclass as the `params` of a command."""
     return [click_option(settings, name) for name in options_of(settings)]
 
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for the fields; words of a command line are parsed by the option's `read`."""
+    """Return values for the fields; the option's `read` parses words of a command line."""
     found, about = dict(given), options_of(settings)
     for name, value in given.items():
         read = about[name].read if name in about else None
@@ -405,7 +406,7 @@ def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_flag(settings: type[Any], name: str) -> bool:
-    """Return whether an option is a flag, without a value."""
+    """Return whether an option is a flag, which takes no value."""
     return _type_of(settings, name)[0] is bool
 
 
@@ -423,7 +424,7 @@ def words_of(table: Mapping[str, Any]) -> list[str]:
 def read_values(
     settings: type[Any], table: Mapping[str, Any], where: str, known: Iterable[str]
 ) -> dict[str, Any]:
-    """Return values for the fields from a TOML table; types, choices and ranges are checked as on
+    """Return values for the fields from a TOML table. Types, choices and ranges are checked as on
     the command line.
 
     A list is read as a comma list. Raises UserError, naming `where`, for a key that is not `known`

@@ -1,5 +1,5 @@
-"""Write self-contained HTML pages: one file, no network, light and dark, for keyboard and screen
-reader."""
+"""Write self-contained HTML pages: one file that needs no network, with a light and a dark theme,
+usable by keyboard and screen reader."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def added_object(group: str, name: str, option: str = "") -> Any | None:
     """Load the object that an installed package adds under a name; None if no package does.
 
-    Call it for a name that is not built in: to look through all installed packages takes some 50
-    ms. Raises UserError, which starts with the `option`, if the object cannot be loaded, or if
-    several packages add one.
+    Call it only for a name that is not built in, because searching all installed packages takes
+    some 50 ms. Raises UserError, which starts with the `option`, if the object cannot be loaded, or
+    if several packages add one.
     """
     from importlib.metadata import entry_points
 
@@ -66,7 +66,8 @@ def _load(entry: EntryPoint, what: str) -> Any:
 
 
 class NameOrAdded(Names):
-    """One of the built-in names, or a name that an installed package adds to `group`."""
+    """A click type: one of the built-in names, or a name that an installed package adds to
+    `group`."""
 
     def __init__(self, names: tuple[str, ...], group: str) -> None:
         super().__init__(names)

@@ -1,5 +1,5 @@
-"""A Ray cluster as our drivers use it: joined or started, its room counted, its workers of one
-version and in one folder with the driver. Ray Core alone is used, and only once it is asked for."""
+"""Joins or starts a Ray cluster, and counts the workers that it has room for. Workers must have the
+driver's versions and folder. Only Ray Core is used, and it is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 
 
 def check_address(address: str) -> None:
-    """Raise UserError unless it is `auto`, `local` or `HOST:PORT`."""
+    """Raise UserError unless the address is `auto`, `local` or `HOST:PORT`."""
     host, _, port = address.rpartition(":")
     if address not in (AUTO, "local") and not (host and port.isdecimal() and "/" not in host):
         raise UserError(
@@ -34,7 +34,7 @@ def check_address(address: str) -> None:
 
 
 def check_gpus(gpus: float) -> None:
-    """Raise UserError unless it is a share of one GPU, or a number of whole ones."""
+    """Raise UserError unless `gpus` is a fraction of one GPU, or a number of whole GPUs."""
     if gpus > 1 and gpus % 1:
         raise UserError(f"--ray-gpus {gpus:g}: expected a share of one GPU, or whole GPUs")
 
@@ -42,7 +42,7 @@ def check_gpus(gpus: float) -> None:
 @dataclass(frozen=True)
 class Home:
     """What a worker's node must have in common with the driver: the folder in which the command was
-    typed, the driver's lease, of path `driven`, and what is installed."""
+    typed, the driver's lease of the path `driven`, and the installed versions."""
 
     folder: str
     driven: Path
@@ -55,8 +55,8 @@ class Home:
         return cls(os.getcwd(), driven, lease.token, installed())
 
     def enter(self) -> None:
-        """Go to the driver's folder. Raises UserError where this node would do other work than the
-        driver asked for."""
+        """Change to the driver's folder. Raises UserError if this node differs from the
+        driver's."""
         here = installed()
         for name, wanted in self.installed.items():
             if here.get(name) != wanted:
@@ -74,8 +74,8 @@ class Home:
 
 
 def remote_worker(ray: Any, work: Callable[..., Any], gpus: float) -> Any:
-    """Make a task of Ray that does work in a process of its own, on a node with room for it. The
-    driver itself starts another one if it dies."""
+    """Make a Ray task that calls `work` in a process of its own, on a node with room for it. Ray
+    does not restart it: the driver starts another one if it dies."""
     return ray.remote(
         num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1, scheduling_strategy="SPREAD"
     )(work)
@@ -83,7 +83,8 @@ def remote_worker(ray: Any, work: Callable[..., Any], gpus: float) -> Any:
 
 @contextmanager
 def cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
-    """Be a driver of a cluster until the end of the block; `stop` goes on to handle signals."""
+    """Connect to a cluster as its driver until the end of the `with` block. `stop` continues to
+    handle signals."""
     if ":" in address:
         _check_answers(address)
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
@@ -118,22 +119,22 @@ def _check_answers(address: str) -> None:
 
 
 def short(error: BaseException) -> str:
-    """Return what Ray says, in a line."""
+    """Return an error of Ray as one line."""
     return " ".join(str(error).split())[:300]
 
 
 def gpus_of_worker(ray: Any, asked: float | None, device: str) -> float:
-    """Return the share of a GPU of one worker: as asked for, else a whole one where any node has
-    one and the device may be one."""
+    """Return the number of GPUs of one worker: `asked` if given, else 1 if any node has a GPU and
+    `device` allows it."""
     if asked is not None:
         return asked
     return float(not device.startswith("cpu") and ray.cluster_resources().get("GPU", 0) >= 1)
 
 
 def rooms(ray: Any, address: str, gpus: float) -> tuple[int, int]:
-    """Count the nodes, and the workers of one CPU and so many GPUs that they have room for.
+    """Count the nodes, and the workers of one CPU and `gpus` GPUs each that they have room for.
 
-    Raises UserError for a cluster of this machine alone without any.
+    Raises UserError if the cluster is only this machine and has no room.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     places = sum(places_of(node, gpus) for node in nodes)
@@ -146,7 +147,7 @@ def rooms(ray: Any, address: str, gpus: float) -> tuple[int, int]:
 
 
 def places_of(node: dict[str, float], gpus: float) -> int:
-    """Count the workers of one CPU and these GPUs, or a share of one, for which a node has room."""
+    """Count the workers of one CPU and `gpus` GPUs each that a node has room for."""
     places = math.floor(node.get("CPU", 0))
     if gpus:
         there = math.floor(node.get("GPU", 0))

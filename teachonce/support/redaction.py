@@ -1,4 +1,5 @@
-"""Clean words that are printed, logged or published: passwords, signatures, tokens, paths."""
+"""Remove secrets from text that is printed, logged or published: passwords, signatures, tokens,
+paths."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def redacted(value: Any) -> Any:
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Change a text, or each text and key in JSON."""
+    """Apply `change` to a text, or to each text and key in JSON."""
     if isinstance(value, dict):
         return {_each_text(key, change): _each_text(each, change) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -39,7 +40,8 @@ def _redacted(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Do what `redacted` does, but leave the query of a URL, as in links that an author wrote."""
+    """Redact as `redacted` does, but leave the query of a URL unchanged, for links that an author
+    wrote."""
     if "://" in text:
         text = CREDENTIALS.sub("", text)
     if "hf_" in text:
@@ -52,13 +54,12 @@ def without_credentials(text: str) -> str:
 
 
 def publishable(value: Any) -> Any:
-    """Return text, or JSON, as `redacted` does, and with paths of this machine cut to their last
-    names."""
+    """Redact as `redacted` does, and cut paths of this machine to their last name."""
     return _each_text(value, lambda text: without_paths(_redacted(text)))
 
 
 def without_paths(text: str) -> str:
-    """Cut absolute paths, and paths that begin with `~`, `.` or `..`, to their last names."""
+    """Cut absolute paths, and paths that start with `~`, `.` or `..`, to their last name."""
     if "/" not in text:
         return text
     if text.startswith(("/", "~", "./", "../")) and "\n" not in text:

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM: the first stops cleanly, the second leaves at once."""
+"""Handle Ctrl-C and SIGTERM: the first signal stops cleanly, the second one exits at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ AGAIN = 0.02  # seconds after which a signal that was lost is sent again
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised after a signal. `message` is one line: what has been saved, and how to continue.
+    """Raised after a signal. `message` is one line: what was saved, and how to continue.
 
-    It does not derive from Exception, so `except Exception` lets it pass.
+    It does not derive from Exception, so that `except Exception` does not catch it.
     """
 
     def __init__(self, number: int = signal.SIGINT, message: str = "") -> None:
@@ -27,7 +27,8 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Handler of both signals: raises Stopped at once, or at the next `check` in `deferred`."""
+    """Handler of both signals: raises Stopped at once or, inside `deferred`, at the next
+    `check`."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -36,7 +37,7 @@ class Stop:
         self.unraisable = sys.unraisablehook
 
     def listen(self) -> None:
-        """Handle both signals from now on, except those that are ignored."""
+        """Handle both signals from now on, except those that the process ignores."""
         for each in SIGNALS:
             # A shell sets SIGINT to SIG_IGN for its background jobs: Ctrl-C must not stop them.
             if signal.getsignal(each) is not signal.SIG_IGN:
@@ -59,13 +60,13 @@ class Stop:
         self.number = self.number or signal.SIGTERM
 
     def check(self) -> None:
-        """Raise Stopped if a signal has come."""
+        """Raise Stopped if a signal has arrived."""
         if self.number is not None:
             self.raised = Stopped(self.number)
             raise self.raised
 
     def dropped(self, unraisable: Any) -> None:
-        """Send the signal again if its Stopped was lost; serves as `sys.unraisablehook`."""
+        """Send the signal again if its Stopped was lost. It is set as `sys.unraisablehook`."""
         # Python drops every exception in a destructor or in the callback of a weak reference.
         if not isinstance(unraisable.exc_value, Stopped):
             self.unraisable(unraisable)
@@ -93,8 +94,8 @@ _first: Stop | None = None  # the handler of the outermost open context
 def stoppable(message: Callable[[], str] | None = None) -> Iterator[Stop]:
     """Handle both signals while the context is open.
 
-    After a stop, `message` returns the line of the Stopped that is raised: what has been saved, and
-    how to continue. Inside another such context the outer handler remains.
+    After a stop, `message` returns the line of the Stopped that is raised: what was saved, and how
+    to continue. Inside another such context, the outer handler stays in place.
     """
     with _handled() as stop:
         try:

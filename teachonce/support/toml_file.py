@@ -1,4 +1,4 @@
-"""Reads a TOML file of a user, with one line for what is wrong with it."""
+"""Reads a TOML file of a user. Its errors are one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MAX_BYTES = 2**20
 
 
 def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
-    """Read a file that `option` names and that should be `what`. Raises UserError naming it."""
+    """Read a TOML file that `option` names and that should be `what`, such as "a recipe". Raises
+    UserError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

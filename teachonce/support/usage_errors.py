@@ -1,4 +1,4 @@
-"""Commands whose usage errors are one line: click writes four."""
+"""Commands whose usage errors are one line; click prints four."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from teachonce.support.errors import did_you_mean, nearest, suggest, suggest_pat
 
 
 class OneLineCommand(click.Command):
-    """A command that ends in one line for an unknown option, a wrong value, a missing argument."""
+    """A command whose usage errors are one line: an unknown option, a wrong value, a missing
+    argument."""
 
     def make_context(self, info_name: str | None, *args: Any, **kwargs: Any) -> click.Context:
         try:
@@ -27,18 +28,18 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(OneLineCommand, click.Group):
-    """A group of commands, of which each ends in one line."""
+    """A group of commands whose usage errors are one line."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first word names."""
+        """Find the command whose name is the first word."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
             ctx.fail(self.unknown(args[0]))
         return super().resolve_command(ctx, args)
 
     def unknown(self, word: str) -> str:
-        """Return the message for a first word that is none of the commands."""
+        """Return the message for a first word that is not the name of a command."""
         known = sorted(self.commands)
         return f"{word}: no such command; {suggest(word, known)}expected one of {', '.join(known)}"
 
@@ -51,7 +52,7 @@ class UsageLine(click.UsageError):
 
 
 class Names(click.Choice[str]):
-    """A choice of names; a wrong one is answered by the nearest."""
+    """A click choice of names. The error for a wrong name suggests the most similar one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         near = suggest(str(value), self.choices)
@@ -61,8 +62,8 @@ class Names(click.Choice[str]):
 def one_line(error: click.UsageError, path: str) -> click.UsageError:
     """Return a usage error as one line, which ends with the command that lists the options.
 
-    path: the command's name, for errors without a context. The help that a group prints if it is
-    called without a word stays as it is.
+    path: the command's name, for errors without a context. If a group is called without a word, its
+        help is unchanged.
     """
     if isinstance(error, UsageLine | click.exceptions.NoArgsIsHelpError):
         return error
@@ -74,7 +75,7 @@ def one_line(error: click.UsageError, path: str) -> click.UsageError:
 
 
 def _what(error: click.UsageError) -> tuple[str, str]:
-    """Return what is wrong, and a suggestion."""
+    """Describe the error, with a suggestion if there is one."""
     ctx = error.ctx
     if isinstance(error, click.NoSuchOption):
         params = ctx.command.get_params(ctx) if ctx else []
@@ -97,7 +98,7 @@ def _what(error: click.UsageError) -> tuple[str, str]:
 
 
 def _name(param: click.Parameter, ctx: click.Context | None) -> str:
-    """Return an option as it is typed, or the word that stands for an argument in the help."""
+    """Return an option as it is typed; for an argument, its name in the help."""
     if isinstance(param, click.Option):
         return max(param.opts, key=len)
     return param.make_metavar(ctx) if ctx else param.human_readable_name

@@ -1,1 +1,1 @@
-"""What any training here needs: the loop, its checkpoints, optimizers, rates, vocabularies."""
+"""Shared by all trainings: the loop, its checkpoints, optimizers, learning rates, vocabularies."""

@@ -1,4 +1,5 @@
-"""Byte-level vocabularies of decoders: byte pairs over words that a pattern splits a text into."""
+"""Byte-level vocabularies of decoders: byte-pair encoding of the words into which a pattern splits
+a text."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ BYTES = 256
 
 
 def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer:
-    """Train a vocabulary of at most `size` byte-level pieces that starts each text with its own
-    token, so that the first piece is predicted, too.
+    """Train a vocabulary of at most `size` byte-level pieces. Its tokenizer puts a start token in
+    front of each text, so that the first piece is predicted, too.
 
-    `pattern` is a key of `PATTERNS`. A text that has fewer pieces to give gives all of them. Raises
-    UserError if `size` cannot hold every byte and the special tokens.
+    `pattern` is a key of `PATTERNS`. The vocabulary is smaller if the text has too few pieces.
+    Raises UserError if `size` is too small for every byte and the special tokens.
     """
     needed = BYTES + len(SPECIALS)
     if size < needed:

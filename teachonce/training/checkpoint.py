@@ -1,6 +1,7 @@
 """Checkpoints of a training: written atomically, with a checksum.
 
-Torch is imported inside functions: a command that is stopped while torch loads lists checkpoints.
+Torch is imported inside functions, because a command that is stopped while torch loads also lists
+checkpoints.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Read one file, on the CPU and without pickled code; None where the checksum does not hold.
+    """Read one file, on the CPU and without pickled code; None if its checksum does not match.
 
-    Raises UserError for a file with a checksum that is no checkpoint.
+    Raises UserError for a file whose checksum matches but which is not a checkpoint.
     """
     import torch
 
@@ -55,8 +56,8 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def fitting(where: Path) -> Iterator[None]:
-    """Raise UserError, naming the checkpoint, for errors of reading what is not in it, or of
-    putting it where it does not fit."""
+    """Raise UserError, naming the checkpoint, for an error in the `with` block that reads its
+    content or restores it."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError) as error:
@@ -82,10 +83,10 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
-    """Read the newest whole checkpoint of a folder (None where there is none).
+    """Read the newest complete checkpoint of a folder; None if there is none.
 
-    Also returns the torn checkpoints after it, which are removed: they must not count among the
-    RETAINED.
+    Also returns the incomplete checkpoints after it, which are removed: they must not count among
+    the last RETAINED.
     """
     torn: list[Path] = []
     for path in _newest_first(folder):
@@ -97,7 +98,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
 
 
 def newest_checkpoint(folder: Path) -> str:
-    """Describe the newest checkpoint of a folder: its step and path."""
+    """Describe the newest checkpoint of a folder: its step and path, or that there is none."""
     paths = _newest_first(folder)
     return f"saved at step {int(paths[0].stem[5:])} ({paths[0]})" if paths else "nothing saved yet"
 
@@ -108,6 +109,6 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """List the checkpoints; what else lies there is left alone."""
+    """List the checkpoints, the newest first. Other files in the folder are ignored."""
     named = (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
     return sorted((path for path in named if path.is_file()), reverse=True)

@@ -1,6 +1,6 @@
-"""The choice of device and precision where a training's options leave them to the machine.
+"""Chooses device and precision if the options of a training are `auto`.
 
-torch is imported in the functions: `--help` must not wait for it.
+torch is imported inside the functions, because `--help` must not wait for it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE
 
 
 def resolved_device(device: str) -> str:
-    """Return the device that `--device` means here: of `auto` a GPU where there is one, and of
-    several processes of torchrun a GPU each.
+    """Return the device for a value of `--device`. `auto` is a GPU if there is one; of several
+    processes of torchrun, each gets its own GPU.
 
-    Raises UserError where the machine lacks it.
+    Raises UserError if the machine lacks the device.
     """
     import torch
 
@@ -30,8 +30,8 @@ def resolved_device(device: str) -> str:
 
 
 def resolved_precision(precision: str, device: str) -> str:
-    """Return the precision that `--precision` means on a device: of `auto` bf16 where the hardware
-    multiplies it, rather than emulate it slowly, else fp32."""
+    """Return the precision for a value of `--precision` on a device. `auto` is bf16 if the hardware
+    multiplies bf16 natively, else fp32."""
     if precision != "auto":
         return precision
     return "bf16" if _multiplies_bf16(device) else "fp32"

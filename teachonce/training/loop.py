@@ -1,4 +1,5 @@
-"""The one training loop: steps, dropout by (seed, step), a refusal to diverge, saving and stopping.
+"""The one training loop: steps, dropout seeded by (seed, step), detection of divergence,
+checkpoints and stopping.
 
 A training is a subclass of `Training`: it defines the batches of a step, and what happens between
 two steps.
@@ -62,7 +63,7 @@ def few_primitives() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return freed memory to the system."""
+    """Return freed memory to the operating system."""
     # With blocks of varying sizes, glibc retains gigabytes of freed memory.
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
@@ -71,7 +72,7 @@ def give_back() -> None:
 class Training(ABC):
     """A model, its optimizer and the number of steps that they have taken.
 
-    `steps` is the number of all steps. A subclass sets `steps` and `optimizer`, and after a resume
+    `steps` is the number of all steps. A subclass sets `steps`, `optimizer` and, after a resume,
     `step`.
     """
 
@@ -84,7 +85,7 @@ class Training(ABC):
 
     @abstractmethod
     def updates(self) -> Iterator[Losses]:
-        """Take the remaining steps by `update`; yield the losses of each."""
+        """Take the remaining steps with `update`; yield the losses of each step."""
 
     @abstractmethod
     def after(self, losses: Losses, progress: Any) -> None:

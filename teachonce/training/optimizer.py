@@ -19,7 +19,7 @@ ADADELTA_LR = 1.0  # the method has no rate of its own
 
 
 def check_optimizer(name: str) -> None:
-    """Raise UserError if the package of an optimizer, one of `OPTIMIZERS`, is not installed."""
+    """Raise UserError if the package of an optimizer (a name in `OPTIMIZERS`) is not installed."""
     if name == "lamb" and importlib.util.find_spec("pytorch_optimizer") is None:
         raise UserError(
             "--optimizer lamb: is in the package pytorch-optimizer, which is not installed; `pip"
@@ -36,13 +36,13 @@ def optimizer_of(
     betas: tuple[float, float],
     fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer called `name`, over the parameters of a model that are not frozen.
+    """Return the optimizer called `name` over the trainable parameters of a model.
 
-    Biases and norms do not decay. LAMB (You et al. 2020, https://arxiv.org/abs/1904.00962,
-    algorithm 2) gives the step of a matrix the norm of the matrix, at most 10, times the learning
-    rate; biases and norms take Adam's step, as in its authors' code. Adadelta (Zeiler 2012,
-    https://arxiv.org/abs/1212.5701, algorithm 1) has no `betas`; weight decay is added to its
-    gradient. `fused` concerns AdamW alone.
+    Weight decay does not apply to biases and norms. LAMB (You et al. 2020,
+    https://arxiv.org/abs/1904.00962, algorithm 2): the step of a matrix is scaled to the matrix's
+    own norm, at most 10, times the learning rate; biases and norms take Adam's step, as in its
+    authors' code. Adadelta (Zeiler 2012, https://arxiv.org/abs/1212.5701, algorithm 1) has no
+    `betas`; weight decay is added to its gradient. `fused` affects only AdamW.
     """
     moving = [p for p in model.parameters() if p.requires_grad]
     matrices = {"params": [p for p in moving if p.dim() > 1], "weight_decay": weight_decay}

@@ -21,8 +21,8 @@ from teachonce.support.installed import installed
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process, number `rank` of `size`. All processes must call each method, in the same
-    order."""
+    """This process, number `rank` of `size` processes. All processes must call the methods in the
+    same order."""
 
     rank: int = 0
     size: int = 1
@@ -42,7 +42,7 @@ class Ranks:
             )
 
     def check_installed(self) -> None:
-        """Raise UserError if a process has other versions or other code than the first."""
+        """Raise UserError if a process has other versions or other code than the first process."""
         here = installed()
         first = self.agreed(here)
         other = list(differences(first, here))
@@ -60,7 +60,7 @@ class Ranks:
         return batch % self.size == self.rank
 
     def first_from(self, batch: int) -> int:
-        """Return the number of the first batch, from this one on, that this process reads."""
+        """Return the number of the first batch that this process reads, starting with `batch`."""
         return batch + (self.rank - batch) % self.size
 
     def summed(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -96,7 +96,8 @@ class Ranks:
         return found
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Replace each gradient by its sum over all processes, the same bits in each of them.
+        """Replace each gradient by its sum over all processes, bit for bit the same in each
+        process.
 
         A weight that has no gradient in any process remains without one.
         """
@@ -163,10 +164,10 @@ def _peer_errors() -> Iterator[None]:
 
 @contextmanager
 def join_ranks(device: str) -> Iterator[Ranks]:
-    """Join the other processes of this training until the end of the block.
+    """Join the other processes of this training until the end of the `with` block.
 
-    The environment variables of torchrun describe them; without these the process is alone. Raises
-    UserError if they cannot be reached, or have other versions.
+    The environment variables of torchrun describe them; without these variables the process is
+    alone. Raises UserError if the others cannot be reached, or have other versions.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE

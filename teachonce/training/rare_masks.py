@@ -1,4 +1,4 @@
-"""Masks that prefer what is rare, in dumps and in training alike."""
+"""Masks that prefer rare words or pieces, for dumps and for training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RARENESS = 0.7  # power of a count
 
 
 def rare_weights(counts: ArrayLike) -> Array:
-    """Return float64 of the same shape: count^-0.7 (Sanh et al. 2019, after Lample & Conneau 2019);
-    what was never counted weighs as much as what was counted once."""
+    """Return count^-0.7, float64 of the same shape (Sanh et al. 2019, after Lample & Conneau 2019).
+    A count of 0 has the weight of 1."""
     import numpy as np
 
     weights: Array = np.maximum(counts, 1.0) ** -RARENESS
@@ -23,9 +23,11 @@ def rare_weights(counts: ArrayLike) -> Array:
 
 
 def waits(draws: Array, weights: Array) -> Array:
-    """Return -log(draw) / weight of uniform draws in [0, 1): the n smallest are n things drawn one
-    after the other, none twice, each by its weight (Efraimidis & Spirakis 2006). Equal weights
-    leave the order of the draws as it is."""
+    """Return -log(draw) / weight for uniform draws in [0, 1).
+
+    The n smallest results are a weighted random sample of n without replacement (Efraimidis &
+    Spirakis 2006). With equal weights, the order is that of the draws.
+    """
     import numpy as np
 
     # Of 1 - draw, which is as uniform as the draw, and never 0.

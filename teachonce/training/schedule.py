@@ -15,11 +15,11 @@ PATIENCE = 3
 class Schedule:
     """Factor of the peak learning rate at a step.
 
-    After `warmup` steps of all `steps`, `linear` and `cosine` go from 1 down to `end`: cosine along
-    half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `constant` stays at 1, as
-    Adadelta takes it, which finds its own rates (Zeiler 2012). `plateau` counts
-    validations without progress (Kolesnikova et al. 2022). After `patience` such validations
-    without a break, if given, the training is to stop early.
+    After `warmup` steps of all `steps`, `linear` and `cosine` fall from 1 to `end`: cosine along
+    half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `constant` stays at 1, for
+    Adadelta, which finds its own rates (Zeiler 2012). `plateau` counts validations without progress
+    (Kolesnikova et al. 2022). If `patience` is given, the training stops early after that number of
+    consecutive validations without progress.
     """
 
     kind: str
@@ -58,5 +58,5 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the training is to stop early."""
+        """Return whether the training should stop early."""
         return self.patience is not None and self.idle >= self.patience

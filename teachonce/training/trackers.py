@@ -31,8 +31,8 @@ LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 class Facts:
     """What a tracker shows of a training.
 
-    folder: of the student; its name and its parent's name the run. figures: files with the same
-    figures. resumable: whether the training can be resumed.
+    folder: the student's; the run is named by it and its parent folder. figures: files with the
+        same figures. resumable: whether the training can be resumed.
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class Facts:
         return self.folder.resolve().parent.name
 
     def plain(self) -> dict[str, str | int | float | bool]:
-        """Return the settings as plain values, without secrets of URLs; a list or a table is
+        """Return the settings as plain values, without secrets of URLs. A list or a table becomes
         JSON."""
         return {
             name: value if isinstance(value, str | int | float | bool) else json.dumps(value)
@@ -59,14 +59,14 @@ class Facts:
 
 
 def parse_trackers(words: str | Iterable[str]) -> tuple[str, ...]:
-    """Read words that are names of trackers, or comma lists of them."""
+    """Parse names of trackers, given as words or comma lists."""
     given = [words] if isinstance(words, str) else words
     names = [name.strip() for word in given for name in word.split(",")]
     return tuple(dict.fromkeys(name for name in names if name))
 
 
 def check_known(names: Iterable[str]) -> None:
-    """Raise UserError for a name that is no tracker's."""
+    """Raise UserError for a name that is not a tracker."""
     for name in names:
         if name not in TRACKERS:
             raise UserError(
@@ -86,15 +86,15 @@ def check_installed(names: Iterable[str]) -> None:
 class Trackers:
     """Sends the figures of a training to some trackers.
 
-    A tracker that fails while the training runs is reported in a line, once, and gets no more; the
-    training goes on, and its figures are in its folder.
+    If a tracker fails during the training, one line reports it, and it receives no more figures.
+    The training continues, and its figures are also in its folder.
     """
 
     def __init__(
         self, names: Iterable[str], facts: Facts, resume: bool, say: Callable[[str], object]
     ) -> None:
-        """Start a run with each, or resume the runs of the folder. Raises UserError if one cannot
-        start."""
+        """Start a run with each tracker, or resume the runs of the folder. Raises UserError if one
+        cannot start."""
         self._say, self._facts, self._open = say, facts, dict[str, Any]()
         path = facts.folder / RUNS
         runs = json.loads(path.read_text()) if resume and path.exists() else {}
@@ -138,10 +138,10 @@ LOGGED = {"mlflow": {"synchronous": False}}
 
 
 def _started(name: str, facts: Facts, id: str | None) -> tuple[Any, str]:
-    """Start a run, or go on with run `id`; return accelerate's tracker and the run's id.
+    """Start a run, or resume run `id`; return accelerate's tracker and the run's id.
 
-    The environment's WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, TRACKIO_PROJECT, TRACKIO_SPACE_ID,
-    TRACKIO_DIR, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME apply.
+    The environment variables WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, TRACKIO_PROJECT,
+    TRACKIO_SPACE_ID, TRACKIO_DIR, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME apply.
     """
     from accelerate import PartialState, tracking
 
@@ -171,7 +171,7 @@ def _started(name: str, facts: Facts, id: str | None) -> tuple[Any, str]:
 
 
 def _finish(name: str, tracker: Any, finished: bool) -> None:
-    """End a run, and mark it as stopped unless it has `finished`; accelerate cannot say that."""
+    """End a run. If it is not `finished`, mark it as stopped, which accelerate cannot do."""
     if name == "wandb":
         tracker.tracker.finish(exit_code=0 if finished else 1)
     elif name == "mlflow":

@@ -1,4 +1,4 @@
-"""Train vocabularies on text, of WordPieces or whole words, for students and for dumps."""
+"""Train vocabularies of WordPieces or whole words, for students and for dumps."""
 
 from __future__ import annotations
 
@@ -62,11 +62,13 @@ def fewer_pieces(word: str, pieces: int) -> str:
 def train_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any, characters: str = ""
 ) -> Tokenizer:
-    """Train a WordPiece of `size` pieces that normalizes case and accents as the teacher does.
+    """Train a WordPiece vocabulary of `size` pieces that normalizes case and accents as the teacher
+    does.
 
-    It has a piece for every character of the text. A small text may give fewer pieces than `size`;
-    `fewer_pieces` reports that. characters: further characters to include, if they leave half of
-    the pieces. Raises UserError if `size` is less than the number of characters.
+    It has a piece for every character of the text. If the text is small, it has fewer pieces than
+    `size`; `fewer_pieces` reports that. characters: further characters to include, if at least half
+    of the pieces remain for others. Raises UserError if `size` is less than the number of
+    characters.
     """
     tokenizer = _untrained(teacher_normalizer)
     words = _count_words(texts, tokenizer)
@@ -96,10 +98,11 @@ def _words_of_all(characters: str, tokenizer: Tokenizer) -> list[str]:
 
 
 def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
-    """Make a vocabulary of lower-cased words between blanks (Mukherjee & Awadallah 2019, 6).
+    """Make a vocabulary of lower-cased words, divided by white space (Mukherjee & Awadallah 2019,
+    6).
 
     size: number of entries, special tokens included; None: all words. The most frequent words are
-    chosen. Raises UserError if `size` leaves no place for a word.
+        chosen. Raises UserError if `size` leaves no room for a word.
     """
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -134,7 +137,8 @@ def _frame(tokenizer: Tokenizer) -> None:
 
 
 def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:
-    """Suggest the smallest of SIZES of which letters take at most half; reads SAMPLE texts.
+    """Suggest the smallest of SIZES in which at most half of the pieces are letters; reads SAMPLE
+    texts.
 
     `train_wordpiece` makes fewer pieces if the text is too small for that size.
     """
@@ -159,8 +163,8 @@ def _letters(words: Iterable[str]) -> list[str]:
 
 
 def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
-    """Return at most `size` pieces of the words: the letters, then what byte-pair merges make of
-    them."""
+    """Return at most `size` pieces of the words: the letters, then the results of byte-pair
+    merges."""
     # The trainer of WordPiece itself numbers the letters inside words by a hash table that is
     # random in every process, and breaks ties by these numbers: other runs, other pieces. So every
     # letter, first or inside (`##`), becomes a character of its own before a trainer sees it.
@@ -187,8 +191,8 @@ def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
 
 
 def _folding(normalizer: Any) -> tuple[bool, bool]:
-    """Return whether the teacher lower-cases and whether it drops accents, seen from what its
-    normalizer does."""
+    """Return whether the teacher lower-cases and whether it drops accents, found by applying its
+    normalizer."""
     if normalizer is None:
         return False, False
     # Some normalizers decompose é but keep its accent, and SentencePiece's put ▁ before a text.

@@ -31,7 +31,7 @@ class FieldReader:
 
     @property
     def left(self) -> int:
-        """Return the number of bytes that are left."""
+        """Return the number of bytes not read yet."""
         return len(self._data) - self._place
 
     def take(self, size: int) -> bytes:
@@ -49,7 +49,7 @@ class FieldReader:
         return self.number(8)
 
     def expect(self, what: str, size: int, *known: int) -> int:
-        """Read a number that must be one of those that this reader knows."""
+        """Read a number, and raise Damage unless it is one that this reader supports."""
         if (found := self.number(size)) not in known:
             raise Damage(f"{self.what}: {what} is {found}, expected {' or '.join(map(str, known))}")
         return found

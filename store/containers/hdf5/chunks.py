@@ -237,7 +237,7 @@ class Hdf5Slices(RowSlices):
             self._read(number, low - number * rows, out[low - begin : high - begin])
 
     def _read(self, number: int, low: int, out: Array) -> None:
-        """Fill `out` with the rows of a row of chunks, from its row `low` on."""
+        """Fill `out` with rows of one row of chunks, from its row `low` on."""
         dataset = self.dataset
         row = prod(dataset.chunk[1:]) * dataset.dtype.itemsize
         columns = dataset.grid[1:]
@@ -254,8 +254,8 @@ class Hdf5Slices(RowSlices):
             part[...] = box[tuple(map(slice, part.shape))]
 
     def _stored(self, place: int) -> tuple[int, Bytes]:
-        """Return the filters that a chunk skipped, and its bytes; compare its checksum at its
-        first use."""
+        """Return the filters that were skipped for a chunk, and its bytes; compare its checksum at
+        its first use."""
         if self.dataset.inline is not None:
             return 0, np.frombuffer(self.dataset.inline, np.uint8)
         places = self.dataset.places
@@ -269,7 +269,7 @@ class Hdf5Slices(RowSlices):
         return skipped, stored
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Let the disk start to read the chunks of rows begin..end."""
+        """Ask the disk to read ahead the chunks of rows begin..end."""
         # One range suffices: a dataset is written at once, so its chunks are contiguous.
         rows, columns = self.dataset.chunk[0], prod(self.dataset.grid[1:])
         first, last = begin // rows, -(-end // rows)

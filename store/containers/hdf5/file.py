@@ -32,7 +32,7 @@ def _created(path: str, flags: int) -> int:
 
 
 class NewFile(io.RawIOBase):
-    """A file for HDF5 to write that never refuses a write.
+    """A file object for HDF5 whose writes never fail: HDF5 crashes after a failed write.
 
     The first error is stored for `check`, and all later writes are dropped.
     """
@@ -177,8 +177,8 @@ _SINKS: weakref.WeakSet[Hdf5Sink] = weakref.WeakSet()
 
 @atexit.register
 def _abandon_all() -> None:
-    """Close what an error left open while Python still runs: later HDF5 closes it itself, calls the
-    methods of `NewFile` and crashes."""
+    """Close the files that an error left open, before Python exits. Otherwise HDF5 closes them
+    later itself, calls the methods of `NewFile` and crashes."""
     for sink in list(_SINKS):
         sink.abandon()
 
@@ -196,7 +196,7 @@ def file_digest(path: Path, size: int) -> bytes:
 def append_digest(path: Path) -> None:
     """Append the SHA-256 of a finished file to it.
 
-    HDF5 ignores bytes after its end. Its own checksums leave out the gaps between objects.
+    HDF5 ignores bytes after its end. HDF5's own checksums do not cover the gaps between objects.
     """
     digest = file_digest(path, path.stat().st_size)
     with os.fdopen(files.open_ordinary(path, os.O_WRONLY | os.O_APPEND), "ab") as file:

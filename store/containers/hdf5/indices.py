@@ -16,7 +16,8 @@ WHAT = "the index of chunks"
 
 
 def entry_bytes(size: int, wide: bool) -> int:
-    """Return the bytes of an index entry for stored size and skipped filters.
+    """Return the number of bytes in which an index entry has a chunk's stored size and skipped
+    filters.
 
     size: decoded bytes of a chunk. wide: sizes take 8 bytes (layout version 5).
     """

@@ -235,7 +235,7 @@ class Hdf5Source:
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
-        """Report if any byte of the file was altered; see `Flaw.explained_by_unknown`."""
+        """Yield a flaw if any byte of the file was altered; see `Flaw.explained_by_unknown`."""
         whole = Path(self.path)
         end = max(0, whole.stat().st_size - DIGEST_BYTES)
         with whole.open("rb") as file:

@@ -71,7 +71,7 @@ class LocalFiles:
 
 
 class RemoteFiles(Files, Protocol):
-    """Files behind a network, for reading and writing."""
+    """Files behind a URL, for reading and writing."""
 
     retrier: Retrier
 
@@ -79,7 +79,8 @@ class RemoteFiles(Files, Protocol):
         """Fetch bytes begin..end of a file; see `remote_ranges.Fetch`."""
 
     def has(self, name: str) -> bool:
-        """Return whether a file exists. Reads it: an answer to HEAD names no cause."""
+        """Return whether a file exists. This reads it, because a failed HEAD request gives no
+        reason."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file."""
@@ -96,7 +97,7 @@ def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
 
 
 class FsspecFiles:
-    """The files behind a URL, by fsspec."""
+    """Reads and writes the files behind a URL with fsspec."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         if url.startswith("hf://"):

@@ -1,7 +1,5 @@
-"""The zarr.json of an array: make it, and check it against FORMAT.md.
-
-Chunks and settings of Blosc are free.
-"""
+"""Make the zarr.json of an array, and check one against FORMAT.md. Chunk shapes and Blosc settings
+may have any value."""
 
 from __future__ import annotations
 
@@ -52,7 +50,8 @@ def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:
 
 
 def _name_and_configuration(extension: Any) -> tuple[Any, Any]:
-    """Return name and configuration of a codec or grid; Zarr allows the name alone."""
+    """Return name and configuration of a codec or chunk grid, which Zarr may write as its name
+    alone."""
     if isinstance(extension, dict) and extension.keys() <= {"name", "configuration"}:
         return extension.get("name"), extension.get("configuration", {})
     return extension, {}
@@ -63,7 +62,8 @@ def _chain(codecs: Any) -> list[tuple[Any, Any]]:
 
 
 def format_violation(node: dict[str, Any], path: str) -> str | None:
-    """Return what the zarr.json of the array at `path` must not have; None if it is valid."""
+    """Describe what FORMAT.md forbids in the zarr.json of the array at `path`; None if it is
+    valid."""
     rules = {
         "keys that are not of Zarr 3": node.keys() <= KEYS and node.get("node_type") == "array",
         "attributes": node.get("attributes", {}) == {},

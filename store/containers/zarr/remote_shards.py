@@ -1,5 +1,5 @@
-"""Read the shards of a store over a network: whole chunks, in runs of about a megabyte, decoded as
-those of a local folder are."""
+"""Read the shards of a store over a network in whole chunks, several in one request of about a
+megabyte. They are decoded like chunks of a local folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = 4 * RUN  # decoded bytes of an array that probably takes less than RUN b
 
 
 def _first(name: str, layout: ShardLayout) -> ByteRange:
-    """Return what is fetched when an array is opened: its index, or all of a small array."""
+    """Return the range to fetch when an array is opened: its index, or all of a small array."""
     small = layout.shape[0] * layout.row_bytes <= SMALL
     return (
         ByteRange(name, 0, RUN)
@@ -85,7 +85,7 @@ class RemoteSlices(ShardSlices):
     """Slices of rows of an array that is one shard, over a network."""
 
     def __init__(self, ranges: RemoteRanges, name: str, layout: ShardLayout, where: str) -> None:
-        """Fetch the index, or all of a small array. FileNotFoundError if it is missing."""
+        """Fetch the index, or all of a small array. Raises FileNotFoundError if it is missing."""
         super().__init__(layout, where, self._opened)
         self._ranges, self._name = ranges, name
         self._found: RemoteShard | None = None
@@ -111,7 +111,8 @@ class RemoteSlices(ShardSlices):
 
 
 def _runs_of(name: str, places: list[list[int]]) -> list[ByteRange]:
-    """Return the range that is requested for each chunk: it and its neighbours, up to RUN bytes."""
+    """Return for each chunk the range that is requested for it: the chunk and its neighbours, up to
+    RUN bytes."""
     edges, run_of = list[list[int]](), dict[int, int]()
     for chunk in sorted(range(len(places)), key=places.__getitem__):
         low, size = places[chunk]

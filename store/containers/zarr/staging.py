@@ -1,4 +1,4 @@
-"""Write a Zarr store: create it, publish its parts, seal it. Every step ends in one rename."""
+"""Write a Zarr store: create it, publish its parts, seal it. Every step ends with one rename."""
 
 from __future__ import annotations
 

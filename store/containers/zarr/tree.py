@@ -64,7 +64,7 @@ def _digest(data: bytes) -> str:
 
 
 def _tops(group: str) -> tuple[str, ...]:
-    """Return the paths of a group, and of what the root has in any store."""
+    """Return the paths of a group; for the root, also those that the root of every store has."""
     return (group,) if group else ("", "parts")
 
 
@@ -74,8 +74,8 @@ def _inner_groups(name: str, group: str) -> list[str]:
 
 
 def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
-    """Return a flaw for each file or whole folder that the format does not define, except in arrays
-    that cannot be opened, whose expected files are not known."""
+    """Return a flaw for each file or whole folder that the format does not define. Arrays in
+    `broken` are skipped: they cannot be opened, so the files that they should have are unknown."""
     folders = {"", *broken, *(folder for file in expected for folder in groups_above(file))}
     tops = set()
     for file in found - expected - folders:
@@ -142,7 +142,7 @@ class ZarrSink:
 
 @contextmanager
 def _present(where: str, shard: str) -> Iterator[None]:
-    """Raise StoreError instead of an OSError that says that a shard is missing."""
+    """Raise a StoreError in place of the OSError for a missing shard."""
     try:
         yield
     except OSError as error:
@@ -150,10 +150,10 @@ def _present(where: str, shard: str) -> Iterator[None]:
 
 
 class ZarrSource:
-    """Reads a Zarr store from a folder or from anything fsspec knows.
+    """Reads a Zarr store from a folder or from any URL that fsspec supports.
 
-    Arrays in a layout that FORMAT.md does not define are read by zarr-python. `maps` is None for a
-    remote store, `ranges` for a local one.
+    zarr-python reads arrays in a layout that FORMAT.md does not define. `maps` is None for a remote
+    store, `ranges` for a local one.
     """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
@@ -175,14 +175,13 @@ class ZarrSource:
         return files
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
-        """Cache what is read of a sealed store over a network on a local disk."""
+        """Cache on a local disk what is read of a sealed store over a network."""
         self.cache = cache
         if self.ranges is not None:
             self.ranges.use_cache(cache, checksum)
 
     def forget(self, name: str) -> None:
-        """Drop what is cached of an array that was found damaged, so that it is fetched
-        again."""
+        """Drop the cached bytes of an array that was found damaged, so that it is fetched again."""
         if self.ranges is not None:
             for file in (f"{name}/zarr.json", *(f"{name}/c{'/0' * n}" for n in (1, 2, 3))):
                 self.ranges.forget(file)
@@ -261,8 +260,8 @@ class ZarrSource:
         return array
 
     def _by_us(self, name: str) -> tuple[Slices, int] | None:
-        """Open an array in our own reader, with the bytes of a decoded chunk; None if zarr-python
-        must read it."""
+        """Open an array in our own reader, with the size in bytes of a decoded chunk. Return None
+        if zarr-python must read it."""
         try:
             layout = shard_layout(node := self._node(name))
         except StoreError:
@@ -298,15 +297,15 @@ class ZarrSource:
         return slices, chunk
 
     def fingerprint(self, name: str) -> str | None:
-        """Checksum of the metadata that the array was last opened with."""
+        """Return the checksum of the metadata with which the array was last opened."""
         if (digest := self._digests.pop(name, None)) is not None:
             return digest
         data = self.bytes(f"{name}/zarr.json")
         return None if data is None else _digest(data)
 
     def files(self, arrays: Collection[str], group: str = "") -> tuple[set[str], set[str]]:
-        """Return the paths of the files of a group that has these arrays; and the arrays that
-        cannot be opened, of whose files only zarr.json is among them."""
+        """Return the paths of the files of a group with these arrays, and the arrays that cannot be
+        opened. Of the files of these, only zarr.json is included."""
         files = {f"{above}/zarr.json".lstrip("/") for above in _tops(group)}
         broken = set[str]()
         for name in arrays:
@@ -342,8 +341,12 @@ class ZarrSource:
     def _listed(
         self, expected: set[str], group: str, parts: Container[int]
     ) -> tuple[set[str], set[str]]:
-        """Return the paths of the files in any listing, and in all; one is enough that is as
-        `expected`."""
+        """List the files under a group. Return the paths that any listing has, and those that all
+        have.
+
+        A remote server may list incompletely: the files are listed again until a listing equals
+        `expected`.
+        """
         found = always = self._files.under(group, parts)
         for _ in fetch_attempts(self.remote)[1:]:
             if found == always == expected:
@@ -353,7 +356,7 @@ class ZarrSource:
         return found, always
 
     def _linked(self, name: str) -> bool:
-        """Return whether a file is there, in a folder that is a link within the store."""
+        """Return whether a file exists that a link inside the store leads to."""
         try:
             return not self.remote and self._files.size(name) >= 0
         except (OSError, StoreError):  # the link leads nowhere, or out of the store

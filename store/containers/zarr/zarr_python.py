@@ -44,7 +44,7 @@ def check_codecs(node: dict[str, Any], where: str) -> None:
 
 
 class _BoundedBlosc(BloscCodec):
-    """Blosc that decodes a frame only if it declares the size of its chunk."""
+    """A Blosc codec that decodes a frame only if the frame declares the size of its chunk."""
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
@@ -72,7 +72,7 @@ def chunk_rows(node: dict[str, Any]) -> int:
 
 
 def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple[ZarrSlices, int]:
-    """Open an array by its zarr.json, `node`; returns its slices and the bytes of a decoded chunk.
+    """Open an array by its zarr.json, `node`. Return its slices and the bytes of a decoded chunk.
 
     For a store behind a URL, call `ZarrSlices.read_from` before reading. Raises errors of
     zarr-python.
@@ -87,8 +87,8 @@ def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple
 
 
 class ZarrSlices:
-    """Slices of rows of a Zarr array, read by zarr-python; over a network from its shard in
-    memory."""
+    """Slices of rows of a Zarr array, read by zarr-python. For a remote store, the shard is fetched
+    into memory first."""
 
     def __init__(self, array: zarr.Array[Any], where: str, fetched: dict[str, Buffer]) -> None:
         self._array, self._where, self._fetched = array, where, fetched
@@ -97,8 +97,11 @@ class ZarrSlices:
         self._fetch: Callable[[], None] | None = None
 
     def read_from(self, ranges: RemoteRanges, shard: str, size: int) -> None:
-        """Fetch the shard, of `size` bytes, and again if it cannot be decoded: a network can flip a
-        bit. Raises FileNotFoundError, and StoreError if it is too large for the memory."""
+        """Fetch the shard, which has `size` bytes. If it cannot be decoded, later reads fetch it
+        again: a network can flip a bit.
+
+        Raises FileNotFoundError, and StoreError if the shard is too large.
+        """
         if size > MAX_CHUNK:
             raise StoreError(f"{self._where}: {shard} is larger than {MAX_CHUNK:,} bytes")
 
@@ -129,4 +132,4 @@ class ZarrSlices:
         out[...] = self.read(begin, end)
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Do nothing: zarr-python reads when it is asked."""
+        """Do nothing: zarr-python reads an array only when its rows are requested."""

@@ -131,7 +131,7 @@ class Root(Elementwise):
 
 @dataclass(frozen=True)
 class Square(Elementwise):
-    """Stores 255 times the square root of a probability."""
+    """Stores a probability p as 255 * sqrt(p)."""
 
     packing: Packing | None = FAST
 

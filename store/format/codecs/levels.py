@@ -35,7 +35,7 @@ KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 
 @dataclass(frozen=True)
 class Level:
-    """The codecs of a store, by kind of array. `ids` compresses the integers of its logits."""
+    """The codecs of a store, by kind of array. `ids` compresses integer arrays of the logits."""
 
     hidden: HiddenCodec
     logprobs: Elementwise
@@ -84,7 +84,8 @@ GROUP = "teachonce.codecs"
 
 
 def forms_of(codec: object) -> tuple[Level, ...]:
-    """Return the forms of a level, built in or added by an installed package.
+    """Return the forms of a level, which is built in or added by an installed package. A form is
+    one encoding of a level; stores written earlier may have an older one.
 
     Raises StoreError for an unknown name, UserError if the package cannot be loaded.
     """
@@ -107,7 +108,8 @@ def bound(
 ) -> Array:
     """Return the largest error of each of `values`; see `Codec.bound`.
 
-    Adds the errors of all less lossy built-in levels: the store may have been recoded from them.
+    Adds the errors of all less lossy built-in levels, because the store may have been converted
+    from them.
     """
     total: Array = getattr(level, kind).bound(values, stored)
     for name in BUILT_IN:

@@ -45,8 +45,8 @@ class Point(NamedTuple):
 def front(points: Sequence[Point], measure: Measure) -> list[Point]:
     """Return the Pareto front, the cheapest first.
 
-    A student is on it if no better one is cheaper, or as cheap up to the deviations of both costs:
-    noise puts no student on the front.
+    A student is on it if no better student is cheaper, or as cheap within the deviations of both
+    costs: noise puts no student on the front.
     """
     judged = [p for p in points if measure.of(p.student.figures) < math.inf]
     judged.sort(key=lambda p: (measure.of(p.student.figures), p.cost))
@@ -154,7 +154,7 @@ def importances(
 
 
 def _codes(words: Sequence[str]) -> list[float]:
-    """Return settings as numbers; number the distinct words if any is no number."""
+    """Return settings as numbers; if one of them is not a number, number the distinct words."""
     try:
         numbers = [float(word) for word in words]
     except ValueError:

@@ -1,5 +1,5 @@
-"""`index.html` of a sweep, for choosing a student. It is made from the sweep's files, at any
-time."""
+"""Writes `index.html` of a sweep, for choosing a student, from the sweep's files. It can be written
+at any time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class StudentFiles:
 
     @property
     def trained(self) -> bool:
-        """Return whether no score of a task says that all answers are the same."""
+        """Return whether the student's answers differ, by the scores of all tasks: an untrained
+        student gives the same answer to every text."""
         return not any(v == 0 and name.endswith(CONSTANT) for name, v in self.figures.items())
 
     def shown(self, measure: Measure) -> str:
@@ -184,8 +185,8 @@ def _all_lines(
 
 
 def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
-    """Return the reference values of a measure: the teacher's, and that of the best student
-    of each loss that needs no teacher."""
+    """Return the reference values of a measure: the teacher's, and the best student's of each loss
+    that needs no teacher."""
     found = {}
     if measure.name in KNOWN_OF_TEACHER:
         found["teacher"] = KNOWN_OF_TEACHER[measure.name]

@@ -62,9 +62,9 @@ def score_lm(
 ) -> dict[str, Any]:
     """Score a decoder on the documents of `tests` (from `splits_to_test`).
 
-    A document is read in windows that overlap (`windows.sliding_windows`), each document alone,
-    with the tokenizer's start token in front. Bits a byte are the nats of all predicted tokens,
-    divided by their bytes and ln 2; they compare models of any vocabulary.
+    Each document is read alone, in overlapping windows (`windows.sliding_windows`), with the
+    tokenizer's start token in front. Bits per byte are the nats of all predicted tokens, divided by
+    their bytes and ln 2; they can be compared between models with any vocabulary.
 
     With `settings.store`, the figures of `store_agreement` are added to those of each file.
 
@@ -120,7 +120,7 @@ def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:
 
 
 def _window(settings: LmSettings, config: Any, tokenizer: Any) -> tuple[int, int]:
-    """Return the size of windows and the number of tokens that neighbours share."""
+    """Return the size of windows and the number of tokens that consecutive windows share."""
     size = settings.max_length or min(LONGEST, input_limit(config, tokenizer))
     size = checked_length(size, config, tokenizer)
     shared = size // 2 if settings.stride is None else settings.stride
@@ -142,11 +142,11 @@ def _start(tokenizer: Any) -> str:
 def bits_per_byte(
     predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
 ) -> float:
-    """Return the bits of `predict` for a byte of documents, read in windows of `size` tokens that
+    """Return the bits per byte of documents, which `predict` reads in windows of `size` tokens that
     share `shared`.
 
-    pieces: the size of the vocabulary. name: of the text, for messages.
-    Raises UserError if there is nothing to predict, or a prediction is not finite.
+    pieces: the size of the vocabulary. name: of the text, for messages. Raises UserError if there
+        is nothing to predict, or if a prediction is not finite.
     """
     nats = _total_nats(predict, documents, size, shared, pieces, name)
     return _figures(nats, documents)["bits_per_byte"]
@@ -178,8 +178,8 @@ def _total_nats(
 
 
 def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
-    """Yield batches of windows of similar lengths, the longest first, so that lack of memory shows
-    at once; `pieces` is the size of the vocabulary."""
+    """Yield batches of windows of similar lengths, the longest first, so that a lack of memory
+    shows at once. `pieces` is the size of the vocabulary."""
     order = sorted(windows, key=lambda each: each.begin - each.end)
     while order:
         count = max(1, CELLS // (pieces * (order[0].end - order[0].begin)))

@@ -1,4 +1,4 @@
-"""Compares a decoder's next tokens with those of the teacher in a store."""
+"""Compares a decoder's predictions of next tokens with those of the teacher in a store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MEASURES = {"agreement with the store": "agreement", "KL, nats": "kl"}
 def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float]:
     """Compare a decoder with the teacher of a store, wherever tokens of both end at the same byte.
 
-    agreement: the share of places at which the decoder's best next token is the first one of its
-        own encoding of the teacher's best.
+    agreement: the share of positions at which the decoder's best next token is the first token of
+        its own encoding of the teacher's best token.
     kl: KL(teacher || decoder) in nats, over the stored tokens and the rest as one outcome.
 
     Raises UserError for a store without next-token logits, and StoreError.
@@ -73,7 +73,8 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
 
 
 def _compared(network: Any, batch: StudentBatch) -> tuple[Tensor, NextTargets]:
-    """Return the decoder's logits [G,V] at the places of a batch, and the teacher's side."""
+    """Return the decoder's logits [G,V] at the compared positions of a batch, and the teacher's
+    side."""
     present = batch.inputs.present
     found = network(input_ids=batch.inputs.ids, attention_mask=present.long(), use_cache=False)
     aligned = batch.distillation

@@ -1,4 +1,5 @@
-"""Cuts documents into windows of tokens, of which each token but the first is predicted once."""
+"""Cuts documents into windows of tokens. Each token but the first of a document is predicted
+once."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ AT_ONCE = 1000  # documents
 
 @dataclass(frozen=True)
 class Documents:
-    """Holds the token ids of documents, each int64 [N] with a token in front of its text, and the
-    bytes of all tokens that have one before them."""
+    """Holds the token ids of documents, each int64 [N] with a start token in front, and the number
+    of bytes of all tokens that are predicted."""
 
     ids: list[Array]
     bytes: int
 
     @property
     def predicted(self) -> int:
-        """Count the tokens that have one before them."""
+        """Count the tokens that have a token before them."""
         return sum(len(each) - 1 for each in self.ids)
 
 
@@ -81,9 +82,9 @@ def _with_start(tokens: Tokens, start: int | None) -> Tokens:
 
 @dataclass(frozen=True)
 class Window:
-    """The tokens [begin, end) of a document. Those from `scored` on are predicted in this window.
+    """The tokens [begin, end) of a document. Tokens from `scored` on are predicted in this window.
 
-    number: the document.
+    number: the document's.
     """
 
     number: int
@@ -95,9 +96,9 @@ class Window:
 def sliding_windows(lengths: Sequence[int], size: int, shared: int) -> Iterator[Window]:
     """Cut documents of `lengths` tokens into windows of at most `size` tokens.
 
-    Neighbouring windows share `shared` tokens, 1 to size - 1: so many or more come before each
-    predicted token, or all that the document has. Every token but the first of a document is
-    predicted in exactly one window.
+    Consecutive windows share `shared` tokens, 1 to size - 1: each predicted token has at least this
+    number of tokens before it, or all that the document has. Every token but the first of a
+    document is predicted in exactly one window.
     """
     for number, length in enumerate(lengths):
         begin, scored = 0, 1

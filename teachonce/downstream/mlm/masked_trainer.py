@@ -120,7 +120,8 @@ def _select(output: Any, chosen: torch.Tensor) -> Any:
 
 
 class StepsOfThisRun(TrainerCallback):
-    """Validates and saves as often as this run requests; its checkpoint may request otherwise."""
+    """Validates and saves at the intervals of this run; the checkpoint that it resumes may have
+    others."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         state.compute_steps(args, state.max_steps)

@@ -69,6 +69,7 @@ def train_mlm(
 
     ranks: the processes that share each batch; the first of them writes.
     callbacks: further callbacks of the Trainer.
+
     The `minutes` of a resumed run include the time up to its checkpoint.
 
     Raises UserError for a wrong model, text, size or output folder, and if the loss becomes NaN or
@@ -213,7 +214,8 @@ def _lr(settings: MlmSettings) -> float:
 
 
 def _every(settings: MlmSettings, blocks: int) -> int:
-    """Return the steps between validations: by default a tenth of all steps, at most MOST_STEPS."""
+    """Return the number of steps between validations: by default a tenth of all steps, at most
+    MOST_STEPS."""
     epoch = blocks // settings.batch_size
     steps = settings.epochs * epoch if settings.steps is None else settings.steps
     return settings.evaluate_every or min(MOST_STEPS, max(1, round(steps / 10)))

@@ -1,4 +1,4 @@
-"""Holds lines out, and cuts lines into equal blocks of tokens for masked-LM training."""
+"""Holds out lines, and cuts lines into blocks of equal length for masked-LM training."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Search: texts ranked for queries by any model, and how good the ranking is."""
+"""Search: rank texts for queries with any model, and score the rankings."""

@@ -1,4 +1,4 @@
-"""Measures how good a ranking is, against judgements or against the ranking of a teacher."""
+"""Scores rankings against judgements, or against the ranking of a teacher."""
 
 from __future__ import annotations
 

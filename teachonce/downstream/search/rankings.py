@@ -72,7 +72,7 @@ def retrieved(
 ) -> dict[str, list[str]]:
     """Rank the `depth` nearest documents of each query, best first.
 
-    Raises UserError if the vectors of the two models differ in dimension.
+    Raises UserError if the vectors of the two models differ in size.
     """
     names: list[str] = []
 
@@ -93,7 +93,7 @@ def retrieved(
 def check_space(model: str, documents_by: str) -> None:
     """Raise UserError for a student that was not trained to reproduce the teacher's vectors.
 
-    Its vectors cannot be compared with the teacher's, even if they have the same dimension.
+    Its vectors cannot be compared with the teacher's, even if they have the same size.
     """
     report = read_report(Path(os.path.expanduser(model)))
     if report is None:
@@ -127,8 +127,8 @@ def reranked(
 ) -> dict[str, list[str]]:
     """Sort the candidates of each query by the scores of a cross-encoder or an embedder.
 
-    Candidates with equal scores stay in their order. Raises UserError as `texts_of` and the models
-    do.
+    Candidates with equal scores stay in their order. Raises UserError for a query without a
+    candidate, for a candidate that is not in the corpus, and for a model that cannot be loaded.
     """
     texts = texts_of(collection, candidates, where)
     pairwise = reads_pairs(model)

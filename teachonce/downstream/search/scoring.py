@@ -29,12 +29,12 @@ def score_search(
     """Score the rankings of `models` on collections in BEIR's layout.
 
     task: "retrieval" ranks all documents by vectors; "rerank" ranks the candidates of each query,
-    by vectors or with a cross-encoder.
+        by vectors or with a cross-encoder.
     files: the folders, from `splits_to_test`.
 
-    With judgements the measures are `measures.JUDGED` (rerank: without recall, which the candidates
-    decide), with a teacher also `measures.AGREEMENT`. Returns for each model the same dictionary as
-    `fine_tune`, for one run without a seed.
+    With judgements the measures are `measures.JUDGED` (for rerank without recall, which depends
+    only on the candidates), with a teacher also `measures.AGREEMENT`. Returns for each model the
+    same dictionary as `fine_tune`, for one run without a seed.
 
     Raises UserError for wrong models and files, and if there are neither judgements nor a teacher.
     """
@@ -115,7 +115,7 @@ def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Ra
 
 
 def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
-    """Make the function that ranks candidates, which are found once for all models."""
+    """Make the function that ranks candidates. The candidates are found once for all models."""
     if settings.candidates:
         candidates = read_run(settings.candidates, settings.depth)
         where = f"--candidates {settings.candidates}"

@@ -1,1 +1,1 @@
-"""Tasks with labelled examples: fine-tuning for them, scores, a linear probe."""
+"""Tasks with labelled examples: fine-tuning, scores, a linear probe."""

@@ -83,7 +83,7 @@ class Classify(LabelTask):
         return example.where
 
     def prepare(self, splits: Mapping[str, Sequence[Labelled]]) -> None:
-        """Derive the labels from `train`; see `Task.prepare`.
+        """Take the labels from `train`; see `Task.prepare`.
 
         Raises UserError also for a single label, for fewer examples than `per_class`, and if texts
         and pairs are mixed.

@@ -41,7 +41,7 @@ class Row(dict[str, Any]):
         return cell_of(self, name)
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:
-        """Return the text in the cell of `role`. Raises UserError if it is no text, or blank."""
+        """Return the text in the cell of `role`. Raises UserError if it is not text, or blank."""
         value = self.cell(role, columns)
         if not isinstance(value, str) or not value.strip():
             got = "nothing" if value is None or value == "" else f"{value!r:.60}"

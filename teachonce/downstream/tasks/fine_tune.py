@@ -225,7 +225,7 @@ def default_lr(model: Any) -> float:
 def _encoded(
     task: Task, split: str, by: tuple[Any, int], examples: Sequence[Any], say: Say
 ) -> list[dict[str, Any]]:
-    """Make model inputs with `by`, tokenizer and maximal length, and print the task's notes."""
+    """Make model inputs with `by`, a tokenizer and a maximum length, and print the task's notes."""
     rows = task.encode(by[0], examples, by[1])
     for line in task.take_notes():
         say(f"{split}: {line}")
@@ -233,7 +233,7 @@ def _encoded(
 
 
 def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
-    """Return the maximal length of an input, and a note if the model's limit reduces it."""
+    """Return the maximum length of an input, and a note if the model's limit reduces it."""
     asked = asked or task.max_length
     length = min(asked, input_limit(model.config, tokenizer))
     return length, f", at most {length} tokens (the model's limit)" if length < asked else ""
@@ -272,7 +272,7 @@ def _scoring(folder: str) -> dict[str, Any]:
 
 
 def _set_steps(trainer: Trainer, settings: FineTuneSettings, lr: float) -> None:
-    """Set the optimizer and gradient accumulation where TrainingArguments cannot."""
+    """Set the optimizer and gradient accumulation, as far as TrainingArguments cannot."""
     if settings.optimizer != "adamw":
         assert trainer.model is not None
         trainer.optimizer = optimizer_of(
@@ -333,7 +333,7 @@ def write_card(result: dict[str, Any], folder: Path) -> None:
 
 
 def card(result: dict[str, Any]) -> str:
-    """Return the Markdown of `write_card`. Paths are reduced to their last name."""
+    """Return the Markdown of `write_card`. Of paths, only the last name is included."""
     first, measures, scale = result["seeds"][0], result["measures"], result["scale"]
     splits = [name for name in result["mean"] if name in first]
     heads = "".join(f" {name} |" for name in measures)
@@ -385,7 +385,7 @@ def _uses(task: str) -> str:
 
 
 def _short(split: str) -> str:
-    """Return the name of a split; `test PATH` without the folders of the path."""
+    """Return the name of a split; for `test PATH` without the folders of the path."""
     what, blank, path = split.partition(" ")
     return f"{what} {Path(path).name}" if blank else what
 

@@ -1,4 +1,4 @@
-"""The task pair: scores two texts, read as one input, e.g. by similarity or relatedness."""
+"""The task pair: scores two texts that are read as one input, for example by similarity."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
     """Choose the span of at most 30 tokens with the largest sum of start and end logit.
 
     `windows` are (row of `QA.encode`, start logits [S], end logits [S]). The answer is "" if the
-    model `may_decline` and every window scores its cls token higher.
+    model `may_decline` and every window has a higher score for its cls token.
     """
     best, text, none = -np.inf, "", np.inf
     for row, start, end in windows:
@@ -311,7 +311,7 @@ def exact_match(found: str, gold: str) -> float:
 def word_f1(found: str, gold: str) -> float:
     """Return the harmonic mean of precision and recall of words (Rajpurkar et al. 2016, 6.1).
 
-    If an answer has no words, F1 is 1 if the other answer has none either, else 0.
+    If one answer has no words, F1 is 1 if the other has none either, else 0.
     """
     ours, theirs = normalised(found), normalised(gold)
     if not ours or not theirs:

@@ -1,4 +1,4 @@
-"""The tasks pos and ner: give every word of a sentence a tag."""
+"""The tasks pos and ner: assign a tag to every word of a sentence."""
 
 from __future__ import annotations
 
@@ -232,8 +232,8 @@ class PartsOfSpeech(Tagging):
 class Entities(Tagging):
     """Assigns IOB tags. The best epoch has the highest F1 over whole entities, by seqeval.
 
-    pieces: "first" labels only the first piece of a word; "all" labels the others `LATER`. A model
-    that is scored without training has this in its config.
+    pieces: "first" labels only the first piece of a word; "all" labels its other pieces `LATER`. If
+        a model is scored without training, its config determines this.
     """
 
     name = "ner"

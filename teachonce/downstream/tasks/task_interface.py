@@ -76,7 +76,7 @@ class Task(ABC):
         return load_with_fresh_head(model, self.model_class, self.head())
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
-        """Load tokenizer, network and its outputs. Raises as `load_with_own_head` does."""
+        """Load tokenizer, network and its task outputs. Raises as `load_with_own_head` does."""
         return load_with_own_head(model, self.model_class)
 
     def predict_own(
@@ -186,7 +186,8 @@ class LabelTask(Task):
 
 
 def encode_cut(task: Task, tokenizer: Any, texts: Sequence[Sequence[str]], limit: int) -> Any:
-    """Encode texts or pairs, truncated to `limit` tokens; add a note of their number to `task`.
+    """Encode texts or pairs, truncated to `limit` tokens; add a note with the number of truncated
+    ones to `task`.
 
     texts: the first text of each example and, for pairs, the second text of each.
     """
@@ -206,8 +207,8 @@ def input_rows(
     labels: Sequence[Any],
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Make the input of each text or pair. Inputs that are too long are truncated at the end of
-    the longer text; a note of `task` has their number."""
+    """Make the input of each text or pair. Inputs that are too long are truncated at the end of the
+    longer text; a note of `task` has their number."""
     encoded = encode_cut(task, tokenizer, list(zip(*texts, strict=True)), limit)
     columns = {**encoded, "labels": labels}
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

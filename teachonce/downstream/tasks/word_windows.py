@@ -17,8 +17,8 @@ class WordWindow:
     """A window of a text.
 
     words: the numbers of its words.
-    own: the words whose tags are taken from this window; the other words have more context in a
-    neighbouring window.
+    own: the words whose tags are taken from this window; the other words have more context in an
+        adjacent window.
     pieces: for each of `words`, the positions of its tokens in `ids`.
     """
 
@@ -29,7 +29,7 @@ class WordWindow:
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Join words by blanks; return the text and the span of each word."""
+    """Join words by spaces; return the text and the span of each word."""
     spans, begin = [], 0
     for word in words:
         spans.append((begin, begin + len(word)))

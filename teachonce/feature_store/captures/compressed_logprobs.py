@@ -75,7 +75,7 @@ class LegacyCompression:
 
 
 def index_bits(vocabulary: int) -> int:
-    """Return the bits of an id, rounded as DistillKit does."""
+    """Return the number of bits of a packed id, rounded as DistillKit does."""
     # float32 as in DistillKit, so that rounding near powers of two is the same.
     return max(1, int(np.ceil(np.log2(np.float32(vocabulary)))))
 
@@ -197,7 +197,7 @@ def _floats(data: Array, kind: str) -> Doubles:
 
 
 def curve(settings: Compression) -> Doubles:
-    """Return the terms of the curve at each place of the tail [k - exact_k, terms]."""
+    """Return the terms of the fitted curve at each position of the tail [k - exact_k, terms]."""
     tail = settings.k - settings.exact_k
     points = np.linspace(0, 1, tail) if settings.normalize_t else np.arange(tail, dtype=float)
     special = {"sqrt": np.sqrt, "exp": np.exp}

@@ -2,7 +2,7 @@
 
 After distillkit/sample_logits_vllm.py, sample_common.py and pack_logits.py of
 github.com/arcee-ai/DistillKit, commit a61c2e7. A row is a text: `input_ids`, and for each token the
-log-probabilities of the next token. Some serving engines give none for the last id. In packed rows
+log-probabilities of the next token. Some serving engines omit those of the last id. In packed rows
 `attention_mask` numbers the texts from 1.
 """
 
@@ -57,7 +57,7 @@ Decode = Callable[[Cells, str, slice], tuple[Array, Floats]]
 
 
 def layout_of(columns: tuple[str, ...]) -> Layout | None:
-    """Return the columns that hold the logits, or None if they are not DistillKit's."""
+    """Return the columns that hold the logits, or None if the columns are not DistillKit's."""
     if IDS.name not in columns:
         return None
     layouts: tuple[Layout, ...] = (NEW, LEGACY, PLAIN)

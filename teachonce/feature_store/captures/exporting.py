@@ -31,7 +31,7 @@ Columns = Sequence[str] | None
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export. `note` is an advice for the user."""
+    """The result of an export. `note` is advice for the user."""
 
     target: str
     format: str

@@ -60,7 +60,7 @@ def identity(
 
 
 def regular(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths, all of them of files.
+    """Return the paths, which must all be regular files.
 
     Raises UserError for a path that cannot be read, and for a pipe or a device, which would block.
     """
@@ -97,7 +97,7 @@ def gunzip(path: Path) -> bytes:
 
 
 def _bounded(read: Callable[[int], bytes], stored: int, where: str) -> bytes:
-    """Read a stream to its end, block by block, so that no size in its header is allocated."""
+    """Read a stream to its end, block by block, because a size in its header may be false."""
     most = min(MOST_BYTES, SLACK_BYTES + MOST_TIMES * stored)
     blocks, size = list[bytes](), 0
     while block := read(BLOCK):

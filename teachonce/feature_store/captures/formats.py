@@ -80,7 +80,7 @@ class Format:
 
 
 def _load_format(name: str) -> Format:
-    """Load a format of this or an installed package. Raises UserError if there is none."""
+    """Load a format of this or of an installed package. Raises UserError if there is none."""
     if name in BUILT_IN:  # imported by name, so that --help loads no reader
         module, attribute = BUILT_IN[name]
         found: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)

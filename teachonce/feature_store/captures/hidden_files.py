@@ -28,10 +28,10 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Token ids int64 [T] of a file, and its states float32 [T,D], a tensor for each layer.
+    """Token ids int64 [T] of a file, and its states float32 [T,D], one tensor for each layer.
 
-    default_layers: whether a capture of this form has the tool's default layers if --layers is not
-    given.
+    default_layers: whether a capture in this form has the tool's default layers if --layers is not
+        given.
     """
 
     ids: Array
@@ -148,7 +148,7 @@ class HiddenFiles:
         self.settings: dict[str, Any] = {"layers": ",".join(names)}
 
     def _names(self, options: ImportOptions, first: Captured) -> tuple[str, ...]:
-        """Return the names that a store gives the captured layers."""
+        """Return the names under which a store has the captured layers."""
         depth = self._teacher.layers
         if depth is None:
             raise UserError(

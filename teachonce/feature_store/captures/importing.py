@@ -62,8 +62,9 @@ class Survey:
 class ImportSummary:
     """The counts that a finished import reports: samples read, cut and lost, tokens left out.
 
-    places: tokens that have both logits and a next token. followed: places whose next token is
-    among the top-k ids. If tokens and logits belong together, `followed` is close to `places`.
+    places: the number of tokens that have both logits and a next token. followed: how many of these
+        have the next token among the top-k ids. If tokens and logits belong together, `followed` is
+        close to `places`.
     """
 
     format: str
@@ -78,7 +79,7 @@ class ImportSummary:
     finished_before: bool = False
 
     def lines(self) -> Iterator[str]:
-        """Return lines about what was left out, and about unusual logits."""
+        """Return lines about tokens that were left out, and about unusual logits."""
         if self.tokens:
             yield (
                 f"left out  {counted(self.tokens, 'token')} that differ if their text is tokenised"
@@ -161,10 +162,10 @@ def import_capture(
 
 
 def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
-    """Read all ids and all vectors, before anything is written.
+    """Read all ids and all vectors before anything is written.
 
     Raises UserError for ids beyond the vocabulary, for a sample that is too long, and as the
-    capture does.
+    capture's `samples` does.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
     vocabulary, places = capture.contents.vocabulary, Places()
@@ -399,7 +400,8 @@ def _write_part(
 def _best_logprobs(
     each: Stretch, rows: Rows, span: slice, features: Features, tally: Counter[str]
 ) -> tuple[Array, Array, Array]:
-    """Return ids, log-probabilities and rest of a stretch, and count the next tokens among them."""
+    """Return ids, log-probabilities and rest of a stretch of tokens, and count the next tokens that
+    are among the ids."""
     assert rows.topk is not None and features.logits is not None
     size, vocabulary = features.logits.size, features.vocabulary
     ids, logprobs = (values[span] for values in rows.topk)

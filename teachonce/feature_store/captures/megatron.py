@@ -2,7 +2,8 @@
 
 After megatron/training/distillation of github.com/NVIDIA/Megatron-LM, commit d98e8a6. An archive
 `cp<C>_dp<D>__<I>.tar` holds for each iteration the microbatches of one rank: values [S,B,K], and
-ids of 17 bits. It holds no tokens: --tokens gives them, in the order of consumption.
+ids of 17 bits. It holds no tokens: the file of --tokens has them, in the order in which the
+training read them.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Megatron:
                 yield Sample(where, rows, ids[begin:end], continues=begin == 0)
 
     def _iterations(self, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
-        """Yield the iterations of a data rank, merged over its context ranks."""
+        """Yield the iterations of a data-parallel rank, merged over its context-parallel ranks."""
         for parts in zip_longest(*(self._of_rank(each, rank) for each in range(self._context))):
             found = {(part[0], len(part[1])) if part else None for part in parts}
             if len(found) > 1:
@@ -188,7 +189,7 @@ def _archives(folder: Path) -> list[Path]:
 
 
 def _rank(path: Path) -> tuple[int, int]:
-    """Return the context rank and the data rank that wrote an archive."""
+    """Return the context-parallel rank and the data-parallel rank that wrote an archive."""
     found = ARCHIVE.fullmatch(path.name)
     assert found is not None
     return int(found[1]), int(found[2])
@@ -235,8 +236,8 @@ def _microbatches(data: bytes, where: str) -> list[Microbatch]:
 
 
 def merge_context_ranks(parts: list[Microbatch]) -> Microbatch:
-    """Concatenate the chunks of sequences that context ranks shared: rank r of C has chunks r and
-    2C-1-r of 2C."""
+    """Concatenate the chunks of sequences that context-parallel ranks divided: rank r of C has
+    chunks r and 2C-1-r of 2C."""
     if len(parts) == 1:
         return parts[0]
     # A nucleus may leave one rank fewer ids than another: its last places are marked empty.

@@ -1,7 +1,7 @@
-"""Checks that captured logits belong to the tokens that follow them, and to the given model.
+"""Checks that captured logits belong to the tokens after them, and to the given model.
 
-Engines return rows of other tokens than those asked for: shifted by one place, or left in a cache
-by another prompt. Their numbers are log-probabilities all the same.
+An inference engine may return the rows of other tokens than the requested ones: shifted by one
+position, or cached for another prompt. Such rows also look like log-probabilities.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CAUSES = (
 def check_observed(
     following: Array, ids: Array, logprobs: Floats, observed: Floats, where: str
 ) -> None:
-    """Raise UserError if the log-probabilities `observed` [T] of the tokens that follow contradict
-    the best ids and log-probabilities [T,K]."""
+    """Raise UserError if `observed` [T], the log-probabilities of the next tokens, contradict the
+    best ids and log-probabilities [T,K]."""
     inside, expected = bound_by_kept(following, ids, logprobs)
     off = (observed > expected + LOG_SLACK) | (inside & (observed < expected - LOG_SLACK))
     if off.any():
@@ -95,7 +95,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Differences of captured rows from a model, in nats: the median and the largest row."""
+    """Differences of captured rows from a model's, in nats: the median row and the largest one."""
 
     samples: int
     rows: int
@@ -115,8 +115,8 @@ def compare_with_model(
 ) -> Agreement:
     """Run up to SAMPLES of the `count` texts of a capture through a model, and compare their rows.
 
-    check: called for each text, to stop. Raises UserError if they differ by more than the precision
-    of an engine, or if the model cannot be the captured one.
+    check: called for each text; it may raise to stop. Raises UserError if rows differ by more than
+        the precision of an engine, or if the model cannot be the captured one.
     """
     teacher = _causal(model)
     chosen = set(np.linspace(0, count - 1, min(count, SAMPLES)).astype(int).tolist())
@@ -170,8 +170,8 @@ def _causal(model: str) -> Any:
 
 
 def _differences(sample: Sample, teacher: Any, model: str) -> Floats:
-    """Return for each row the mean difference of its log-probabilities from the teacher's, by the
-    captured probability [T]."""
+    """Return for each row the mean difference of its log-probabilities from the teacher's, weighted
+    by the captured probability [T]."""
     import torch
 
     rows = sample.rows()

@@ -19,9 +19,11 @@ from teachonce.support.errors import UserError
 class Rows:
     """The teacher's output for a sample of T tokens.
 
-    hidden: states [T,D] by name. topk: the most likely ids of the next token and their
-    log-probabilities, both [T,K]; a log-probability of -inf marks an empty place. observed [T]: the
-    log-probability of the token that really follows. vector: the vector [D] of the whole text.
+    hidden: states [T,D] by name.
+    topk: the most likely ids of the next token and their log-probabilities, both [T,K]; a
+        log-probability of -inf marks an empty entry.
+    observed: [T], the log-probability of the actual next token.
+    vector: the vector [D] of the whole text.
     """
 
     hidden: Mapping[str, Floats] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Sample:
     """One text of a capture: its token ids int64 [T], or the text itself if there are no ids.
 
     where: file and row, for error messages. rows: reads and decodes the teacher's output.
-    continues: whether the tokens may begin inside a document or inside a word.
+        continues: whether the tokens may start inside a document or inside a word.
     """
 
     where: str
@@ -49,9 +51,11 @@ class Sample:
 class CaptureContents:
     """Names and sizes of the features in a capture.
 
-    hidden, width: names and hidden size of the states. topk: number of ids stored for a token.
-    observed: whether the log-probability of each following token is captured as well. vector: width
-    of the vectors of texts. vocabulary: its size, if the capture states it.
+    hidden, width: names and hidden size of the states.
+    topk: number of ids stored for a token.
+    observed: whether the log-probability of each next token is captured as well.
+    vector: size of the text vectors.
+    vocabulary: its size, if the capture has it.
     """
 
     hidden: tuple[str, ...] = ()
@@ -70,13 +74,15 @@ class Capture(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return the settings with which it is read; they are part of the store's identity."""
+        """Return the settings with which the capture is read; they are part of the store's
+        identity."""
 
     def files(self) -> list[Path]:
-        """Return its files, in the order in which they are read."""
+        """Return the capture's files, in the order in which they are read."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yield all samples, in an order that depends only on the files. Raises UserError."""
+        """Yield all samples, in an order that depends only on the files. Raises UserError for a
+        file or row that cannot be read."""
 
 
 def same_length(ids: Array, rows: int, what: str, where: str) -> None:
@@ -94,11 +100,12 @@ DAMAGED = "the file is damaged or of another format, or --tokenizer is not the c
 def best_first(
     ids: Array, logprobs: Floats, size: int, where: str, tally: Counter[str], vocabulary: int
 ) -> tuple[Array, Floats, Floats]:
-    """Sort ids and log-probabilities, best first: [T,size] each, and the log of the rest [T].
+    """Sort ids and log-probabilities, best first: [T,size] each. Also return the log of the rest
+    [T].
 
-    The rest is the probability outside the top-k ids. An empty place (-inf) gets the best id of its
+    The rest is the probability outside the top-k ids. An empty entry (-inf) gets the best id of its
     row and -inf, which changes neither the distribution nor the rest. `tally` counts rows with
-    empty places as `partial`, and rows that sum to 1 or more, without a rest, as `over`. Raises
+    empty entries as `partial`, and rows that sum to 1 or more, without a rest, as `over`. Raises
     UserError for rows that are not the log-probabilities of one token.
     """
     if np.isnan(logprobs).any():

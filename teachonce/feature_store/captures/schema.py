@@ -1,4 +1,4 @@
-"""Schemas of captures: type, shape and range of each column or tensor, checked at reading."""
+"""Schemas of captures: type, shape and range of each column or tensor, checked when it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kind:
     """A kind of number.
 
     description: its name in messages. kinds: NumPy's kinds of dtypes. least, most: the range.
-    dtype: the dtype to which numbers are converted, or None to leave them as stored.
+        dtype: the dtype to which numbers are converted; None leaves them as stored.
     """
 
     description: str
@@ -63,7 +63,7 @@ class Numbers:
 
     @property
     def expected(self) -> str:
-        """Return the expected numbers and dimensions, for messages."""
+        """Describe the expected numbers and dimensions, for messages."""
         return f"{KINDS[self.kind].description} [{', '.join(self.dims)}]"
 
     def array(self, value: Any, where: str) -> Array:
@@ -115,7 +115,7 @@ class Numbers:
         return ~np.isfinite(values)
 
     def _refuse(self, bad: Array, what: str, where: str) -> None:
-        """Raise UserError for the first number that is bad."""
+        """Raise UserError for the first number for which `bad` is true."""
         if bad.any():
             row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
             unit = self.dims[0].removesuffix("s")
@@ -147,7 +147,7 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
 
 
 def _narrow() -> tuple[Any, ...]:
-    """Return the dtypes that NumPy lacks; older torch lacks some of them."""
+    """Return torch's dtypes that NumPy lacks; older releases of torch lack some of them."""
     import torch
 
     return tuple(

@@ -80,7 +80,7 @@ def open_table(path: Path) -> Table | None:
     """Open a Parquet file, a folder of Parquet files, or a folder of `datasets`.
 
     Returns None for other paths. Raises UserError for a table that cannot be read, and for a folder
-    of several splits.
+    with several splits.
     """
     if path.is_dir() and (path / SPLITS).is_file():
         splits = [found for found in sorted(path.iterdir()) if (found / STATE).is_file()]
@@ -167,14 +167,15 @@ def first_width(table: Table, field: Numbers) -> int:
 def numbers(field: Numbers, cell: Any, where: str) -> Array:
     """Return the numbers of a cell: a list, or a list of lists of equal length.
 
-    Raises UserError.
+    Raises UserError for any other cell.
     """
     read = vector if len(field.dims) == 1 else matrix
     return field.array(read(cell, where, field.name), where)
 
 
 def vector(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of numbers, as an array [T]. Raises UserError for others."""
+    """Return a cell that is a list of numbers as an array [T]. Raises UserError for any other
+    cell."""
     values = getattr(cell, "values", None)
     if values is None or values.null_count or not _numeric(values.type):
         raise UserError(f"{where}: column {name} is no list of numbers")
@@ -182,9 +183,9 @@ def vector(cell: Any, where: str, name: str) -> Array:
 
 
 def matrix(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of lists of equal length, as an array [T,B].
+    """Return a cell that is a list of lists of equal length as an array [T,B].
 
-    Raises UserError for others.
+    Raises UserError for any other cell.
     """
     rows: Any = getattr(cell, "values", None)
     inner: Any = rows.flatten() if hasattr(rows, "flatten") else None

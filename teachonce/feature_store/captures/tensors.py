@@ -96,7 +96,7 @@ def _is_tensor(name: str) -> bool:
 
 
 def load_safetensors(path: Path) -> dict[str, Any]:
-    """Load a .safetensors file. Raises UserError if it is none."""
+    """Load a .safetensors file. Raises UserError if it is not one."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,7 +1,7 @@
 """Find the text of captured token ids: tokenised again, it must give exactly the same ids.
 
 A store is keyed by characters, and its tokenizer must reproduce its tokens. For some samples no
-text gives the ids: they begin inside a word, or were sampled piece by piece. Such a sample is cut:
+text gives the ids: they start inside a word, or were sampled piece by piece. Such a sample is cut:
 the stretches that can be reproduced become sequences of one document, and the tokens between them
 are left out and counted.
 """
@@ -46,7 +46,7 @@ class Stretch:
 
 
 class RoundTripTokenizer:
-    """Decodes ids to text and tokenises the text again, to see whether it gives the ids."""
+    """Decodes ids to text, and tokenises the text again to check that it gives the same ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Copy a `tokenizers.Tokenizer`; `file` is the tokenizer.json of the copy."""
@@ -79,7 +79,7 @@ class RoundTripTokenizer:
         return ids[first:last] if whole else ids
 
     def round_trips(self, ids: Sequence[list[int]]) -> list[tuple[str, Any] | None]:
-        """Return text and encoding of each sample, or None if its text gives other ids."""
+        """Return text and encoding of each sample; None for a sample whose text gives other ids."""
         found: list[tuple[str, Any] | None] = [None] * len(ids)
         for decoder in self.decoders:
             left = [place for place, each in enumerate(found) if each is None]
@@ -119,16 +119,17 @@ class RoundTripTokenizer:
         return begin, None
 
     def begins_inside_word(self, ids: list[int], begin: int, text: str) -> bool:
-        """Return whether the stretch from `begin` continues a word of the tokens before it."""
+        """Return whether the stretch that starts at token `begin` continues a word of the tokens
+        before it."""
         before, whole = self.texts([ids[:begin], ids], self.decoders[-1])
         joined = whole.startswith(before) and whole[len(before) : len(before) + 1] == text[:1]
         return joined and before[-1:].isalnum() and text[:1].isalnum()
 
 
 def _without_cleanup(tokenizer: Any) -> list[Any]:
-    """Return a WordPiece decoder that leaves blanks unchanged; [] for other tokenizers.
+    """Return a WordPiece decoder that leaves spaces unchanged; [] for other tokenizers.
 
-    The default decoder removes blanks before punctuation, and the ids may then differ.
+    The default decoder removes spaces before punctuation, and the ids may then differ.
     """
     from tokenizers import decoders
 

@@ -29,11 +29,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A stretch of a text whose edges no token crosses.
+    """A stretch of a text whose edges are inside no token.
 
-    before: the blanks in front of it. atoms: spans of its characters, split wherever a token of any
-    side begins or ends; each is a column. A cluster without atoms holds tokens without text, such
-    as [CLS]. sides: the tokens of each side, by columns.
+    before: the white space in front of it. atoms: spans of its characters, split wherever a token
+        of any side starts or ends; each is a column. A cluster without atoms holds tokens without
+        text, such as [CLS]. sides: the tokens of each side, by columns.
     """
 
     before: str
@@ -51,7 +51,8 @@ class _Group:
 
 
 def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
-    """Lay out one sequence: clusters in text order, with all tokens and all non-blanks."""
+    """Lay out one sequence: return clusters in text order that have all tokens, and all characters
+    but white space."""
     groups = [_groups(text, tokens) for tokens in sides]
     spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
     points = {g.begin for side in groups for g in side if g.begin == g.end}
@@ -70,8 +71,8 @@ def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
 
 
 def _groups(text: str, tokens: Tokens) -> list[_Group]:
-    """Group tokens that share characters. A token without text is placed where its predecessor
-    ends."""
+    """Group tokens that share characters. A token without text is placed at the end of its
+    predecessor."""
     found, last = list[_Group](), 0
     rows = zip(
         np.asarray(tokens.offsets).tolist(), np.asarray(tokens.special).tolist(), strict=True
@@ -102,7 +103,7 @@ def _merge_last(found: list[_Group]) -> None:
 
 
 def _trimmed(text: str, begin: int, end: int) -> Span:
-    """Remove blanks from both edges of a span, unless it consists of blanks."""
+    """Remove white space from both edges of a span, unless it has nothing else."""
     inside = text[begin:end]
     if not inside.strip():
         return begin, end
@@ -123,7 +124,7 @@ def _spans(text: str, groups: Iterable[_Group]) -> list[Span]:
 
 
 def _words_between(text: str, begin: int, end: int) -> Iterator[Span]:
-    """Yield the stretches without blanks in text[begin:end]."""
+    """Yield the stretches without white space in text[begin:end]."""
     while begin < end:
         stop = begin
         while stop < end and text[stop].isspace() == text[begin].isspace():
@@ -134,7 +135,7 @@ def _words_between(text: str, begin: int, end: int) -> Iterator[Span]:
 
 
 def _outside(point: int, spans: Sequence[Span]) -> int:
-    """Return a place, moved to the end of the span that it is inside of, if there is one."""
+    """Return `point`, moved to the end of the span that contains it, if there is one."""
     inside = (end for begin, end in spans if begin < point < end)
     return next(inside, point)
 

@@ -21,8 +21,8 @@ BATCH_TOKENS = 2**15
 class Nearest:
     """The nearest sequences of some sequences.
 
-    about: the vectors by which they were compared, as text. among: the sample that was searched.
-    found: for each sequence its neighbours and their cosines, the nearest first.
+    about: which vectors were compared, as text. among: the sample that was searched. found: for
+        each sequence its nearest sequences and their cosines, the nearest first.
     """
 
     about: str
@@ -33,8 +33,8 @@ class Nearest:
 def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     """Find the nearest sequences of each given one.
 
-    Compares the teacher's vectors of whole texts, or the means of a hidden state if the store has
-    none. A sample of a large store is searched.
+    Compares the teacher's vectors of whole texts or, if the store has none, the means of a hidden
+    state. Of a large store, a sample is searched.
     """
     if store.features.embedding:
         kind, state, size = "embedding", "", EMBEDDINGS

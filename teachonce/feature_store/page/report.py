@@ -151,10 +151,10 @@ def _data(
     student: StudentVocabulary | None,
     pieces: ReadablePieces,
 ) -> dict[str, Any]:
-    """Collect the input of the script.
+    """Collect the data for the page's script.
 
-    `pieces` holds for each piece among the most likely ones its name, the student's identical
-    piece, and the first piece that the student splits it into.
+    `pieces` holds, for each of the most likely pieces, its name, the student's identical piece, and
+    the first piece into which the student splits it.
     """
     ids = {id for each in found for view in each.data["best"] for token in view for id, _ in token}
     logits = store.features.logits
@@ -172,7 +172,8 @@ def _data(
 
 
 def _student_pieces(student: StudentVocabulary | None, piece: int) -> tuple[str | None, str | None]:
-    """Return for a teacher piece the student's identical piece, and the first one of its split."""
+    """Return the student's identical piece for a teacher piece, and the first piece of the
+    student's split."""
     if student is None or piece >= len(student.piece_map.match):
         return None, None
 

@@ -26,10 +26,10 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Tokens as they are drawn.
+    """Tokens as the page draws them.
 
     rows: for each token its piece, begin, end, whether it is special, whether it replaces text that
-    cannot be spelled, and its text.
+        the vocabulary cannot spell, and its text.
     """
 
     rows: list[tuple[str, int, int, bool, bool, str]]
@@ -40,7 +40,7 @@ class SequenceSection:
     """The section of the page about one sequence.
 
     students: the student's tokens, by OWN or the name of an alignment. lattices: the clusters of
-    the text with these tokens, by the same keys. data: the input of the script.
+        the text with these tokens, by the same keys. data: the data for the page's script.
     """
 
     number: int

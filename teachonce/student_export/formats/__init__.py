@@ -20,18 +20,18 @@ class ExportFormat:
     """The functions that write, quantise and run a format.
 
     names: the path in the export's folder for each quantisation, "" for float32. A quantisation
-    without a path is not supported.
+        without a path is not supported.
     write: `write(student, path)` writes the student in float32.
     open: `open(path, output, threads)` returns the `Runner` of a file.
-    runner: the module that runs a file, and the package that has it.
+    runner: the module that runs a file, and the package that contains it.
     layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
     quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised.
-    kinds: the kinds of students that it exports.
-    tokens: `tokens(path, texts)` returns the token ids of texts, for a format that holds a
-        tokenizer of its own.
+    kinds: the kinds of students that the format supports.
+    tokens: `tokens(path, texts)` returns the token ids of texts, for a format with a tokenizer of
+        its own.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
-        `chats`: whether a decoder has a chat template. Without it, and for students that are no
-        decoders in a format that exports both, the card has a program of NumPy and tokenizers.
+        `chats`: whether a decoder has a chat template. If it is missing, and for encoders in a
+        format that also exports decoders, the card has a program that uses NumPy and tokenizers.
     """
 
     names: Mapping[str, str]

@@ -100,7 +100,7 @@ def layers(path: Path) -> dict[str, list[str]]:
 def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
     """Write `source` with the weights `nodes` in another type.
 
-    Rows whose length is no multiple of a block's become float16.
+    Rows whose length is not a multiple of a block's become float16.
     """
     gguf = library("gguf", EXTRA, "--quantize")
     read = gguf.GGUFReader(path=source)
@@ -154,7 +154,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
 
 def token_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenize texts by llama.cpp, with the token that it puts in front."""
+    """Tokenize texts with llama.cpp, including the token that it puts in front."""
     model = _loaded(path, 1)
     return [model.tokenize(text.encode(), add_bos=True, special=False) for text in texts]
 

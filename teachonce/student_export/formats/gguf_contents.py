@@ -1,4 +1,4 @@
-"""What a GGUF file of a decoder holds, by llama.cpp's names: sizes, vocabulary and weights.
+"""The content of a decoder's GGUF file by llama.cpp's names: sizes, vocabulary and weights.
 
 The format is described in ggml/docs/gguf.md of https://github.com/ggml-org/ggml.
 """
@@ -66,8 +66,8 @@ ARCHITECTURES = {
 
 
 def architecture_of(config: Any, where: str) -> Architecture:
-    """Return how llama.cpp reads a decoder. Raises UserError for one that it would compute
-    otherwise than transformers."""
+    """Return how llama.cpp reads a decoder. Raises UserError for a decoder that llama.cpp would
+    compute differently from transformers."""
     kind = config.model_type
     if kind not in ARCHITECTURES:
         raise UserError(
@@ -98,7 +98,7 @@ def architecture_of(config: Any, where: str) -> Architecture:
 
 
 def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
-    """Return the sizes of a decoder by their keys in GGUF, without the architecture in front."""
+    """Return the sizes of a decoder by their GGUF keys, without the prefix of the architecture."""
     of = Sizes.of_loaded(config)
     found: dict[str, int | float] = {
         "context_length": config.max_position_embeddings,
@@ -122,8 +122,8 @@ def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
 def weights(network: Any, architecture: Architecture, where: str) -> Iterator[tuple[str, Array]]:
     """Yield the weights of a decoder, float32, by their names in GGUF.
 
-    An output layer that is the table of embeddings is left out, as llama.cpp expects.
-    Raises UserError for a weight that llama.cpp has no name for.
+    An output layer that is tied to the embeddings is left out, as llama.cpp expects. Raises
+    UserError for a weight that has no name in llama.cpp.
     """
     import gguf
 
@@ -148,8 +148,8 @@ DIGITS = {"type": "Digits", "individual_digits": True}
 def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
     """Return the vocabulary of a byte-level BPE by its keys in GGUF.
 
-    rows: the rows of the table of embeddings.
-    Raises UserError for a tokenizer that llama.cpp splits texts otherwise than.
+    rows: the number of rows of the embeddings. Raises UserError for a tokenizer that splits texts
+        differently from llama.cpp.
     """
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     pre = pattern_of(settings, where)
@@ -187,9 +187,9 @@ def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
 
 
 def pattern_of(settings: Mapping[str, Any], where: str) -> str:
-    """Return llama.cpp's name of the pattern by which tokenizer.json splits a text into words.
+    """Return llama.cpp's name of the pattern with which tokenizer.json splits a text into words.
 
-    Raises UserError if llama.cpp has none.
+    Raises UserError if llama.cpp has no such pattern.
     """
     parts = _parts(settings["pre_tokenizer"])
     normalizer = (settings["normalizer"] or {"type": "NFC"})["type"]

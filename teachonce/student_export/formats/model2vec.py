@@ -1,4 +1,4 @@
-"""model2vec: one table of vectors and a tokenizer, for static students, which run in NumPy."""
+"""model2vec: one table of vectors and a tokenizer, for static students; it runs in NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 
 
 def write_float(student: Any, path: Path) -> None:
-    """Write the table, config.json and tokenizer.json, as model2vec's own `save_pretrained`.
+    """Write the table, config.json and tokenizer.json, as model2vec's own `save_pretrained` does.
 
     Raises UserError for a student that is not a table of word vectors.
     """
@@ -50,8 +50,8 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
     """Return the word vectors after the dense layers of a student, and whether a text's vector is
     normalised.
 
-    The mean of vectors that were mapped is the map of their mean. Raises UserError for modules
-    that do not commute with the mean.
+    Linear layers can be applied before the mean. Raises UserError for modules that do not commute
+    with the mean.
     """
     import torch
 
@@ -80,7 +80,8 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
-    """Load a table: the mean of a text's vectors, normalised if config.json says so."""
+    """Load a table. Its answer is the mean of a text's vectors, normalised if config.json says
+    so."""
     from safetensors.numpy import load_file
 
     table: Floats = load_file(path)[TABLE]

@@ -60,7 +60,7 @@ def write_float(student: LoadedStudent, path: Path) -> None:
 
 @contextmanager
 def _torch_errors(folder: Path) -> Iterator[None]:
-    """Raise UserError for an error of torch's exporters."""
+    """Raise errors of torch's exporters inside the `with` block as UserError."""
     try:
         yield
     except UserError:
@@ -199,7 +199,7 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress the exporters' warnings: they are about their own internals."""
+    """Suppress the exporters' warnings, which are about their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -211,7 +211,7 @@ def _silence() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of the error at the root of an exporter's error."""
+    """Return the first line of an exporter's original error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

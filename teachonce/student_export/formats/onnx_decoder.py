@@ -1,4 +1,5 @@
-"""A decoder with its cache as inputs and outputs, by the names of Optimum and transformers.js."""
+"""A decoder whose key-value cache is among its inputs and outputs, with the names of Optimum and
+transformers.js."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ def usage(file: str, chats: bool) -> str:
 
 
 class CachedNetwork(nn.Module):
-    """Predicts next tokens from new tokens and the cache of those before.
+    """Predicts next tokens from new tokens and the cache of the tokens before them.
 
-    Takes tokens [B,S], the mask [B,P+S] of all tokens so far and, for each layer, keys and values
-    [B,H,P,D]; returns logits [B,S,V] and the keys and values [B,H,P+S,D].
+    Its inputs are tokens [B,S], the mask [B,P+S] of all tokens so far and, for each layer, keys and
+    values [B,H,P,D]. It returns logits [B,S,V] and the keys and values [B,H,P+S,D].
 
     Positions are counted in the mask, so that padding on the left changes nothing.
     """
@@ -63,7 +64,8 @@ class CachedNetwork(nn.Module):
 
 
 def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Return what torch.onnx.export takes for a decoder: the module, inputs and further options."""
+    """Return the arguments of torch.onnx.export for a decoder: the module, inputs and further
+    options."""
     config = network.config
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
