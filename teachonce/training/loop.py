@@ -170,8 +170,11 @@ class Training(ABC):
     def _seed_dropout(self, number: int) -> None:
         """Seed the dropout of a batch by (seed, step, number in the step)."""
         # So a resumed training, or one of more processes, draws the same.
-        sequence = np.random.SeedSequence([self.seed, self.step, number])
-        torch.manual_seed(int(sequence.generate_state(1)[0]))
+        seed = int(np.random.SeedSequence([self.seed, self.step, number]).generate_state(1)[0])
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
+        else:  # for each backend that is not in use, the call above formats the whole stack
+            torch.default_generator.manual_seed(seed)
 
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint: step, state dicts of model and optimizer."""
