@@ -45,7 +45,11 @@ def first_sequence(array: Any) -> Sequence:
     """
     end = int(array("sequence/token_start")[1])
     text = array("text/utf8")[: int(array("sequence/text_start")[1])].tobytes().decode()
-    best, codes = (np.asarray(array(f"view0/logits/{name}")[1]) for name in ("ids", "logprobs"))
+    places, codes = (
+        np.asarray(array(f"view0/logits/{name}")[1]) for name in ("places", "logprobs")
+    )
+    # Ids are stored as places in the part's list of distinct ids.
+    best = np.asarray(array("view0/logits/distinct")[:])[places]
     # Codec `default` stores log-probabilities as whole multiples of -1/1024.
     logprobs = codes.astype(np.float32) / (-1024 if codes.dtype == np.uint16 else 1)
     return text, array("token/id")[:end].tolist(), best.tolist(), logprobs.tolist()

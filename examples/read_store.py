@@ -41,6 +41,9 @@ def read_array(folder: Path) -> NDArray[Any]:
 
 def decode(path: Path, encoding: str) -> NDArray[Any]:
     """Return the values of an array, in float32 if it is encoded (section 7)."""
+    if path.name == "ids" and not path.exists():  # ranked (section 6)
+        distinct, places = (read_array(path.parent / name) for name in ("distinct", "places"))
+        return np.take(distinct, places)
     codes = read_array(path)
     values = codes.astype(np.float32)
     if encoding == "int8":

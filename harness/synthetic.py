@@ -27,7 +27,7 @@ def features_of(width: int, kept: int, codec: str = "default") -> Features:
     """One view with a hidden state, an attention map and the `kept` best logits."""
     return Features(
         views=1, max_length=MAX_LENGTH, width=width, vocabulary=VOCABULARY, codec=codec,
-        hidden=("mean",), attention=("mean",), logits=LogitsSpec("topk", kept),
+        hidden=("mean",), attention=("mean",), logits=LogitsSpec("topk", kept, ranked=True),
     )  # fmt: skip
 
 

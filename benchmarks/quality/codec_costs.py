@@ -1,20 +1,26 @@
 """Bytes and errors of every codec, beside float16 arrays.
 
 python -m benchmarks.quality.codec_costs --model DIR --corpus TEXT [--tokens N]
+python -m benchmarks.quality.codec_costs --store STORE [--tokens N]
+
+The second measures the logits of a decoder alone, from its store of the 64 best: as of a teacher
+with a large vocabulary. Each id is replaced by a random one, so that small ids are not frequent.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+import h5py
 import numpy as np
 
 from benchmarks.common.results import TEACHER, of_text, publish, table, whole_size
-from teachonce.store import FeatureStore, open_store
+from teachonce.store import FeatureStore, LogitsSpec, Sequences, StoreWriter, open_store
 from teachonce.store.format.codecs.levels import LEVELS
 from teachonce.store.tools.copy import convert
 from teachonce.support.arrays import Array
@@ -146,12 +152,95 @@ def measure(options: DumpOptions, folder: Path) -> tuple[Rows, Rows, FeatureStor
     return rows, kinds, exact
 
 
+WIDE, KEPT = 151_936, (50, 64)  # the vocabulary of Qwen2.5
+OF_DECODERS = ("codec", "logits", "Zarr, B/token", "an entry", "HDF5, B/token", "an entry")
+
+
+def relabelled(source: FeatureStore, path: Path, codec: str, kept: int, tokens: int) -> float:
+    """Write the first tokens of a store with its `kept` best logits, each id replaced by a random
+    one of WIDE; return the bytes a token of the logits on the disk."""
+    ends = np.cumsum([len(record.token_ids) for record in source])
+    records = source[: max(1, int(np.searchsorted(ends, tokens, "right")))]
+    count = int(ends[len(records) - 1])
+    wide = np.random.default_rng(0).permutation(WIDE)[: source.features.vocabulary]
+    spec = LogitsSpec("topk", kept, next_token=True, ranked=True)
+    features = replace(source.features, hidden=(), attention=(), logits=spec, vocabulary=WIDE)
+    features = replace(features, codec=codec, form=0)
+    identity = {"teacher": {"id": "relabelled"}, "corpus": {"tokens": count}}
+    writer = StoreWriter.create_or_resume(path, identity, features)
+    part = writer.part(0, [len(record.token_ids) for record in records])
+    whole = {
+        key: np.concatenate([getattr(r, key) for r in records])
+        for key in ("token_ids", "offsets", "special")
+    }
+    whole |= {
+        key: np.array([getattr(r, key) for r in records])
+        for key in ("document", "document_begin", "hard_cut")
+    }
+    whole["token_ids"] = wide[whole["token_ids"]]
+    part.set_sequences(Sequences([r.text for r in records], **whole))
+    for record, begin in zip(records, part.token_start[:-1].tolist(), strict=True):
+        best, rows = record.views[0].logits, begin + np.arange(len(record.token_ids))
+        left_out = np.c_[best.rest, best.logprobs[:, kept:]]
+        rest = np.logaddexp.reduce(left_out, axis=1)
+        put = wide[best.ids[:, :kept]], best.logprobs[:, :kept], rest, best.log_partition
+        part.put_topk(0, rows, *put)
+    writer.publish(part)
+    writer.seal()
+    if path.is_dir():
+        return kinds_on_disk(path, count)[-1]
+    with h5py.File(path) as file:
+        arrays = file["parts/0/view0/logits"].values()
+        return float(sum(array.id.get_storage_size() for array in arrays) / count)
+
+
+def measure_decoder(store: FeatureStore, tokens: int, folder: Path) -> Rows:
+    """Return rows of `OF_DECODERS`, for every codec and number of logits."""
+    rows: Rows = []
+    for codec in LEVELS:
+        for kept in KEPT:
+            row: list[Any] = [codec, f"topk:{kept}"]
+            for layout in LAYOUTS:
+                path = folder / f"{codec}-{kept}.{layout}"
+                size = relabelled(store, path, codec, kept, tokens)
+                row += [size, size / kept]
+            rows.append(row)
+    return rows
+
+
+def publish_decoder(path: Path, tokens: int, results: Path) -> None:
+    """Measure the logits of a decoder's store, and put the table into RESULTS.md."""
+    store = open_store(path)
+    with tempfile.TemporaryDirectory() as name:
+        rows = measure_decoder(store, tokens, Path(name))
+    publish(
+        "Codecs: logits of a decoder",
+        f"`python -m benchmarks.quality.codec_costs --store STORE --tokens {tokens}`; the first"
+        f" {tokens:,} tokens of a store of {store.identity['teacher']['id']}, whose"
+        f" {store.features.vocabulary:,} ids are replaced by random ones of {WIDE:,}. Files of the"
+        " logits alone: ids, log-probabilities, rest and partition.",
+        f"{table(OF_DECODERS, rows)}\n\n{PUBLISHED}",
+        results,
+    )
+
+
 @click.command()
 @of_text(tokens=50_000)
 @click.option("--logits", multiple=True, default=LOGITS)
+@click.option("--store", type=click.Path(path_type=Path), help="A store of a decoder, topk:64.")
 @command_errors
-def main(model: str, corpus: str, tokens: int, results: Path, logits: tuple[str, ...]) -> None:
+def main(
+    model: str,
+    corpus: str,
+    tokens: int,
+    results: Path,
+    logits: tuple[str, ...],
+    store: Path | None,
+) -> None:
     """Print the tables and put them into RESULTS.md."""
+    if store:
+        publish_decoder(store, tokens, results)
+        return
     rows: Rows = []
     kinds: Rows = []
     for kept in logits:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import FeatureStore
-from teachonce.store.format.layout import ArraySpec, part_arrays
+from teachonce.store.format.layout import ArraySpec, as_read, part_arrays
 from teachonce.support.arrays import Array, starts
 
 Arrays = dict[str, Array]
@@ -28,7 +28,7 @@ class Corpus:
 
     @cached_property
     def _specs(self) -> dict[str, ArraySpec]:
-        specs = part_arrays(self.store.features, self.store.manifest.parts[0].counts)
+        specs = as_read(part_arrays(self.store.features, self.store.manifest.parts[0].counts))
         return {name: spec for name, spec in specs.items() if spec.per_token}
 
     @property
@@ -42,8 +42,8 @@ class Corpus:
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
     def _whole(self, name: str) -> Array:
-        places = range(len(self.store.manifest.parts))
-        return np.concatenate([self.store.part(place).all(name) for place in places])
+        parts = [self.store.part(place) for place in range(len(self.store.manifest.parts))]
+        return np.concatenate([part.read(name, 0, part.array(name).shape[0]) for part in parts])
 
     @cached_property
     def tokens(self) -> Array:

@@ -17,7 +17,7 @@ Calibration = dict[str, tuple[Floats, Floats]]
 """Mean and standard deviation [D] of the channels of each hidden state, by its name."""
 
 TIERS = ("topk", "sample", "head")
-FLAGS = ("next_token", "observed")
+FLAGS = ("next_token", "observed", "ranked")
 """Keys of `logits` that are true or absent."""
 SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
 """In float32, others may become 0 or infinity, and logits of them NaN."""
@@ -75,6 +75,8 @@ class LogitsSpec:
     next_token: row t is the teacher's distribution of token t + 1 (causal teachers).
     observed: the log-probability of token t + 1 itself is stored, even if it is not among the K
         best.
+    ranked: the K best ids are stored as indices into a list of the part's different ids, the most
+        frequent first, which takes a third less than the ids. Only in tier `topk`.
     cap: the teacher's logits are cap * tanh(z / cap), where z is the head's output (Gemma); None if
         they are z. Only in tier `head`: the other tiers store probabilities of capped logits.
     """
@@ -84,6 +86,7 @@ class LogitsSpec:
     next_token: bool = False
     observed: bool = False
     cap: float | None = None
+    ranked: bool = False
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
@@ -94,6 +97,8 @@ class LogitsSpec:
                 "features: observed belongs to logits of next_token in tier topk or sample, got"
                 f" {self.to_json()!r:.80}"
             )
+        if self.ranked and self.tier != "topk":
+            raise StoreError(f"features: ranked belongs to logits of tier topk, got {self.tier}")
         if self.cap is not None and not (
             self.tier == "head"
             and type(self.cap) in (int, float)

@@ -79,8 +79,9 @@ class ArraySpec:
 class Counts:
     """Sizes of a part.
 
-    squares: the sum of L^2 over its sequences of length L. spans, draws: the numbers of masked
-        words and of sampled ids in each view.
+    squares: the sum of L^2 over its sequences of length L. spans: the number of masked words in
+        each view. draws: the number of sampled ids, or of distinct ids of ranked logits, in each
+        view.
     """
 
     sequences: int
@@ -177,11 +178,19 @@ def _logits(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]
     if features.logits.observed:
         partition["observed"] = _coded(level.rest.arrays(())["values"], tokens)
     if tier == "topk":
-        return {
-            "ids": _token(np.uint32, tokens, size, packing=level.ids),
-            "logprobs": _coded(level.logprobs.arrays((size,))["values"], tokens),
-            "rest": _coded(level.rest.arrays(())["values"], tokens),
-        } | partition
+        ids = {"ids": _token(np.uint32, tokens, size, packing=level.ids)}
+        ranked = {
+            "places": _token(np.uint32, tokens, size, packing=level.places),
+            "distinct": _flat(np.uint32, draws, level.places),
+        }
+        return (
+            (ranked if features.logits.ranked else ids)
+            | {
+                "logprobs": _coded(level.logprobs.arrays((size,))["values"], tokens),
+                "rest": _coded(level.rest.arrays(())["values"], tokens),
+            }
+            | partition
+        )
     if tier == "sample":
         return {
             "start": _flat(np.int64, tokens + 1),
@@ -249,6 +258,16 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     return arrays
 
 
+def as_read(stored: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    """Rename the arrays of a part to the names by which `PartReader` reads them: places of ranked
+    logits are read as `ids`."""
+    places = "/logits/places"
+    return {
+        f"{name.removesuffix(places)}/logits/ids" if name.endswith(places) else name: spec
+        for name, spec in stored.items()
+    }
+
+
 class PartShapes:
     """Computes the names, shapes and dtype names that the manifest must have for any part."""
 
@@ -297,7 +316,8 @@ _DIMENSIONS = {
         r"view\d+/logits/start": ("token_edge",),
         r"view\d+/logits/counts": ("draw",),
         r"view\d+/logits/values": ("token", "head_channel"),
-        r"view\d+/logits/(logprobs|ids)": ("token", "kept"),
+        r"view\d+/logits/(logprobs|ids|places)": ("token", "kept"),
+        r"view\d+/logits/distinct": ("distinct_id",),
         r"view\d+/logits/\w+": ("token",),
         r"view\d+/hidden/[^/]+/values": ("token", "channel"),
         r"view\d+/hidden/[^/]+/scale": ("token", "group"),

@@ -50,7 +50,7 @@ def find_violation(
     *_, group, leaf = f"//{path}".split("/")
     if not values.size:
         return None
-    if leaf in ("id", "ids"):
+    if leaf in ("id", "ids", "distinct"):
         within = f"is outside the vocabulary of {features.vocabulary}"
         return _out_of_range(values, 0, features.vocabulary - 1, within)
     if leaf in ("begin", "end") and group == "token":

@@ -10,10 +10,11 @@ import numpy as np
 
 from teachonce.store.containers.interface import Slices, StoreSource
 from teachonce.store.containers.network import with_refetches
-from teachonce.store.errors import VERIFY, StoreError, without_remedy
+from teachonce.store.errors import NO_NUMBERS, VERIFY, StoreError, without_remedy
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays
 from teachonce.store.format.manifest import Part, digest
+from teachonce.store.format.ranks import look_up
 from teachonce.store.read.cached_arrays import BLOCK, CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
@@ -34,6 +35,35 @@ def checksum(array: Slices) -> str:
         little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
         found.update(little.data if little.size else b"")
     return found.hexdigest()
+
+
+class RankedIds:
+    """Slices of the ids [N, K] of ranked logits: `places` in the ids `distinct` [R] of a part."""
+
+    def __init__(self, places: Slices, distinct: Array, where: str) -> None:
+        self.shape, self.dtype = places.shape, places.dtype
+        self._places, self._distinct, self._where = places, distinct, where
+
+    def read(self, begin: int, end: int) -> Array:
+        places = self._places.read(begin, end)  # a view of a cache, if there is one
+        return self._decoded(places, np.empty_like(places))
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        self._places.read_into(begin, end, out)
+        self._decoded(out, out)
+
+    def prefetch(self, begin: int, end: int) -> None:
+        self._places.prefetch(begin, end)
+
+    def _decoded(self, places: Array, out: Array) -> Array:
+        number = len(self._distinct)
+        if places.size and places.max() >= number:
+            raise StoreError(
+                f"{self._where} holds a place that is not one of its {number} distinct ids;"
+                f" {NO_NUMBERS}"
+            )
+        look_up(self._distinct, places, out)
+        return out
 
 
 class PartReader:
@@ -63,13 +93,30 @@ class PartReader:
         self._open: dict[str, Slices] = {}
 
     def array(self, name: str) -> Slices:
-        """Open an array of the part. Raises StoreError if it does not match the manifest."""
+        """Open an array of the part. Raises StoreError if it does not match the manifest.
+
+        Ranked logits have an array `ids`, too, which is computed from those that are stored.
+        """
         if name not in self._open:
+            if name not in self._specs and name.endswith("/logits/ids"):
+                self._open[name] = self._ranked(name.removesuffix("/ids"))
+                return self._open[name]
             array = with_refetches(self._source.remote, lambda: self._opened(name))
             if self._cache_policy is not None:
                 array = self._cache_policy.of(array, name)
             self._open[name] = array
         return self._open[name]
+
+    def _ranked(self, group: str) -> RankedIds:
+        """Open the ids of ranked logits, by their group in the part."""
+        distinct, most = self.all(f"{group}/distinct"), self.features.vocabulary
+        ordered = np.sort(distinct)
+        if (ordered >= most).any() or (ordered[1:] == ordered[:-1]).any():
+            raise StoreError(
+                f"{self.where}: {group}/distinct has an id twice, or one outside the vocabulary of"
+                f" {most}; {NO_NUMBERS}"
+            )
+        return RankedIds(self.array(f"{group}/places"), distinct, f"{self.where}: {group}")
 
     def _opened(self, name: str) -> Slices:
         spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
@@ -89,7 +136,8 @@ class PartReader:
         return array
 
     def read(self, name: str, begin: int, end: int) -> Array:
-        """Read rows begin..end of an array as stored, without decoding them."""
+        """Read rows begin..end of an array as stored, without decoding them. Ids of ranked logits
+        are computed."""
         with self._explaining():
             return self.array(name).read(begin, end)
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from teachonce.store.containers.interface import StoreSource
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Features
-from teachonce.store.format.layout import ArraySpec, part_arrays
+from teachonce.store.format.layout import ArraySpec, as_read, part_arrays
 from teachonce.store.format.manifest import Manifest
 from teachonce.store.read.cached_arrays import CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
@@ -76,9 +76,9 @@ class PartIndex:
         self._parts.clear()
 
     def specs(self) -> dict[str, ArraySpec]:
-        """Return the specs of the first part's arrays. All parts have the same names, dtypes and
-        row shapes."""
-        return part_arrays(self.features, self._entries[0].counts)
+        """Return the specs of the first part's arrays, by the names that a part is read by. All
+        parts have the same names, dtypes and row shapes."""
+        return as_read(part_arrays(self.features, self._entries[0].counts))
 
     def part_of(self, index: ArrayLike) -> Array:
         """Return for each of these sequences the index of its part."""

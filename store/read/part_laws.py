@@ -116,6 +116,8 @@ def line_of(part: PartReader, name: str, law: Violation) -> str:
         part.features.task and name.endswith("/classes/values")
     ):
         return f"{name} {law.what} (sequence {row} of the part)"
+    if name.endswith("/logits/distinct"):
+        return f"{name} {law.what} (entry {row})"
     if part.array(name).shape[0] == part.part.counts.squares and "/attention/" in name:
         sequence = int(np.searchsorted(part.square_start, row, "right")) - 1
         row = int(start[sequence]) + (row - int(part.square_start[sequence])) // int(
@@ -151,9 +153,10 @@ def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
     for view in range(features.views):
         here = f"view{view}/logits"
         check = {"topk": _best, "sample": _draws}.get(spec.tier if spec else "")
-        keys = {"topk": ("ids", "logprobs", "rest"), "sample": ("start", "ids", "counts")}
+        ids = ("places", "distinct") if spec and spec.ranked else ("ids",)
+        keys = {"topk": ("logprobs", "rest", *ids), "sample": ("ids", "start", "counts")}
         if spec and check and all(f"{here}/{key}" in names for key in keys[spec.tier]):
-            leaf = keys[spec.tier][1]
+            leaf = keys[spec.tier][0]
             yield from _first_of(part, f"{here}/{leaf}", check, view, edges)
         if f"{here}/observed" in names:
             yield from _first_of(part, f"{here}/observed", _observed, view, edges)

@@ -330,10 +330,10 @@ class Pool:
         `shares`."""
         here = f"view{self.view}"
         groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
-        names = {*self._token_names, *self._map_names, *self._sequence_names}
-        names |= {name for name in self._specs if name.startswith(groups)}
+        read = {*self._token_names, *self._map_names, *self._sequence_names}
         for part, _ in self._parts:
             if (part.part.number - share) % shares == 0:
+                names = [n for n in part.names() if n in read or n.startswith(groups)]
                 check.submit(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:

@@ -56,6 +56,8 @@ def selected(
             found[name] = starts(np.diff(array)[rows[kind.removesuffix("_edge")]])
         elif kind in rows:
             found[name] = array[rows[kind]]
+        elif kind == "distinct_id":  # it may hold ids that no token has
+            found[name] = array
         else:
             found[name] = array[_rows_of(*_ragged(name, kind, arrays, lengths, rows))]
     return _counts(features, found), found
@@ -85,14 +87,15 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
         paths = [f"view{view}/{name}" for view in range(features.views)]
         return tuple(len(arrays[path]) if path in arrays else 0 for path in paths)
 
-    sampled = features.logits is not None and features.logits.tier == "sample"
+    spec = features.logits
+    drawn = {"sample": "logits/ids", "topk": "logits/distinct"}.get(spec.tier if spec else "", "")
     return Counts(
         sequences=len(lengths),
         tokens=int(lengths.sum()),
         squares=int((lengths**2).sum()),
         text_bytes=len(arrays["text/utf8"]),
         spans=ragged("mask/begin"),
-        draws=ragged("logits/ids") if sampled else (0,) * features.views,
+        draws=ragged(drawn),
     )
 
 
@@ -182,14 +185,14 @@ def copy_part(
         return
     with store.watch.reporting_changes():
         # Compared with their checksums: the copy has its own, which would make damage look sound.
-        counts, arrays = contents_of(store.part(place))
+        _, arrays = contents_of(store.part(place))
         if not _is_plain(writer, store, target):  # encoded again, NaN would be an ordinary number
             check_values(store.part(place), store.calibration)
     arrays[DOCUMENT] = arrays[DOCUMENT] + documents
     recoded = recode_part(
         arrays, store.features, writer.features, store.calibration, target.calibration
     )
-    writer.write_part(number, counts, recoded)
+    writer.write_part(number, _counts(writer.features, recoded), recoded)
 
 
 def _check_copied(
@@ -204,7 +207,8 @@ def _check_copied(
     expected = {name: entry.sha256 for name, entry in part.part.arrays.items()}
     expected[DOCUMENT] = digest(part.document + documents)
     plain = _is_plain(writer, store, target)
-    names = [name for name in published if plain or not ENCODED.fullmatch(name)]
+    # A copy whose logits are ranked otherwise has other arrays of ids.
+    names = [n for n in published if n in expected and (plain or not ENCODED.fullmatch(n))]
     unlike = [name for name in names if published[name].sha256 != expected[name]]
     if unlike:
         raise UserError(_other_source(writer.path, store, f"{unlike[0]} of part {number}"))

@@ -12,12 +12,13 @@ from teachonce.store.format.codecs.codec import Codec, CodecArray, Elementwise
 from teachonce.store.format.codecs.levels import BUILT_IN, forms_of
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.format.ranks import look_up, rank_ids
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
 ROWS = 16384
 ENCODED = re.compile(
-    r"view\d+/(hidden/.*|attention/.*|logits/(?!(ids|log_partition|start|counts)$).*)"
+    r"view\d+/(hidden/.*|attention/.*|logits/(?!(ids|places|distinct|log_partition|start|counts)$).*)"
     r"|sequence/embedding/.*"
 )
 """Arrays of a part that another codec or calibration may alter."""
@@ -43,8 +44,8 @@ def recode_part(
     calibration: Calibration,
     target: Calibration,
 ) -> dict[str, Array]:
-    """Convert the arrays of a part from the codec of `old` to that of `new`; the features are
-    otherwise equal."""
+    """Convert the arrays of a part from the codec of `old` to that of `new`, and ids to ranked ones
+    or back; the features are otherwise equal."""
     result = dict(arrays)
     if old.embedding and old.level.embedding != new.level.embedding:
         codecs = old.level.embedding, new.level.embedding
@@ -58,6 +59,8 @@ def recode_part(
                 continue
             path = f"view{view}/hidden/{name}"
             _hidden(result, path, old, new, calibration[name], target[name])
+        if old.logits and new.logits and old.logits.ranked != new.logits.ranked:
+            _ranks(result, f"view{view}/logits", new.logits.ranked)
         if old.level != new.level:
             _logits(result, f"view{view}/logits", old, new)
             for name in old.attention:
@@ -82,6 +85,17 @@ def _hidden(
         f"{path}: states too far from the calibration to be recoded",
     )
     result |= {f"{path}/{key}": array for key, array in made.items()}
+
+
+def _ranks(result: dict[str, Array], path: str, ranked: bool) -> None:
+    """Replace ids by places and the list of distinct ids, or these by ids."""
+    if ranked:
+        found = rank_ids(result.pop(f"{path}/ids"))
+        result[f"{path}/places"], result[f"{path}/distinct"] = found
+        return
+    ids = result.pop(f"{path}/places").copy()
+    look_up(result.pop(f"{path}/distinct"), ids, ids)
+    result[f"{path}/ids"] = ids
 
 
 def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -> None:

@@ -4,7 +4,7 @@ arrays."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
+from teachonce.store.format.ranks import rank_ids
 from teachonce.store.format.sequences import Sequences, encode_masks, encode_sequences
 from teachonce.store.format.value_laws import (
     LOG_SLACK,
@@ -204,10 +205,12 @@ class PartWriter:
     ) -> None:
         """Put ids and logprobs [n, K], rest [n] (log of the remaining mass), log_partition [n]."""
         numbers = self._logits("topk", view, rows, log_partition)
-        size = self._features.logits.size if self._features.logits else 0
-        path, level = f"view{view}/logits", self._features.level
+        spec, level = self._features.logits, self._features.level
+        assert spec is not None
+        path, size = f"view{view}/logits", spec.size
         best = self._ids(view, numbers, ids, size)
-        self._arrays[f"{path}/ids"][numbers] = best
+        # Ranked once all are there: `_rank`.
+        self._arrays[f"{path}/{'places' if spec.ranked else 'ids'}"][numbers] = best
         for key, values, shape, codec in (
             ("logprobs", logprobs, (len(numbers), size), level.logprobs),
             ("rest", rest, (len(numbers),), level.rest),
@@ -310,6 +313,13 @@ class PartWriter:
         self._arrays[f"{path}/ids"], self._arrays[f"{path}/counts"] = ids[places], counts[places]
         return int(start[-1])
 
+    def _rank(self, view: int) -> int:
+        """Replace the ids of ranked logits by their places; return the number of distinct ids."""
+        path = f"view{view}/logits"
+        places, distinct = rank_ids(self._arrays[f"{path}/places"])
+        self._arrays[f"{path}/places"], self._arrays[f"{path}/distinct"] = places, distinct
+        return len(distinct)
+
     def take(self) -> tuple[Counts, dict[str, Array]]:
         """Return counts and arrays of the part; call it once. Raises StoreError if rows are
         missing."""
@@ -326,14 +336,17 @@ class PartWriter:
             what = f"not put: {', '.join(missing)}" if missing else "published twice"
             raise StoreError(f"{self._where}: internal error: {what}")
         self._taken = True
-        views, sampled = range(features.views), features.logits and features.logits.tier == "sample"
+        views, spec = range(features.views), features.logits
+        ragged: Callable[[int], int] | None = None
+        if spec and (spec.ranked or spec.tier == "sample"):
+            ragged = self._rank if spec.ranked else self._gather_draws
         counts = Counts(
             sequences=len(self.token_start) - 1,
             tokens=self._tokens,
             squares=int(self.square_start[-1]),
             text_bytes=len(self._arrays["text/utf8"]),
             spans=tuple(len(self._arrays[f"view{v}/mask/begin"]) if v else 0 for v in views),
-            draws=tuple(self._gather_draws(v) if sampled else 0 for v in views),
+            draws=tuple(ragged(v) if ragged else 0 for v in views),
         )
         arrays, self._arrays = self._arrays, {}
         # In the order of the format: HDF5 lays arrays out as they are written, and equal parts must

@@ -52,6 +52,10 @@ ARGUMENTS = (
 """Options that every store holds in its identity."""
 
 
+LATER = ("observed", "ranked")
+"""Keys of `logits` that earlier releases did not store."""
+
+
 @dataclass(frozen=True)
 class StageOne:
     """The result of a mixed-vocabulary training, and its arguments as JSON. If it was trained in
@@ -226,7 +230,8 @@ def _as_started(features: Features, started: Mapping[str, Any] | None) -> Featur
         return features
     before, logits = Features.from_json(started["features"]), features.logits
     if logits and before.logits:
-        logits = replace(logits, observed=logits.observed and before.logits.observed)
+        both = {key: getattr(logits, key) and getattr(before.logits, key) for key in LATER}
+        logits = replace(logits, **both)
     return replace(features, logits=logits, context=features.context and before.context)
 
 
@@ -402,7 +407,7 @@ def _logits_of(
     if tier == "head":
         return LogitsSpec(tier, width, next_token, cap=cap)
     # Of a causal teacher also the text's own tokens, of which 22 % are not among the best ids.
-    return LogitsSpec(tier, size, next_token, observed=next_token)
+    return LogitsSpec(tier, size, next_token, observed=next_token, ranked=tier == "topk")
 
 
 def features_of(options: DumpOptions, teacher: Teacher) -> Features:

@@ -224,7 +224,7 @@ def refused_output(path: Path) -> str:
 def test_a_store_of_an_earlier_release_goes_on(
     tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """It has no such values: neither its other parts nor a grown store get any."""
+    """It has no such arrays: neither its other parts nor a grown store get any."""
     model, path = tiny_teacher("gpt2"), tmp_path / "a.zarr"
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
     words = (*words, "--logits", "topk:4", "--device", "cpu", "--out")
@@ -233,7 +233,8 @@ def test_a_store_of_an_earlier_release_goes_on(
     def earlier(*given: Any) -> Features:
         found = real(*given)
         assert found.logits is not None
-        return dataclasses.replace(found, logits=dataclasses.replace(found.logits, observed=False))
+        logits = dataclasses.replace(found.logits, observed=False, ranked=False)
+        return dataclasses.replace(found, logits=logits)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "features_of", earlier)

@@ -20,7 +20,7 @@ from tests.store.making import features_of, make_store
 def test_zarr_xarray_and_h5py_find_the_same(tmp_path: Path, codec: str) -> None:
     elsewhere, paths = example("open_elsewhere"), [tmp_path / "a.zarr", tmp_path / "a.h5"]
     for path in paths:
-        make_store(path, features_of(codec), parts=1)
+        make_store(path, features_of(codec, "ranked-topk"), parts=1)
     in_zarr, in_h5 = map(str, paths)
     readers: list[tuple[Callable[[str], Any], str]] = [
         (elsewhere.with_zarr, in_zarr), (elsewhere.with_xarray, in_zarr),
@@ -36,7 +36,7 @@ def test_zarr_xarray_and_h5py_find_the_same(tmp_path: Path, codec: str) -> None:
 
 
 def test_it_needs_nothing_of_ours(tmp_path: Path) -> None:
-    make_store(tmp_path / "a.zarr", features_of(), parts=1)
+    make_store(tmp_path / "a.zarr", features_of(tier="ranked-topk"), parts=1)
     code = (
         f"import runpy, sys; sys.argv = ['x', {str(tmp_path / 'a.zarr')!r}]\n"
         f"runpy.run_path({str(EXAMPLES / 'open_elsewhere.py')!r}, run_name='__main__')\n"

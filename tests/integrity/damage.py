@@ -202,7 +202,11 @@ def damaged(source: Path, folder: Path, ext: str) -> Iterator[tuple[str, list[st
 def good_stores(folder: Path, count: int) -> Iterator[tuple[str, list[str]]]:
     """Sound stores of many kinds, and the problems reported of them, which should be none."""
     widths, chance = (1, 2, 31, 32, 33, 64, 100, 384), random.Random(count)
-    kinds = list(product(FORMATS, ("exact", "default", "small"), ("topk", "sample", "head", None)))
+    kinds = list(
+        product(
+            FORMATS, ("exact", "default", "small"), ("topk", "ranked-topk", "sample", "head", None)
+        )
+    )
     for number in range(count):
         ext, codec, tier = kinds[number % len(kinds)]
         features: Features = dataclasses.replace(

@@ -36,7 +36,8 @@ def features_of(
 ) -> Features:
     """`tier` may also be a task: the store of a teacher that was fine-tuned; `pairs`, of texts that
     it classified; `embedding`, of texts with a prompt and a vector each; or `next-topk` and
-    `next-sample`, of a causal teacher; `chat`, with tokens that are not to be learnt."""
+    `next-sample`, of a causal teacher; `ranked-topk`, with ranked ids; `chat`,
+    with tokens that are not to be learnt."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
     if tier == "pairs":
@@ -46,8 +47,10 @@ def features_of(
     tier = "next-topk" if chat else tier
     logits = None
     if tier is not None and not task and not vector:
-        causal, kind = tier.startswith("next-"), tier.removeprefix("next-")
-        logits = LogitsSpec(kind, size or sizes[kind], next_token=causal, observed=causal)
+        word, _, kind = tier.rpartition("-")
+        causal, ranked = word == "next", word == "ranked"
+        size = size or sizes[kind]
+        logits = LogitsSpec(kind, size, next_token=causal, observed=causal, ranked=ranked)
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
         hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,

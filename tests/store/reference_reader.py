@@ -193,7 +193,10 @@ class Store:
         if self.features["logits"].get("observed"):
             found["observed"] = decode_logs(part[f"{here}/observed"][rows], self.encodings["rest"])
         if tier == "topk":
-            found["ids"] = part[f"{here}/ids"][rows]
+            if self.features["logits"].get("ranked"):
+                found["ids"] = part[f"{here}/distinct"][part[f"{here}/places"][rows]]
+            else:
+                found["ids"] = part[f"{here}/ids"][rows]
             for key in ("logprobs", "rest"):
                 found[key] = decode_logs(part[f"{here}/{key}"][rows], self.encodings[key])
         elif tier == "sample":  # token t has start[t]..start[t + 1] of the ids and counts

@@ -69,7 +69,8 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
             assert name not in ours or np.array_equal(ours[name], getattr(view, logits))
 
 
-KINDS = ("topk", "sample", "head", "next-topk", "next-sample", *TASKS, "embedding", "chat")
+LOGITS = ("topk", "sample", "head", "next-topk", "next-sample", "ranked-topk")
+KINDS = (*LOGITS, *TASKS, "embedding", "chat")
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
@@ -87,7 +88,7 @@ def test_a_reader_written_from_the_format_alone(
         assert_equal(found, record)
     # Every array of the part but that of tag and label was of one kind or the other.
     logits = {"topk": "rest", "sample": "start", "head": "values"}
-    logits |= {"next-topk": "observed", "next-sample": "observed"}
+    logits |= {"next-topk": "observed", "next-sample": "observed", "ranked-topk": "ids"}
     assert kind not in logits or logits[kind] in records[0][0]["views"][1]["logits"]
     assert records[0][0]["views"][1]["mask"].dtype == bool
     if kind in TASKS:

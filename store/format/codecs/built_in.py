@@ -68,8 +68,11 @@ ROOT_LAST = 254
 ROOT_ZERO = 255
 
 
+@dataclass(frozen=True)
 class Fixed(Elementwise):
     """Stores log-probabilities <= 0, or -inf, in steps of 2^-10."""
+
+    packing: Packing | None = FAST
 
     dtype = np.dtype(np.uint16)
     binds = ("step", "minus_infinity")

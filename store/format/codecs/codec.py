@@ -19,7 +19,7 @@ from teachonce.support.arrays import Array, Floats
 class Packing(NamedTuple):
     """Blosc settings of an array, named as in its Python bindings."""
 
-    cname: Literal["lz4", "zstd"]
+    cname: Literal["lz4", "lz4hc", "zstd"]
     clevel: int
     shuffle: str
 
@@ -28,6 +28,10 @@ class Packing(NamedTuple):
 # above 1 gain nothing.
 FAST = Packing("lz4", 1, "bitshuffle")
 DENSE = Packing("zstd", 3, "shuffle")  # a higher level takes twice the time to save 1 %
+# 64 places and log-probabilities of a token take 185 bytes in place of the 200 of FAST, and are
+# decoded in 0.13 microseconds in place of 0.20. Packing takes 5 in place of 0.3; level 5 saves 6
+# bytes more for 7.
+LEAN = Packing("lz4hc", 3, "shuffle")
 
 
 class CodecArray(NamedTuple):

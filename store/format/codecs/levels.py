@@ -21,6 +21,7 @@ from teachonce.store.format.codecs.built_in import (
 from teachonce.store.format.codecs.codec import (
     DENSE,
     FAST,
+    LEAN,
     Codec,
     Elementwise,
     HiddenCodec,
@@ -35,7 +36,10 @@ KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 
 @dataclass(frozen=True)
 class Level:
-    """The codecs of a store, by kind of array. `ids` compresses integer arrays of the logits."""
+    """The codecs of a store, by kind of array.
+
+    `ids` compresses integer arrays of the logits, `places` those of ranked logits.
+    """
 
     hidden: HiddenCodec
     logprobs: Elementwise
@@ -44,6 +48,7 @@ class Level:
     attention: Elementwise
     ids: Packing = FAST
     embedding: Codec = Int8()
+    places: Packing = FAST
 
     def encodings(self, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
         """Return the JSON that describes how arrays of these kinds are decoded."""
@@ -70,8 +75,8 @@ EXACT = Level(
     *(Float32(), Float32(), Float32(), Float32()),
     embedding=Float32(),
 )
-DEFAULT = Level(HiddenCodec(Int8()), Fixed(), Fixed(), Float16(), Square())
-SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE, Int4(64))
+DEFAULT = Level(HiddenCodec(Int8()), Fixed(LEAN), Fixed(), Float16(), Square(), places=LEAN)
+SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE, Int4(64), DENSE)
 # Written before groups of 64, which need half the scales, and maps with steps of 5.
 FIRST_SMALL = replace(SMALL, hidden=HiddenCodec(Int4(32)), attention=Square(DENSE))
 

@@ -230,7 +230,11 @@ def features_of(
     longest = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
     vocabulary = contents.vocabulary or teacher.vocabulary
     logits = contents.topk and LogitsSpec(
-        "topk", min(contents.topk, vocabulary), next_token=True, observed=contents.observed
+        "topk",
+        min(contents.topk, vocabulary),
+        next_token=True,
+        observed=contents.observed,
+        ranked=not _started_unranked(options),
     )
     return Features(
         max_length=(options.max_length or longest) if vector else survey.longest,
@@ -241,6 +245,13 @@ def features_of(
         logits=logits or None,
         embedding=vector or None,
     )
+
+
+def _started_unranked(options: ImportOptions) -> bool:
+    """Return whether an earlier release, which ranked no ids, started the store."""
+    started = StoreWriter.peek(options.target)
+    logits = Features.from_json(started["features"]).logits if started else None
+    return logits is not None and not logits.ranked
 
 
 def _describe(features: Features) -> str:

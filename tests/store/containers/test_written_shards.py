@@ -15,7 +15,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from teachonce.store.containers.zarr.shards import DTYPES
 from teachonce.store.containers.zarr.tree import TOKEN_ROWS, ZarrSink
-from teachonce.store.format.codecs.codec import DENSE, FAST, Packing
+from teachonce.store.format.codecs.codec import DENSE, FAST, LEAN, Packing
 from teachonce.store.format.layout import ArraySpec, dimension_names
 
 
@@ -44,7 +44,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @given(
     dtype=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple),
-    packing=st.sampled_from([None, FAST, DENSE, Packing("zstd", 1, "noshuffle")]),
+    packing=st.sampled_from([None, FAST, DENSE, LEAN, Packing("zstd", 1, "noshuffle")]),
     per_token=st.booleans(),
     seed=st.integers(0, 9),
 )

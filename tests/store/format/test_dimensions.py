@@ -18,7 +18,7 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 
-KINDS = ("topk", "sample", "head", "classification", "tagging", None)
+KINDS = ("topk", "ranked-topk", "sample", "head", "classification", "tagging", None)
 COUNTS = Counts(5, 41, 401, 97, (0, 11), (61, 67))
 Copy = Callable[..., Path]
 

@@ -22,6 +22,7 @@ STORES = {
     "vectors.h5": ("small", "embedding"),  # made later, when texts could first have vectors
     "chat.h5": ("small", "chat"),  # made later, when tokens could first be left out of a training
     "causal.h5": ("default", "next-topk"),  # made later, with the log-probability of each token
+    "ranked.h5": ("default", "ranked-topk"),  # made later, with ids as places in a list
 }
 
 

@@ -23,7 +23,7 @@ COMBINATIONS = [
     ("exact", "topk"), ("default", "topk"), ("small", "topk"),
     ("exact", "head"), ("small", "head"), ("default", "sample"),
     ("default", "classification"), ("small", "tagging"), ("small", "next-topk"),
-    ("exact", "next-sample"), ("default", "chat"),
+    ("exact", "next-sample"), ("default", "chat"), ("default", "ranked-topk"),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from teachonce.store import open_store
 from teachonce.store.tools.merge import merge
+from teachonce.store.tools.verify import verify
 from tests.store.making import IDENTITY, features_of, make_store
 from tests.store.tools.test_commands import refused, run
 
@@ -45,6 +46,23 @@ def test_merge(tmp_path: Path) -> None:
     read, put = fs[30].views[1].hidden["mean"], both[1][6].views[1].hidden["mean"]
     assert (read == put).all()
     assert run("verify", target).exit_code == 0
+
+
+@pytest.mark.parametrize("order", [("ranked-topk", "topk"), ("topk", "ranked-topk")])
+def test_merge_of_ranked_and_plain_ids(tmp_path: Path, order: tuple[str, str]) -> None:
+    """The result stores ids as the first store does; `merge` started again compares what it has."""
+    paths = [tmp_path / f"{tier}.zarr" for tier in order]
+    for number, (tier, path) in enumerate(zip(order, paths, strict=True)):
+        make_store(path, features_of(tier=tier), parts=1 + number)
+    merge(paths, tmp_path / "both.h5")
+    both, sources = open_store(tmp_path / "both.h5"), [open_store(path) for path in paths]
+    assert both.features == sources[0].features
+    assert verify(tmp_path / "both.h5").problems == []
+    records = [record for source in sources for record in source]
+    for found, expected in zip(both, records, strict=True):
+        for one, other in zip(found.views, expected.views, strict=True):
+            assert (one.logits.ids == other.logits.ids).all()
+            assert (one.logits.logprobs == other.logits.logprobs).all()
 
 
 def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
