@@ -106,7 +106,7 @@ def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[
     assert decoder is not None
     for k in KEPT:
         ways = {"plain": "chunked_logits"}
-        if device.type == "cuda" and heads.fuses(k, device):
+        if device.type == "cuda" and heads.has_fused_kernel(k, device):
             ways["one kernel"] = "fused_logits"
         settings = {
             name: partial(

@@ -28,9 +28,11 @@ class Unreachable(UserError):
     """
 
 
+NO_PATH = "STORE"
+"""What remedies have in place of the path of a store if that is unknown."""
 VERIFY = "run `feature-store verify STORE`"
 """Remedy if a store can be opened but something in it cannot be read."""
-REPAIR = "run `feature-store repair STORE`, which mends it or says what else to do"
+REPAIR = "run `feature-store repair STORE`, which repairs it or prints what else to do"
 """Remedy if a store cannot be opened."""
 NO_NUMBERS = (
     "no teacher gives such values: make the store again, or leave that feature out;"
@@ -80,7 +82,7 @@ def _with_path(words: object) -> str:
         return text
     ends = [found.start() for found in re.finditer(": ", text)]  # a path may have a colon, too
     paths = [text[:end] for end in ends]
-    path = next(filter(os.path.exists, paths), paths[0] if paths else "STORE")
+    path = next(filter(os.path.exists, paths), paths[0] if paths else NO_PATH)
     path = re.sub(r"\.parts/\d+\.h5$", "", path)  # a part of an unfinished HDF5 store
     return PLACE.sub(lambda found: command(found[1], path), text)
 

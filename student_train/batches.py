@@ -150,8 +150,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
         )
 
     def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
-        """Yield those of this process's batches that the DataLoader worker number `worker` of
-        `workers` makes."""
+        """Yield the batches of this process that the DataLoader worker number `worker` of `workers`
+        makes."""
         first, every = self.rank + worker * self.world_size, workers * self.world_size
         share = -(-(len(self) - worker) // workers)
         return islice(epochs.batches(self.epoch, first, every), max(0, share))

@@ -120,7 +120,7 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
     if done.finished_before:
         click.echo(f"next: student-train --store {options.out} {done.student}")
         return
-    resumed = f" ({done.resumed_parts:,} of them from before)" if done.resumed_parts else ""
+    resumed = f" ({done.resumed_parts:,} of them written earlier)" if done.resumed_parts else ""
     click.echo(
         f"{options.out}: {counted(done.tokens, 'token')} in {counted(done.sequences, 'sequence')}"
         f" of {counted(done.documents, 'document')}, {counted(done.parts, 'part')}{resumed};"
@@ -131,7 +131,7 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
     elif done.task == "tagging":
         click.echo(f"{counted(done.gold, 'token')} with a gold tag")
     if done.without_tokens:
-        click.echo(f"{counted(done.without_tokens, 'window')} without any token left out")
+        click.echo(f"left out: {counted(done.without_tokens, 'window')} without any token")
     if done.cut:
         click.echo(
             f"{done.cut:,} of {counted(done.read, 'text')} longer than the window (--max-length)"
@@ -139,11 +139,12 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         )
     if done.surrogates:
         held = counted(done.surrogates, "character")
-        click.echo(f"{held} that UTF-8 cannot hold replaced by U+FFFD")
+        click.echo(f"replaced by U+FFFD: {held} that UTF-8 cannot encode")
     if done.halved:
-        click.echo(f"{counted(done.halved, 'time')} a batch did not fit into memory: halved")
+        click.echo(f"halved {counted(done.halved, 'time')}: a batch that did not fit into memory")
     if done.widened:
-        click.echo(f"{counted(done.widened, 'time')} NaN or infinity: run again in float32")
+        wide = counted(done.widened, "sequence")
+        click.echo(f"run again in float32: {wide} with NaN or infinity")
     _report_unread(options.out)
     click.echo(f"next: student-train --store {options.out} {done.student}")
 

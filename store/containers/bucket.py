@@ -55,7 +55,7 @@ UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
 
 
 def is_bucket(path: object) -> bool:
-    """Return whether a path is the address of a store in a bucket."""
+    """Return whether a path is the URL of a store in a bucket (s3://, gs://, az://)."""
     scheme, found, _ = str(path).partition("://")
     return bool(found) and scheme in SCHEMES
 
@@ -70,7 +70,7 @@ class Tagged(NamedTuple):
 
 
 class Bucket:
-    """Objects below an address, `s3://bucket/a/b`; names are relative to it.
+    """Objects below a URL, `s3://bucket/a/b`; names are relative to it.
 
     Raises Unreachable if no answer comes or a request is refused, FileNotFoundError for a missing
     object, UserError if obstore is not installed.
@@ -263,8 +263,8 @@ class Bucket:
 
 
 def _client(url: str, options: dict[str, Any] | None) -> Any:
-    """Make obstore's client for an address; sends no request. Raises StoreError for unknown
-    options, Unreachable if there are no credentials."""
+    """Make obstore's client for a URL; sends no request. Raises StoreError for unknown options,
+    Unreachable if there are no credentials."""
     from obstore.store import from_url
 
     given = dict(options or {})

@@ -76,7 +76,10 @@ class BucketLease:
                 return
             if self._tag is not None:
                 return
-        raise UserError(f"{self.url}: {self._name} next to it comes and goes; start again")
+        raise UserError(
+            f"{self.url}: {self._name} next to it is removed and made again repeatedly; start again"
+            " when nothing else writes there"
+        )
 
     def _ignored(self) -> bool:
         """Write the lease again, and return whether the server ignores conditions."""

@@ -50,7 +50,7 @@ class BucketStaging:
         found = self._bucket.folders()
         if found and not {ROOT, STARTED} & set(found):
             raise UserError(
-                f"{self.path}: holds objects that are no store ({', '.join(sorted(found)[:3])});"
+                f"{self.path}: holds objects that are not a store ({', '.join(sorted(found)[:3])});"
                 f" {ANOTHER}"
             )
 

@@ -179,7 +179,7 @@ class Staging(Protocol):
 
     @property
     def path(self) -> Path | str:
-        """Return the path of the store, or its address in a bucket."""
+        """Return the path of the store, or its URL in a bucket."""
 
     mark: str  # part of temporary names; a writer that has lost its lease has another one
 

@@ -55,7 +55,7 @@ class OpenFiles(Generic[T]):
         self._open: dict[str, T] = {}
 
     def get(self, path: Path, opened: Callable[[Path], T]) -> T:
-        """Return a file, opened now if it is not open."""
+        """Return an open file; if it is not among the open ones, `opened` opens it."""
         file = self._open.pop(str(path), None) or opened(path)
         self._open[str(path)] = file
         for oldest in list(self._open)[: -self._limit]:

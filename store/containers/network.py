@@ -148,8 +148,8 @@ def check_metadata(path: str, file: str, data: bytes | None) -> None:
         raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
     if data is not None and data.lstrip()[:1] == b"<":
         raise Unreachable(
-            f"{path}: cannot be reached: {file}: a web page came, not a file of a store; check the"
-            f" address, {CREDENTIALS}, and whether a proxy or a login is on the way"
+            f"{path}: cannot be reached: {file}: the answer is a web page, not a file of a store;"
+            f" check the address, {CREDENTIALS}, and whether a proxy or a login is on the way"
         )
 
 
@@ -193,7 +193,7 @@ def _remedy(error: BaseException) -> str:
 
 @dataclass
 class Retrier:
-    """Sends requests to the address of a store, and retries transient errors."""
+    """Sends requests to the URL of a store, and retries transient errors."""
 
     url: str  # for messages, without a password
     answered: bool = False
@@ -251,7 +251,7 @@ class Retrier:
     def _silent(self, what: str, error: Exception, tries: int, spent: float) -> Unreachable:
         self.answered = False  # the next request has only FIRST_PATIENCE
         return Unreachable(
-            f"{self.url}: cannot be reached: {what}: asked {counted(tries, 'time')} in"
+            f"{self.url}: cannot be reached: {what}: requested {counted(tries, 'time')} in"
             f" {spent:.0f} s, the last answer was {_described(error)}; this says nothing about the"
             " store itself: check the network, and type the same command again later"
         )

@@ -14,7 +14,7 @@ from teachonce.store.containers.not_a_store import not_a_store
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import NO_QUEUE, StoreError, missing
-from teachonce.support.errors import UserError, of_path
+from teachonce.support.errors import UserError, os_error_line
 
 LocalStaging = ZarrStaging | Hdf5Staging
 
@@ -27,7 +27,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
     try:
         return _local(Path(path))
     except OSError as error:
-        raise StoreError(of_path(error)) from error
+        raise StoreError(os_error_line(error)) from error
 
 
 def _local(path: Path) -> StoreSource:
@@ -48,7 +48,7 @@ def _local(path: Path) -> StoreSource:
 def staging_of(path: str | Path) -> Staging:
     """Choose the format to write by the name of a store, on a disk or in a bucket.
 
-    Raises UserError as `local_staging_of` does, and for an address that is not that of a bucket.
+    Raises UserError as `local_staging_of` does, and for a URL that does not name a bucket.
     """
     if not is_bucket(path):
         return local_staging_of(path)

@@ -44,7 +44,7 @@ class Folder:
         except OSError as error:
             raise StoreError(f"{self.root}: {name} cannot be opened ({error})") from error
         if not stat.S_ISREG(found.st_mode):
-            raise StoreError(f"{self.root}: {name} is not an ordinary file; it is damaged")
+            raise StoreError(f"{self.root}: {name} is not an ordinary file; the store is damaged")
         if limit is not None and found.st_size > limit:
             raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
 

@@ -165,7 +165,7 @@ class TaskSpec:
             )
         if self.separator is not None and not self._separates():
             raise StoreError(
-                "features: separator must be one white character, of a classification, got"
+                "features: separator must be one white-space character, of a classification, got"
                 f" {self.separator!r:.80}"
             )
         if self.problem_type is not None and (

@@ -52,6 +52,7 @@ def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def has_pair_form(tokenizer: Any) -> bool:
-    """Return whether a `tokenizers.Tokenizer` adds a special token between the texts of a pair."""
+    """Return whether a `tokenizers.Tokenizer` puts a special token between the two texts of a
+    pair."""
     pair, single = (tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (True, False))
     return bool(pair > single)

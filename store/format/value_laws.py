@@ -56,10 +56,10 @@ def find_violation(
     if leaf in ("begin", "end") and group == "token":
         return _out_of_range(values, 0, None, "is below 0")
     if path == CONTEXT:
-        return _out_of_range(values, 0, features.max_length - 1, "is no number of first tokens")
+        return _out_of_range(values, 0, features.max_length - 1, "is not a number of first tokens")
     if leaf in ("label", "tag") and features.task:
         last = len(features.task.labels) - 1
-        return _out_of_range(values, -1, last, f"holds a number that is no label (-1..{last})")
+        return _out_of_range(values, -1, last, f"holds a number that is not a label (-1..{last})")
     if leaf == "counts":
         return _out_of_range(values, 1, None, "is 0")
     if values.dtype.kind != "f":
@@ -236,11 +236,12 @@ def draws_violation(
     return Violation(token, "has ids that do not ascend", "ids")
 
 
-def bound_by_kept(following: Array, ids: Array, logprobs: Floats) -> tuple[Array, Floats]:
-    """Return what the stored ids say of the tokens that follow: bool [N] and log-probability [N].
+def logprob_bounds(following: Array, ids: Array, logprobs: Floats) -> tuple[Array, Floats]:
+    """Return what the stored top-k values say about the log-probability of one token in each row.
 
-    following [N]; ids, logprobs [N, K], best first. Where a following token is among the ids (True)
-    its log-probability is the returned one, elsewhere it is at most that.
+    following: [N], the token of each row. ids, logprobs: [N, K], best first. Returns bool [N],
+        whether the token is among the ids, and float [N]: its log-probability if it is, else an
+        upper bound.
     """
     places = (ids == following[:, None]) & ~np.isneginf(logprobs)
     inside, least = places.any(axis=1), logprobs[:, -1]
@@ -270,12 +271,12 @@ def observed_violation(
         logprobs: Floats = level.logprobs.from_codes(kept[1])
         # The last row of a sequence meets the first token of the next one here; `ends` leaves it
         # out below.
-        inside, expected = bound_by_kept(np.roll(tokens, -1), kept[0], logprobs)
+        inside, expected = logprob_bounds(np.roll(tokens, -1), kept[0], logprobs)
         slack = LOG_SLACK + bound(level, "rest", values) + bound(level, "logprobs", expected)
         floor = max(level.rest.lowest, level.logprobs.lowest)  # codecs hold no lower values
         above = np.maximum(values, floor) - np.maximum(expected, floor)
         off = (above > slack) | (inside & (above < -slack))
-    return _first_row(off & ~ends, "is not the log-probability of the token that follows")
+    return _first_row(off & ~ends, "is not the log-probability of the next token")
 
 
 def attention_violation(features: Features, codes: Array, lengths: Array) -> Violation | None:

@@ -254,7 +254,7 @@ def _broken_task(part: PartReader) -> list[str]:
         return []
     problems = []
     if wrong_gold(task, part.all(task.gold), part.all("token/special")).any():
-        problems.append(f"{task.gold} holds a number that is no label of the {task.kind}")
+        problems.append(f"{task.gold} holds a number that is not a label of the {task.kind}")
     return problems
 
 

@@ -56,7 +56,7 @@ def is_plain(data: bytes) -> bool:
         return (
             # each turns a byte into a character of up to two bytes
             sum(step["type"] == "ByteLevel" for step in pre_tokenizers) <= 1
-            and all(map(_few_around, processors))
+            and all(map(_adds_few_tokens, processors))
             and _plain_model(model)
             and _plain_added(added, {step["type"] for step in normalizers})
             and _dense(model["vocab"], added)
@@ -85,7 +85,7 @@ def _steps(part: Any, inner: str, known: frozenset[str]) -> list[Settings]:
     return steps
 
 
-def _few_around(step: Settings) -> bool:
+def _adds_few_tokens(step: Settings) -> bool:
     """Return whether a post-processor yields each text once, with few tokens around it."""
     if step["type"] != "TemplateProcessing":
         return True
@@ -119,7 +119,7 @@ def _plain_added(added: list[Settings], normalizers: set[str]) -> bool:
     # `tokenizers` finds an empty token at every place and never ends.
     deleting = bool(normalizers & DELETING)
     contents = [token["content"] for token in added]
-    solid: Callable[[str], bool] = _has_ink if deleting else bool
+    solid: Callable[[str], bool] = _stays_visible if deleting else bool
     return (
         all(type(text) is str and len(text) <= LONGEST_ADDED and solid(text) for text in contents)
         and len(set(contents)) == len(contents)
@@ -127,7 +127,7 @@ def _plain_added(added: list[Settings], normalizers: set[str]) -> bool:
     )
 
 
-def _has_ink(text: str) -> bool:
+def _stays_visible(text: str) -> bool:
     """Return whether a text has a character that no listed normalizer deletes."""
     return any("!" <= character <= "~" for character in text)
 

@@ -15,7 +15,7 @@ from teachonce.store.format.manifest import DAMAGED
 from teachonce.store.format.pairs import tokenizer_inputs
 from teachonce.store.read.plain_tokenizer import AROUND, is_plain
 from teachonce.support import bounded
-from teachonce.support.bounded import MEMORY, Exceeded, run_bounded
+from teachonce.support.bounded import MEMORY, LimitExceeded, run_bounded
 from teachonce.support.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Toke
     if not bounded.inside and not is_plain(data):
         try:
             _try_loading(data)
-        except Exceeded as error:
+        except LimitExceeded as error:
             raise StoreError(
                 f"{where}: loading it {error}; do not use this store, or dump one with another"
                 " tokenizer"
@@ -107,7 +107,7 @@ def within_bounds(
     try:
         seconds = SECONDS + text_bytes / BYTES_A_SECOND
         return run_bounded(function, *arguments, seconds=seconds, memory=MEMORY)
-    except Exceeded as error:
+    except LimitExceeded as error:
         raise StoreError(
             f"{where}: the tokenizer in it {error}, for {text_bytes:,} bytes of text; do not use"
             " this store, or dump one with another tokenizer"

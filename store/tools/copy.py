@@ -1,4 +1,4 @@
-"""Copy a store, or some sequences of its parts: to another store, file format, codec or address."""
+"""Copy a store, or some sequences of its parts: to another store, file format, codec or URL."""
 
 from __future__ import annotations
 
@@ -290,11 +290,11 @@ def upload(
 
 
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
-    """Open an address for writing. Raises UserError if a store is there."""
+    """Open a URL for writing. Raises UserError if a store exists there."""
     try:
         remote = remote_files(target, storage_options)
     except (ImportError, ValueError) as error:
-        raise StoreError(f"{target}: cannot be written ({error})") from error
+        raise StoreError(f"{target}: cannot be opened ({error}); check the address") from error
     if remote.has(ROOT):
         raise UserError(f"{target} exists already; {ANOTHER}")
     return remote

@@ -91,7 +91,7 @@ class Report:
             "arrays": self.arrays,
             "bytes": self.bytes,
             "problems": [without_remedy(problem) for problem in self.problems],
-            "strangers": self.unknown,
+            "unknown": self.unknown,
         }
 
     def lines(self, path: str) -> Iterator[str]:
@@ -119,7 +119,7 @@ class Report:
 
 
 @dataclass
-class Opened:
+class DamagedStore:
     """A store that may be damaged. Its calibration is not read.
 
     attributes: of the root, derived from the rest of the store if they were lost. found: the
@@ -140,7 +140,7 @@ class Opened:
 
 def open_damaged(
     path: str | Path, storage_options: dict[str, Any] | None = None, allow_partial: bool = True
-) -> Opened:
+) -> DamagedStore:
     """Open a store by its manifest or, if that is damaged, by the entries in its parts.
 
     Raises StoreError if the entries do not suffice, if a URL cannot be read, or if the store is
@@ -163,7 +163,7 @@ def _source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSo
         return ZarrSource(str(path))  # a store that has lost its root
 
 
-def _opened(source: StoreSource, allow_partial: bool) -> Opened:
+def _opened(source: StoreSource, allow_partial: bool) -> DamagedStore:
     try:
         with suggest_repair():
             attributes = source.attributes()
@@ -179,12 +179,12 @@ def _opened(source: StoreSource, allow_partial: bool) -> Opened:
         return _salvaged(source, error)
     if attributes["state"] == "sealed":
         store = FeatureStore(source, attributes, features, manifest, calibrated=False)
-        return Opened(store, attributes, [], data, attributes["checksum"])
+        return DamagedStore(store, attributes, [], data, attributes["checksum"])
     if not allow_partial:
         raise unfinished_error(source)
     manifest, found = _own_manifest(source, attributes)
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
-    return Opened(store, attributes, found)
+    return DamagedStore(store, attributes, found)
 
 
 def _own_manifest(
@@ -200,7 +200,7 @@ def _own_manifest(
     ]
 
 
-def _salvaged(source: StoreSource, error: StoreError) -> Opened:
+def _salvaged(source: StoreSource, error: StoreError) -> DamagedStore:
     """Open a sealed store that a normal reader refuses with `error`, by its other metadata.
 
     Raises `error` if the other metadata do not suffice.
@@ -217,7 +217,7 @@ def _salvaged(source: StoreSource, error: StoreError) -> Opened:
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
     store.watch.opened = None  # the root is lost or altered, so later changes cannot be detected
     found.insert(0, Problem(str(error), group=""))
-    return Opened(store, attributes, found, data, root.get("checksum"))
+    return DamagedStore(store, attributes, found, data, root.get("checksum"))
 
 
 def _attributes(

@@ -47,11 +47,11 @@ Progress = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DocumentsToForget:
     """The documents to forget, each with a description for messages.
 
     numbers: by document number. hashes: by SHA-256 of their texts, hexadecimal. digests: by hash of
-    their sequences without labels (`document_digests`).
+        their sequences without labels (`document_digests`).
     """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Forgotten:
 def forget(
     path: str | Path,
     request: str,
-    wanted: Callable[[FeatureStore], Wanted],
+    wanted: Callable[[FeatureStore], DocumentsToForget],
     missing_ok: bool = False,
     before: Callable[[FeatureStore], object] = lambda store: None,
     progress: Progress = iter,
@@ -152,7 +152,7 @@ class _Removal:
     forgotten: Forgotten
 
 
-def _find_removal(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Removal:
+def _find_removal(store: FeatureStore, wanted: DocumentsToForget, missing_ok: bool) -> _Removal:
     """Find the documents and the sequences to remove. Raises UserError as `forget` does."""
     found, unknown = _find_documents(store, wanted)
     if unknown and not missing_ok:
@@ -186,7 +186,7 @@ def _find_removal(store: FeatureStore, wanted: Wanted, missing_ok: bool) -> _Rem
     return _Removal(store, frozenset(found), remaining, done)
 
 
-def _find_documents(store: FeatureStore, wanted: Wanted) -> tuple[set[int], list[str]]:
+def _find_documents(store: FeatureStore, wanted: DocumentsToForget) -> tuple[set[int], list[str]]:
     """Return the numbers of the documents to forget, and the descriptions of documents that were
     not found.
 

@@ -211,7 +211,8 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
 
 def _hidden(features: Features) -> str:
     """Return the names of the states, and their hidden size."""
-    return f"{', '.join(features.hidden)} ({features.width} wide)" if features.hidden else "none"
+    names = ", ".join(features.hidden)
+    return f"{names} (hidden size {features.width})" if names else "none"
 
 
 def _by_feature(about: Mapping[str, Any]) -> list[str]:
@@ -238,7 +239,7 @@ def _disk(about: Mapping[str, Any]) -> Iterator[str]:
 def _logits(features: Features) -> str:
     if (logits := features.logits) is None:
         return "none"
-    following = " of the token that follows" if logits.next_token else ""
+    following = " of the next token" if logits.next_token else ""
     following += ", whose own log-probability is stored" if logits.observed else ""
     return f"{logits.tier}:{logits.size} of {features.vocabulary:,}{following}"
 
@@ -246,7 +247,7 @@ def _logits(features: Features) -> str:
 def _task(task: TaskSpec) -> str:
     shown = ", ".join(task.labels[:LABELS])
     more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
-    later = f"; {task.later_label} is of word pieces after the first" if task.later_label else ""
+    later = f"; {task.later_label} labels later pieces of a word" if task.later_label else ""
     pairs = " of pairs of texts" if task.separator else ""
     if task.is_score and not task.problem_type:
         return f"a score{pairs}"
@@ -261,7 +262,7 @@ def _embedding(spec: EmbeddingSpec) -> str:
     length = ", of length 1" if spec.normalised else ""
     prompt = f", prompt {spec.prompt!r}" if spec.prompt else ""
     parallel = ", of a parallel text" if spec.parallel else ""
-    return f"{spec.width} wide, {spec.pooling}{length}{prompt}{parallel}"
+    return f"size {spec.width}, {spec.pooling}{length}{prompt}{parallel}"
 
 
 def _teacher(teacher: Any) -> str:

@@ -66,7 +66,7 @@ def is_merged(corpus: Any) -> bool:
     return "merged" in corpus or (isinstance(before, Mapping) and before.get("merged") is True)
 
 
-def free(features: Features) -> frozenset[str]:
+def may_differ(features: Features) -> frozenset[str]:
     """Return the keys of `facts` in which merged stores with these features may differ."""
     return FREE | {"arguments.mask_prob"} if features.views == 1 else FREE
 
@@ -84,7 +84,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         unlike = [
             f"{key} is {one} and {two}"
             for key, one, two in fact_differences(facts(first), facts(other))
-            if key.split(".")[0] != "corpus" and key not in free(first.features)
+            if key.split(".")[0] != "corpus" and key not in may_differ(first.features)
         ]
         if unlike:
             raise UserError(
@@ -150,7 +150,7 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
 
 
 def _documents(store: FeatureStore) -> int:
-    """Return the number after the largest document number."""
+    """Return one more than the largest document number of a store."""
     tops = [
         store.part(place).all("sequence/document").max()
         for place in range(len(store.manifest.parts))

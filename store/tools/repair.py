@@ -33,7 +33,7 @@ from teachonce.store.format.layout import (
 )
 from teachonce.store.format.manifest import Part, check_root
 from teachonce.store.read.store import FeatureStore
-from teachonce.store.tools.damaged import Opened, Report, open_damaged
+from teachonce.store.tools.damaged import DamagedStore, Report, open_damaged
 from teachonce.store.tools.verify import Progress, verify_opened
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.tree import sealed_root
@@ -74,12 +74,12 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
             staging.clean()
         opened = _opened(staging)
         report = verify_opened(opened, progress)
-        _check_hope(staging, opened, report)
+        _check_repairable(staging, opened, report)
         left = len(opened.store.manifest.parts) - len(_lost(opened, report))
         lease.check()
         whole = opened.sealed
         if report.found:
-            whole = _mend(staging, opened, report, lease)
+            whole = _remove_damaged(staging, opened, report, lease)
         report.advice = _advice(opened, report, left, whole)
         return left, report
     except OSError as error:
@@ -88,7 +88,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         lease.close()
 
 
-def _opened(staging: LocalStaging) -> Opened:
+def _opened(staging: LocalStaging) -> DamagedStore:
     try:
         return open_damaged(staging.path)
     except StoreError as error:
@@ -97,11 +97,11 @@ def _opened(staging: LocalStaging) -> Opened:
         raise _hopeless(staging, without_remedy(error), {}) from error
 
 
-def _lost(opened: Opened, report: Report) -> set[int]:
+def _lost(opened: DamagedStore, report: Report) -> set[int]:
     return report.damaged_parts() & {part.number for part in opened.store.manifest.parts}
 
 
-def _check_hope(staging: LocalStaging, opened: Opened, report: Report) -> None:
+def _check_repairable(staging: LocalStaging, opened: DamagedStore, report: Report) -> None:
     """Raise UserError for a wrong value whose checksum is right: making the part again would give
     the same bytes."""
     for problem in report.found:
@@ -120,7 +120,9 @@ def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> U
     )
 
 
-def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -> bool:
+def _remove_damaged(
+    staging: LocalStaging, opened: DamagedStore, report: Report, lease: Lease
+) -> bool:
     """Remove what is damaged from the store, and seal it if nothing is missing then.
 
     Returns whether it is sealed.
@@ -148,7 +150,7 @@ def _mend(staging: LocalStaging, opened: Opened, report: Report, lease: Lease) -
     return True
 
 
-def _advice(opened: Opened, report: Report, left: int, whole: bool) -> str:
+def _advice(opened: DamagedStore, report: Report, left: int, whole: bool) -> str:
     """Describe in one line what was done and what to do next; "" if the store was sound."""
     lines, what = [], making_command(opened.store.identity)
     if whole and report.found:

@@ -42,7 +42,7 @@ def seal(path: str | Path) -> bool:
     return True
 
 
-def lacking(path: str | Path) -> set[int] | None:
+def missing_parts(path: str | Path) -> set[int] | None:
     """Return the numbers of the parts that are neither published nor in the queue; None while the
     queue is still being filled."""
     queue = PartQueue(path)

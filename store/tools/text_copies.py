@@ -102,7 +102,7 @@ def _stored_names(store: FeatureStore) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class CopiesLeft:
+class RemainingCopies:
     """Files that may contain texts that were removed from a store.
 
     Holds the copies that exist or cannot be accessed from here, the paths at which nothing was
@@ -131,7 +131,7 @@ class CopiesLeft:
             )
 
 
-def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> CopiesLeft:
+def remaining_copies(path: str | Path, text: str, removed: Collection[str] = ()) -> RemainingCopies:
     """Find the remaining copies of a store's text after documents were forgotten.
 
     text: the text key of the store before. removed: the caches that `remove_caches` removed.
@@ -147,7 +147,7 @@ def copies_left(path: str | Path, text: str, removed: Collection[str] = ()) -> C
         far = "://" in entry.path or entry.kind == "hub"
         (there if far or os.path.lexists(entry.path) else lost).append(entry)
     there += _made_by_datasets(entries)
-    return CopiesLeft(tuple(there), tuple(lost), str(list_of(path)), listed)
+    return RemainingCopies(tuple(there), tuple(lost), str(list_of(path)), listed)
 
 
 def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:

@@ -27,7 +27,7 @@ from teachonce.store.format.manifest import Entry, Part
 from teachonce.store.read.part import checksum
 from teachonce.store.read.part_laws import check_part
 from teachonce.store.read.store import FeatureStore
-from teachonce.store.tools.damaged import Opened, Problem, Report, open_damaged
+from teachonce.store.tools.damaged import DamagedStore, Problem, Report, open_damaged
 from teachonce.store.tools.stored_tokens import parts_with_other_tokens
 from teachonce.support.background import in_order
 
@@ -66,7 +66,7 @@ def verify(
     return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
 
 
-def verify_opened(opened: Opened, progress: Progress = lambda items, unit: items) -> Report:
+def verify_opened(opened: DamagedStore, progress: Progress = lambda items, unit: items) -> Report:
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
     if not opened.found and (report.found or not opened.store.source.remote):

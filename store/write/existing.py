@@ -136,7 +136,7 @@ def finished(path: str | Path) -> dict[str, Any] | None:
     stored = root_of(staging)
     if stored is None or stored["state"] != "sealed":
         return None
-    _tidy(staging)
+    _clean_up(staging)
     return stored
 
 
@@ -162,7 +162,7 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
                 PartQueue(staging.path).check_idle()
 
 
-def _tidy(staging: Staging) -> None:
+def _clean_up(staging: Staging) -> None:
     """Remove the files of a writer that was killed between sealing and cleaning up.
 
     Raises UserError if a writer or a repair is running: the parts may be in use.
@@ -191,7 +191,7 @@ def root_of(staging: Staging) -> dict[str, Any] | None:
         return None
     try:
         if isinstance(path, Path) and path.is_dir() != isinstance(staging, ZarrStaging):
-            raise StoreError(f"{path}: not a store of this format")
+            raise StoreError(f"{path}: a name in .zarr is for a folder, a name in .h5 for a file")
         with closing(staging.source()) as source:
             attributes = source.attributes()
         check_root(attributes, str(path))

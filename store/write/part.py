@@ -141,7 +141,8 @@ class PartWriter:
         return arrays
 
     def set_masks(self, view: int, spans: Sequence[ArrayLike]) -> None:
-        """Set the masked words of a view > 0: for each sequence int32 [M, 3], one row a word.
+        """Set the masked words of a view > 0: for each sequence int32 [M, 3], with one row for each
+        word.
 
         A row is begin and end, in characters of the sequence's text, and the action 0..2
         (FORMAT.md, section 6): mask token, random token, or the token itself.

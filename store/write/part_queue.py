@@ -24,7 +24,7 @@ from teachonce.support.lease import Lease, Taken, check_free
 END, TEMPORARY = "end.json", ".tmp-"
 
 
-class Waiting(NamedTuple):
+class QueuedPart(NamedTuple):
     """A part taken from the queue: its number, the bytes that describe it, and the lease to write
     it."""
 
@@ -88,7 +88,7 @@ class PartQueue:
                 return file.read()
         return None
 
-    def take(self, place: int = 0, size: int = 1) -> Waiting | None:
+    def take(self, place: int = 0, size: int = 1) -> QueuedPart | None:
         """Take a part that no living process has taken; None if there is none.
 
         Numbers k with k % `size` == `place` come first, parts of dead processes last.
@@ -105,7 +105,7 @@ class PartQueue:
                 return None
             self._taken[number] = lease
             if (data := self.read(number)) is not None:
-                return Waiting(number, data, lease)
+                return QueuedPart(number, data, lease)
             self.release(number)
         return None
 

@@ -150,10 +150,10 @@ class StoreWriter:
             tree.write_part(self._staging.part(number), self.features, number, counts, arrays)
 
     def differing(self, number: int, token_counts: ArrayLike, sequences: Sequences) -> list[str]:
-        """Return the names of the arrays of a published part that differ from those of given
-        sequences.
+        """Compare arrays of a published part with `sequences`; return the names of those that
+        differ.
 
-        Checksums are compared; the part is not read.
+        Only checksums are compared; the part is not read.
         """
         entries = self.published_part(number).arrays
         given = self._part(number, token_counts).set_sequences(sequences).items()

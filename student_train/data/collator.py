@@ -14,7 +14,7 @@ from torch import Tensor
 
 from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
 from teachonce.store import Batch, FeatureStore
-from teachonce.store.errors import VERIFY, StoreError
+from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
     Distillation,
     EncodedTargets,
@@ -36,8 +36,8 @@ from teachonce.student_train.data.next_tokens import (
     learnt_runs,
     next_pieces,
     observed_logprobs,
-    places_before,
     predicted_bytes,
+    predicting_tokens,
     whole_head,
 )
 from teachonce.student_train.data.student_tokens import (
@@ -115,7 +115,7 @@ class Collator:
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
-        self.path = store.path if store else "STORE"
+        self.path = store.path if store else NO_PATH
         self.head, self.logits = head, store.features.logits if store else None
         size = len(student_tokenizer)
         self.whole = None
@@ -364,7 +364,7 @@ class Collator:
         alignment: Alignment,
     ) -> tuple[Runs, NextTargets | HeadTargets]:
         """Take targets of the tokens before each run."""
-        rows, before = places_before(alignment, teacher, student)
+        rows, before = predicting_tokens(alignment, teacher, student)
         assert batch.logits is not None
         if self.whole is None:
             targets, some = self.readers[wanted.strategy.predicted].of(batch.logits, rows)

@@ -79,7 +79,9 @@ def predicted_bytes(
     return count
 
 
-def places_before(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
+def predicting_tokens(
+    alignment: Alignment, teacher: Tokens, student: Tokens
+) -> tuple[Array, Array]:
     """Return the tokens that predict the first token of each run, of the teacher and of the
     student: int64 [G'] each. Runs at the start of a sequence have none."""
     first = [runs[:, 0].astype(np.int64) for runs in (alignment.teacher, alignment.student)]

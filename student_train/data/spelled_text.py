@@ -54,7 +54,7 @@ def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
 
 def spelled_share(sides: Tokenizations) -> float:
     """Return the share of bytes, up to the last token of each text, in runs of the alignment
-    `bytes` whose student pieces equal the text, white space at the edges aside."""
+    `bytes` whose student pieces equal the text. White space at the edges is ignored."""
     student, runs = sides.align("bytes")
     octets, pieces = TextBytes.of(sides.text), sides.vocabulary.student_bytes
     lengths = np.diff(student.start)

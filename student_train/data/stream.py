@@ -48,7 +48,7 @@ class Epochs:
         self._seed, self._view, self._check, self._batching = seed, view, check, batching
 
     def count(self, epoch: int) -> int:
-        """Count the batches of an epoch. Reads only the lengths of sequences."""
+        """Count the batches of an epoch. Only the lengths of sequences are read."""
         return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
 
     def batches(self, epoch: int, first: int = 0, every: int = 1) -> Iterator[StudentBatch]:

@@ -13,7 +13,7 @@ from teachonce.align import Tokens
 from teachonce.store.format.pairs import offsets_of
 from teachonce.store.read.stored_tokenizer import encoded
 from teachonce.support.arrays import Array, covering_spans_of_texts, ranges, starts
-from teachonce.training.rare_masks import rare_weights, waits
+from teachonce.training.rare_masks import rare_weights, sampling_keys
 
 ARRAYS: Mapping[str, type] = {
     "start": np.int64,
@@ -144,7 +144,7 @@ class Masker:
         if self.weights is None:
             chosen = (order < self.probability) & ~tokens.special
         else:
-            order = waits(order, self.weights[np.asarray(tokens.ids)])
+            order = sampling_keys(order, self.weights[np.asarray(tokens.ids)])
             chosen = self._weighted(tokens, order)
         if self.most is not None:
             chosen = _first_of_each(tokens, chosen, order, self.most)

@@ -61,7 +61,7 @@ def cut_decoder(
     theirs = Sizes.of_config(source.teacher_settings("config.json"), source.path)
     count = _layer_count(parts, theirs, source)
     layers = student.config.num_hidden_layers
-    numbers = layer_numbers(chosen, count, layers) if chosen else evenly(count, layers)
+    numbers = layer_numbers(chosen, count, layers) if chosen else spread_layers(count, layers)
     importance, by = None, ""
     if own != theirs:
         importance, read = measure(student, parts, source, store)
@@ -82,9 +82,9 @@ def cut_decoder(
     return line, cut[0].along("D", theirs.width)
 
 
-def evenly(count: int, layers: int) -> list[int]:
-    """Spread `count` student layers over the teacher's layers 1..`layers`; the first and the last
-    are among them."""
+def spread_layers(count: int, layers: int) -> list[int]:
+    """Choose `count` of the teacher's layers 1..`layers`, evenly spaced: the first and the last are
+    among them."""
     # The first and the last layer change a decoder's states most (Minitron, figure 4).
     if layers > count:
         raise UserError(

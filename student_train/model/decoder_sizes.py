@@ -106,12 +106,12 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
                 f"{start}: the student's {what} is {mine}, and that of {where} {limit}; choose a"
                 " smaller --student"
             )
-    if own.groups > slots(theirs, own):
+    if own.groups > head_sets(theirs, own):
         raise UserError(
             f"{start}: {own.heads // own.groups} heads of queries share a head of keys in the"
             f" student, and {theirs.heads // theirs.groups} in {where}, which has {theirs.groups}:"
             f" choose --student {shape.kind}:HxLxAxFxKV with another KV, such as"
-            f" {own.heads if slots(theirs, own) == 0 else slots(theirs, own)}"
+            f" {own.heads if head_sets(theirs, own) == 0 else head_sets(theirs, own)}"
         )
     if config.get("scale_attn_by_inverse_layer_idx"):
         raise UserError(
@@ -146,7 +146,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str) -> str:
     return f"{kind}:{size}" + ("" if kind == "gpt2" else f"x{sizes.groups}")
 
 
-def slots(theirs: Sizes, own: Sizes) -> int:
+def head_sets(theirs: Sizes, own: Sizes) -> int:
     """Count the sets of query heads, of the size of a student's group, that a teacher has; see
     `decoder_cut.chosen_heads`."""
     return theirs.groups * ((theirs.heads // theirs.groups) // (own.heads // own.groups))

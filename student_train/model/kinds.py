@@ -76,7 +76,7 @@ class DecoderParts:
 
     layers: the prefix of a layer's number.
     layer, around: the axes of each parameter of a layer, and of the others but word embeddings. D:
-        channels of the residual stream; Q, K: query heads, heads of keys and values; 3: Q, K and V
+        channels of the residual stream; Q, K: query heads, key-value heads; 3: Q, K and V
         one after the other; H: channels of a head; F: feed-forward units; P: positions.
     heads_into, units_into: the modules that read the heads, and the feed-forward units.
     units: the name of the feed-forward size in the config.

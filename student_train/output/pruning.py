@@ -77,7 +77,7 @@ def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
             model.save_pretrained(made)
             save_tokenizer(tokenizer, made)
             (made / "README.md").write_text(card)
-            files.open_weights(made)
+            files.apply_umask(made)
             files.sync_tree(made)
             made.rename(out)
     except OSError as error:

@@ -83,7 +83,7 @@ def run(
 def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
     """Train the student of a resolved and checked plan; see `run`."""
     with join_ranks(plan.options.device) as ranks:
-        say = say if ranks.lead else lambda line: None
+        say = say if ranks.is_main else lambda line: None
         check_memory(plan)
         if ranks.size > 1:
             texts = ranks.size > plan.options.accumulate
@@ -139,9 +139,9 @@ def train_student(
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with closing(Lease(out)) if ranks.lead else nullcontext():  # two would mix checkpoints
-            before: dict[str, Any] | None = ranks.agreed(
-                check_same_training(out, report, resume) if ranks.lead else None
+        with closing(Lease(out)) if ranks.is_main else nullcontext():  # two would mix checkpoints
+            before: dict[str, Any] | None = ranks.broadcast(
+                check_same_training(out, report, resume) if ranks.is_main else None
             )
             if before is not None and "result" in before:
                 say(f"finished  {out} was trained to its end; there is nothing to do")
@@ -158,7 +158,7 @@ def train_student(
             of_texts = any(term.loss.of_text for term in plan.terms)
             if not of_texts and any(each.features.embedding for each in stores):
                 say("losses    none of them uses the text vectors in the store")
-            if ranks.lead:
+            if ranks.is_main:
                 for each in stores:
                     # Before there is a folder, so that after any kill `forget` names it as a copy
                     # of the text.
@@ -175,8 +175,8 @@ def train_student(
                 callbacks=Callbacks(on_validation=on_validation, say=say, say_progress=True),
                 ranks=ranks,
             )
-            finished: dict[str, Any] = ranks.agreed(
-                _finish(plan, report, trained, collator, retained) if ranks.lead else None
+            finished: dict[str, Any] = ranks.broadcast(
+                _finish(plan, report, trained, collator, retained) if ranks.is_main else None
             )
             return finished
     except (OSError, SafetensorError) as error:
@@ -373,7 +373,7 @@ def _finish(
             longest = tokenizer.model_max_length
             parameters = save_embedder(student, head, plan.terms, stores, longest, new)
         save_tokenizer(tokenizer, new)
-        files.open_weights(new)
+        files.apply_umask(new)
     result = {
         **trained.validation,
         "steps": trained.steps,

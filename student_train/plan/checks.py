@@ -294,7 +294,7 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
             )
         if loss.teacher == "observed" and spec and not (spec.observed or spec.tier == "head"):
             raise UserError(
-                f"--loss {loss.name}: {where} lacks the log-probabilities of the tokens that follow"
+                f"--loss {loss.name}: {where} lacks the log-probabilities of the next tokens"
                 " (logits.observed), as older dumps do; dump again, or use kl-next"
             )
         if spec and spec.tier == "sample" and not loss.of_draws:

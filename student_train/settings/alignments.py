@@ -40,7 +40,7 @@ ALIGNMENTS = {
         pools_logits=True,
     ),
     "bytes": Strategy(
-        "the smallest runs of tokens that cover the same bytes, blanks included",
+        "the smallest runs of tokens that cover the same bytes, white space included",
         predicted="first",
     ),
 }

@@ -86,7 +86,7 @@ class OptionFields:
         "5k",
         "Vocabulary of the student: 5k, 10k, 20k, 30k or N (a WordPiece trained on the store's"
         " text), a tokenizer folder, teacher, pruned:N (the teacher's N most frequent pieces;"
-        " WordPiece, Unigram or BPE), words or words:N (lower-cased words between blanks, all or"
+        " WordPiece, Unigram or BPE), words or words:N (lower-cased words between spaces, all or"
         " the N most frequent), or mixed-vocab (saved in the store).",
         scope={START},
         words=VOCABULARIES,
@@ -105,7 +105,7 @@ class OptionFields:
         " feed-forward size (4 H if left out); tiny is 264x3x12x792. modernbert:HxLxA[xF]: a"
         " ModernBERT (F is 2 H if left out). teacher:L: the teacher's hidden size and heads with L"
         " layers, of the teacher's kind if a student can be. llama:, qwen3: or gpt2:HxLxA[xF[xKV]]:"
-        " a decoder (KV: heads of keys and values; gpt2 has none). DIR: continues the decoder in a"
+        " a decoder (KV: key-value heads; gpt2 has none). DIR: continues the decoder in a"
         " folder, with its vocabulary. bilstm:E,H: embedding size, and"
         " LSTM size in each direction. static:D: embeddings of D numbers without layers, for text"
         " vectors only.",

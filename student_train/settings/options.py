@@ -181,8 +181,8 @@ class TrainOptions(OptionFields):
         if trimmed:
             raise UserError(
                 f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
-                f" both sides end at the same byte, and {own[trimmed[0]]} trims blanks; leave it"
-                f" out, or give {trimmed[0]}={NEXT}"
+                f" both sides end at the same byte, and {own[trimmed[0]]} trims white space; leave"
+                f" it out, or give {trimmed[0]}={NEXT}"
             )
 
     def _check_decoder(self) -> None:
@@ -424,7 +424,8 @@ def check_stage(stage: Mapping[str, Any], where: str) -> None:
     known = scoped(TrainOptions, STAGE) | {"unfreeze"}
     if unknown := sorted(stage.keys() - known):
         raise UserError(
-            f"{where}: {unknown[0]} is no setting of a stage; there are {', '.join(sorted(known))}"
+            f"{where}: {unknown[0]} is not a setting of a stage; there are"
+            f" {', '.join(sorted(known))}"
         )
     if "unfreeze" in stage:
         _check_unfreeze(stage["unfreeze"], where)

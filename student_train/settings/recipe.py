@@ -153,6 +153,6 @@ def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     known = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
     if unknown := sorted(values.keys() - known):
         raise UserError(
-            f"{where}: {unknown[0]} is no option of student-train; see student-train --help"
+            f"{where}: {unknown[0]} is not an option of student-train; see student-train --help"
         )
     return read_values(TrainOptions, values, where, known)

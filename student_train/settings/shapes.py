@@ -161,7 +161,7 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
     if not found or (found[3] and not grouped):
         form = "HxLxA[xF[xKV]]" if grouped else "HxLxA[xF]"
         about = "width x layers x heads, units of the feed-forward parts"
-        about += ", heads of keys and values" if grouped else ""
+        about += ", key-value heads" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
     shape = _transformer(kind, found[1], 1)
     heads = int(found[3] or shape.heads)
@@ -172,7 +172,7 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
             f"{each} dimensions a head; rotary positions need an even number: choose fewer heads"
         )
     if heads < 1 or shape.heads % heads:
-        raise ValueError(f"{shape.heads} heads are no multiple of {heads} heads of keys and values")
+        raise ValueError(f"{shape.heads} heads are not a multiple of {heads} key-value heads")
     if feed_forward < 1:
         raise ValueError(f"feed-forward parts of {feed_forward} units; give at least 1, or HxLxA")
     return replace(shape, feed_forward=feed_forward, key_value_heads=heads)

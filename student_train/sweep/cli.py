@@ -142,8 +142,8 @@ def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
         check_gpus(gpus or 0)
         if words["jobs"] is not None:
             raise UserError(
-                f"--jobs {words['jobs']} and --ray contradict each other: Ray trains as many at"
-                " once as its nodes have room for"
+                f"--jobs {words['jobs']} and --ray contradict each other: Ray fills the room of"
+                " its nodes; leave --jobs out"
             )
     if prune == "median" and not words["trials"]:
         raise UserError("--prune median: only for a search; add --trials N")

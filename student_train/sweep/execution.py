@@ -14,7 +14,7 @@ from teachonce.student_train.output.ranking import SCORES
 from teachonce.student_train.sweep.runs import Pruned, Run, Runs, validations
 from teachonce.student_train.sweep.scores import FILE, Task, score
 from teachonce.student_train.sweep.trials import RunSource
-from teachonce.support.errors import UserError, first_line, of_path
+from teachonce.support.errors import UserError, first_line, os_error_line
 from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, OSError):
-        return of_path(error)
+        return os_error_line(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {first_line(error)}"
     return f"{what} ({where.filename}, line {where.lineno})"

@@ -25,13 +25,13 @@ from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.scores import ScoringPlan, read_plan, score
 from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
 from teachonce.student_train.sweep.table import CSV, show, table, table_of_references
-from teachonce.student_train.sweep.trials import Listed, RunSource, Study, Trials
+from teachonce.student_train.sweep.trials import ListedRuns, RunSource, Study, Trials
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.options import scoped
-from teachonce.support.ray_cluster import Home, cluster, gpus_of_worker, short
+from teachonce.support.ray_cluster import DriverNode, cluster, gpus_of_worker, short
 from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Sweep:
             settings = {name: str(given[name]) for name in runs.varied}
             return runs.add(Run(len(runs.runs) + 1, settings, self._placed(self._options(point))))
 
-        with closing(_only(self.folder)) as lease:
+        with closing(_sweep_lease(self.folder)) as lease:
             if self.trials:
                 seed, prune = planned[0][1].seed, self.prune or "median"
                 source: RunSource = Trials(self.space, self.trials, seed, runs, make, prune)
@@ -90,7 +90,7 @@ class Sweep:
                     make(point)
                 runs.check_retained()
                 halves = self.prune == "asha"
-                source = Listed(
+                source = ListedRuns(
                     runs, Study("asha", runs.varied, "--prune asha") if halves else None
                 )
             total = "" if self.trials else f"/{len(planned)}"
@@ -142,7 +142,7 @@ class Sweep:
         # Otherwise the prepared students stay in this process's memory while the workers train.
         starts.clear()
         if self.ray is not None:
-            self._on_ray(execution, planned[0].device, Home.here(self.folder, lease), saved)
+            self._on_ray(execution, planned[0].device, DriverNode.here(self.folder, lease), saved)
         elif self.jobs is not None:
             import torch
 
@@ -151,7 +151,7 @@ class Sweep:
                 execution.at_once(Processes(self.jobs, gpus))
 
     def _on_ray(
-        self, execution: Execution, device: str, home: Home, saved: Callable[[], str]
+        self, execution: Execution, device: str, home: DriverNode, saved: Callable[[], str]
     ) -> None:
         ray = library("ray", "ray", "--ray")
         from teachonce.student_train.sweep.on_ray import Cluster
@@ -168,7 +168,7 @@ class Sweep:
                 ) from None
 
 
-def _only(folder: Path) -> Lease:
+def _sweep_lease(folder: Path) -> Lease:
     """Take the lease of a sweep's folder. Raises UserError if another process has it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:

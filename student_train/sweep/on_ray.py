@@ -22,7 +22,7 @@ from teachonce.student_train.sweep.runs import Pruned
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import BEAT, MISSED, Taken, check_free
-from teachonce.support.ray_cluster import Home, remote_worker, rooms, short
+from teachonce.support.ray_cluster import DriverNode, remote_worker, short, worker_capacity
 from teachonce.support.signals import Stop
 
 POLL = 0.5  # seconds between polls of the workers and of the nodes
@@ -64,7 +64,7 @@ class Mailbox:
             self._changed.notify_all()
 
 
-def worker(work: Work, home: Home, mailbox: Any, key: Key) -> tuple[str, Any, str]:
+def worker(work: Work, home: DriverNode, mailbox: Any, key: Key) -> tuple[str, Any, str]:
     """Train and score a student; return the state of the run, its result and its problem.
 
     If this node differs from the driver's, the state is `refused`.
@@ -110,7 +110,7 @@ class Cluster:
     deaths = 3
 
     def __init__(
-        self, ray: Any, address: str, gpus: float, home: Home, stop: Stop, say: Say
+        self, ray: Any, address: str, gpus: float, home: DriverNode, stop: Stop, say: Say
     ) -> None:
         """Use a cluster to which this process is connected. gpus: GPUs per student."""
         self._ray, self._address, self._gpus = ray, address, gpus
@@ -128,7 +128,7 @@ class Cluster:
         self._task = remote_worker(ray, worker, gpus)
 
     def places(self) -> int:
-        nodes, places = rooms(self._ray, self._address, self._gpus)
+        nodes, places = worker_capacity(self._ray, self._address, self._gpus)
         line = f"{counted(nodes, 'node')} with {counted(places, 'place')} for students"
         if line != self._line:
             self._say(f"ray: {line}")

@@ -15,7 +15,7 @@ from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.differences import differences
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import misfit, read_json, read_small
+from teachonce.support.json_file import read_json, read_small, schema_violation
 
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
@@ -172,7 +172,7 @@ def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
         valid = {name: float for name in names if name.startswith("valid_")}
         if isinstance(figures, dict) and not valid:
             continue
-        if problem := misfit(figures, {"step": int, **valid}):
+        if problem := schema_violation(figures, {"step": int, **valid}):
             raise UserError(f"{path}, line {number}: {problem}; remove that line")
         found.append((figures.pop("step"), figures))
     return found

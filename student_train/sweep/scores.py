@@ -14,7 +14,7 @@ from typing import Any
 
 from teachonce.student_train.output.ranking import DEVIATION, SCORED
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import misfit, read_json
+from teachonce.support.json_file import read_json, schema_violation
 from teachonce.support.options import words_of
 from teachonce.support.toml_file import read_toml
 
@@ -121,7 +121,7 @@ def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:
     except (LookupError, TypeError, ValueError, StopIteration) as error:
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"{file} is damaged ({problem}); remove it to score again") from None
-    if problem := misfit(found, {"*": float}):
+    if problem := schema_violation(found, {"*": float}):
         raise UserError(f"{file} is damaged ({problem}); remove it to score again")
     return found
 

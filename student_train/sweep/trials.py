@@ -79,7 +79,7 @@ class Study:
         return run.state == "pruned"
 
 
-class Listed:
+class ListedRuns:
     """A source of runs that are listed in advance; a `study` prunes some of them."""
 
     def __init__(self, runs: Runs, study: Study | None = None) -> None:

@@ -125,8 +125,8 @@ class Distiller(nn.Module):
         dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
         if too_wide := [n for n in nested if n >= (width if projected else own)]:
             raise UserError(
-                f"--matryoshka {too_wide[0]}: the student's vectors are"
-                f" {width if projected else own} wide; give smaller sizes"
+                f"--matryoshka {too_wide[0]}: the student's vectors have"
+                f" size {width if projected else own}; give smaller sizes"
             )
         return VectorHead(Pooling(own, "mean"), *dense, Normalize())
 
@@ -224,8 +224,8 @@ class Distiller(nn.Module):
         count, i = int(group[1]), int(group[2])
         if len(values) % count:
             raise UserError(
-                f"{name}: the student's {len(values)} layers do not fall into {count} groups; give"
-                " it another number of layers"
+                f"{name}: the student's {len(values)} layers cannot be divided into {count} groups;"
+                " give it another number of layers"
             )
         size = len(values) // count
         return torch.stack(values[i * size : (i + 1) * size]).mean(dim=0)

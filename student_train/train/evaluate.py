@@ -18,7 +18,7 @@ from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.training.loop import infinite
+from teachonce.training.loop import nonfinite_parts
 
 
 def evaluate(
@@ -42,7 +42,7 @@ def evaluate(
         per text the share of equal decisions, label by label.
     valid_spearman: for scores and other numbers, the rank correlation with the teacher's, mean over
         the outputs.
-    states_varying: see `Spread`; if states are compared.
+    states_varying: see `StateSpread`; if states are compared.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
     return evaluate_batches(distiller, batches, plan)
@@ -75,7 +75,7 @@ def check_validation(found: dict[str, float], step: int) -> None:
     loss = found["valid_loss"]
     if not math.isfinite(loss):
         raise UserError(
-            f"step {step}: the held-out loss is not finite ({infinite(found)}"
+            f"step {step}: the held-out loss is not finite ({nonfinite_parts(found)}"
             f"valid_loss {loss:g}); the store's values for them are too large, or training has"
             " diverged: leave that loss out, make the store again, or lower --lr"
         )
@@ -103,7 +103,7 @@ VARYING = "states_varying"
 CONSTANT = 0.02  # healthy students have .16 to .79, collapsed ones .000 to .006
 
 
-class Spread:
+class StateSpread:
     """Measures how much a student's states vary, over batches.
 
     The figure is the variance of the states divided by their mean squared length: 0 if all states
@@ -159,7 +159,7 @@ class _Sums:
         self.counts = dict[str, float]()
         self.characters = self.bytes = 0
         self.judged: list[tuple[torch.Tensor, TaskTargets]] = []
-        self.spread = Spread()
+        self.spread = StateSpread()
 
     def add(
         self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None

@@ -36,7 +36,8 @@ def mean_in_slices(
         return measure(states, whole(targets))
 
     parts = [
-        _again(measured, states[some], _sliced(targets, some)) * (len(states[some]) / len(states))
+        _recomputed(measured, states[some], _sliced(targets, some))
+        * (len(states[some]) / len(states))
         for some in _slices(len(states), vocabulary)
     ]
     return torch.stack(parts).sum()
@@ -49,10 +50,10 @@ def rows_in_slices(
     if not exceeds(len(states), vocabulary):
         return measure(states, labels)
     some = _slices(len(states), vocabulary)
-    return torch.cat([_again(measure, states[each], labels[each]) for each in some])
+    return torch.cat([_recomputed(measure, states[each], labels[each]) for each in some])
 
 
-def _again(measure: Callable[..., Tensor], *given: Any) -> Tensor:
+def _recomputed(measure: Callable[..., Tensor], *given: Any) -> Tensor:
     """Call a function. The backward pass computes its logits again, so they are not stored."""
     # Nothing random is in it; the reentrant way would not see the weights of the head.
     found: Tensor = checkpoint(measure, *given, use_reentrant=False, preserve_rng_state=False)

@@ -37,7 +37,7 @@ from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
 from teachonce.training.checkpoint import fitting, load_checkpoint, save_checkpoint
-from teachonce.training.loop import Losses, Training, give_back, pace
+from teachonce.training.loop import Losses, Training, pace, release_memory
 from teachonce.training.optimizer import optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.schedule import Schedule
@@ -205,7 +205,7 @@ class _StudentTraining(Training):
             self.load(out)
         self.tokens_before, self.first_step = self.tokens, self.step  # of this process
         self.log: TrainingLog | None = None  # of the first process
-        if out and ranks.lead:
+        if out and ranks.is_main:
             self.log = TrainingLog(out, options, self.say, self.step if resume else None)
 
     def enter(self, number: int, first: int) -> None:
@@ -345,8 +345,8 @@ class _StudentTraining(Training):
         """Compute the held-out losses, pass them to the schedule, and store the best weights."""
         # One process validates for all: their schedules and best weights must not differ in the
         # last bits.
-        each = [each.validate() for each in self.trainings] if self.ranks.lead else []
-        each = self.ranks.agreed(each)
+        each = [each.validate() for each in self.trainings] if self.ranks.is_main else []
+        each = self.ranks.broadcast(each)
         found = dict(each[0])
         for number, values in enumerate(each[1:], 2):
             found |= {f"store{number}_{name}": value for name, value in values.items()}
@@ -363,7 +363,7 @@ class _StudentTraining(Training):
                 self.say(line)
         self.record(found)
         self.validation, self.judged_at = found, self.step
-        give_back()
+        release_memory()
         if self.callbacks.on_validation:
             self.callbacks.on_validation(self.step, found)
 
@@ -414,9 +414,9 @@ class _StudentTraining(Training):
                 self.tokens, self.spent = int(state["tokens"]), float(state["seconds"])
                 written = int(state["metrics"])
         self.ranks.any(False)  # a barrier: all processes have read the checkpoint
-        passed = f" ({', '.join(path.name for path in torn)} torn: passed over)" if torn else ""
+        passed = f" ({', '.join(path.name for path in torn)} incomplete: skipped)" if torn else ""
         self.say(f"resume    after step {self.step}{passed}")
-        if self.ranks.lead and not cut_metrics(out, written):
+        if self.ranks.is_main and not cut_metrics(out, written):
             self.say(f"metrics   {out / METRICS} lacks lines from before step {self.step + 1}")
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support import files
-from teachonce.training.trackers import Facts, Trackers
+from teachonce.training.trackers import RunDescription, Trackers
 
 METRICS = "metrics.jsonl"
 
@@ -47,7 +47,9 @@ class TrainingLog:
         self._events = EventFile(
             folder / "tensorboard", None if resumed_after is None else resumed_after + 1
         )
-        self._trackers = Trackers(options.log, Facts(folder, options.describing()), resume, say)
+        self._trackers = Trackers(
+            options.log, RunDescription(folder, options.describing()), resume, say
+        )
 
     def add(self, values: dict[str, float], step: int) -> None:
         """Write the figures of a step. Raises OSError if the disk fails."""

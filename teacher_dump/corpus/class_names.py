@@ -92,6 +92,6 @@ def _name(cell: Any, names: Any, where: object) -> Any:
         return (str if counted else ClassName)(names[cell])
     number = len(names) if isinstance(names, list) else "no"
     raise CorpusError(
-        f"{where}: {cell!r:.40} is no label of its schema, which has {number} names; write the file"
-        " again, with all names or without a ClassLabel"
+        f"{where}: {cell!r:.40} is not a label of its schema, which has {number} names; write"
+        " the file again, with all names or without a ClassLabel"
     )

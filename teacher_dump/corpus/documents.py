@@ -186,7 +186,7 @@ class Corpus:
         source is read."""
         return [note for source in self.sources for note in source.notes()]
 
-    def met(self, kind: str) -> dict[str, str]:
+    def found_labels(self, kind: str) -> dict[str, str]:
         """Return the labels (`classification`) or tags (`tagging`) that `check` found, with places.
 
         `ENTITIES` returns the tags of entities in that scheme. Only local sources are checked.
@@ -194,14 +194,14 @@ class Corpus:
         found: dict[str, str] = {}
         for source in self.sources:
             # The place in the earlier source replaces that in a later one.
-            found = source.met(kind) | found
+            found = source.found_labels(kind) | found
         return found
 
-    def steps(self) -> dict[Step, str]:
+    def tag_pairs(self) -> dict[Step, str]:
         """Return the pairs of consecutive tags that `check` found, each with its first place."""
         found: dict[Step, str] = {}
         for source in self.sources:
-            found = source.steps() | found
+            found = source.tag_pairs() | found
         return found
 
     def identity(self) -> dict[str, Any]:

@@ -164,14 +164,14 @@ class CorpusSource:
         """Return a line on how the source is read, if it could be read in several ways."""
         return []
 
-    def met(self, kind: str) -> dict[str, str]:
+    def found_labels(self, kind: str) -> dict[str, str]:
         """Return the labels (`classification`) or tags (`tagging`) that `check` found, with places.
 
         `ENTITIES` returns the tags of entities, converted to that scheme.
         """
         return {name: self._place(line) for name, line in self._met[kind].items()}
 
-    def steps(self) -> dict[Step, str]:
+    def tag_pairs(self) -> dict[Step, str]:
         """Return the pairs of consecutive tags that `check` found, each with its first place."""
         return {step: self._place(line) for step, line in self._steps.items()}
 
@@ -187,7 +187,7 @@ class CorpusSource:
             if row.gold and row.gold.label is not None:
                 _collect(self._met["classification"], row.gold.label, row.line)
             elif row.gold:
-                for (before, tag), line in zip(row.gold.steps(), row.tag_lines, strict=True):
+                for (before, tag), line in zip(row.gold.tag_pairs(), row.tag_lines, strict=True):
                     _collect(self._met["tagging"], tag, line)
                     _collect(self._steps, (before, tag), line)
                 tags = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in row.gold.tags]

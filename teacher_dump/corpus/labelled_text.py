@@ -107,7 +107,7 @@ class Gold:
     label: str | None = None
     tags: tuple[tuple[int, int, str], ...] = ()
 
-    def steps(self) -> Iterator[Step]:
+    def tag_pairs(self) -> Iterator[Step]:
         """Yield each tag together with the tag of the word before it."""
         before, expected = BEGINNING, 0
         for begin, end, tag in self.tags:
@@ -280,7 +280,7 @@ def joined_text(values: Sequence[Any], columns: Sequence[str], where: object) ->
         if len(texts) > 1 and SEPARATOR in text:
             raise CorpusError(
                 f"{where}: the text in column {name!r} holds the control character U+001F, which"
-                " separates the two texts of a pair in a store; replace it by a blank"
+                " separates the two texts of a pair in a store; replace it by a space"
             )
     return SEPARATOR.join(texts)
 

@@ -187,7 +187,7 @@ def tagged_sentences(
 def _other_width(path: Path, number: int, line: str, layout: TaggedLayout) -> CorpusError:
     expected = "token<TAB>tag" if layout.tabs and layout.width == 2 else f"{layout.width} columns"
     if not layout.tabs:
-        expected += " with blanks between them"
+        expected += " with spaces between them"
     got = counted(len(layout.cells(line)), "column")
     if layout.tabs and len(BLANKS.split(line.strip())) == layout.width:
         got += "; divide its columns by tabs, as in the other lines"

@@ -26,7 +26,7 @@ from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.installed import software
 from teachonce.support.lease import Lease
 from teachonce.support.signals import Stop, stoppable
-from teachonce.teacher_dump.job.growing import Takeover
+from teachonce.teacher_dump.job.growing import CopyPlan
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import (
     NumberedPart,
@@ -117,24 +117,24 @@ def written_line(out: Path | str) -> str:
 def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSummary:
     """Cut the corpus, write the parts and seal the store."""
     counters: Counter[str] = Counter()
-    takeover, cut = parts_of(plan, counters, stop, say)
+    copy_plan, cut = parts_of(plan, counters, stop, say)
     words = word_counts(plan)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = first_of(parts, plan, takeover)
+        first = first_of(parts, plan, copy_plan)
         say(plan.features_line())
         grown_from = plan.growth.store if plan.growth else None
         check_numbers(plan.options.out, grown_from, plan.teacher, say)
         writer = open_writer(plan, first, words, say)
         with closing(writer):
-            if takeover:
-                takeover.copy(writer, stop.check)
+            if copy_plan:
+                copy_plan.copy(writer, stop.check)
             resumed = len(writer.published)
             every = itertools.chain([first] if first else [], parts)
-            counters.update(_write(plan, writer, every, words, takeover, say, stop))
+            counters.update(_write(plan, writer, every, words, copy_plan, say, stop))
             # A corpus that was edited during the dump would give a store that no corpus gives.
             plan.corpus.check_unchanged()
-            if takeover:
-                takeover.store.watch.check()
+            if copy_plan:
+                copy_plan.store.watch.check()
             writer.seal()
     return summary(plan, plan.corpus.empty_lines, counters, resumed)
 
@@ -205,7 +205,7 @@ def _write(
     writer: StoreWriter,
     parts: Iterable[list[Window]],
     words: WordCounts | None,
-    takeover: Takeover | None,
+    copy_plan: CopyPlan | None,
     say: Callable[[str], object],
     stop: Stop,
 ) -> Counter[str]:
@@ -215,8 +215,8 @@ def _write(
     """
     from teachonce.teacher_dump.job.part_writing import write_part
 
-    done = Counter(takeover.counts) if takeover else Counter[str]()
-    limit = takeover.tokens if takeover else plan.options.limit
+    done = Counter(copy_plan.counts) if copy_plan else Counter[str]()
+    limit = copy_plan.tokens if copy_plan else plan.options.limit
     # If texts are truncated or rendered, or windows overlap, the characters read are no share of
     # the corpus.
     by_documents = any(
@@ -224,7 +224,7 @@ def _write(
     )
     with (
         BackgroundCalls(BATCHES_BEHIND, say) as behind,
-        Progress(None if takeover else plan.corpus, limit, by_documents, say) as progress,
+        Progress(None if copy_plan else plan.corpus, limit, by_documents, say) as progress,
     ):
 
         def advance(tokens: int) -> None:
@@ -294,7 +294,7 @@ def check_finished(
 
 def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
     each = list(found)
-    differ = [f"{key} is {old} there and {new} now" for key, old, new in each]
+    differ = [f"{key} is {old} in the store and {new} now" for key, old, new in each]
     if differ:
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
         way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)" if grows else ""

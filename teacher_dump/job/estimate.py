@@ -88,9 +88,8 @@ class Estimate:
         )
         epochs = self.seconds / self.pass_seconds
         yield (
-            f"pays      from {epochs:.1f} epochs on, of one student or of several: the dump takes"
-            " as long as this number of passes of the teacher, which without a store runs in every"
-            " epoch of every student"
+            f"pays      after {epochs:.1f} epochs of training, over all students: the dump takes as"
+            " long as the teacher in that number of epochs without a store"
         )
         twice = " (twice the parts while the store is sealed)" if self.copies > 1 else ""
         free = "unknown space" if self.free is None else readable(self.free)

@@ -22,7 +22,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.copy import take_part
 from teachonce.store.tools.documents import document_numbers, stored_digests
-from teachonce.store.tools.merge import fact_differences, facts, free, is_merged
+from teachonce.store.tools.merge import fact_differences, facts, is_merged, may_differ
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, differences, first_few
@@ -89,14 +89,14 @@ class Growth:
             (key, old, new)
             for key, old, new in fact_differences(then, now)
             if key.split(".")[0] != "corpus"
-            and key not in free(features) - BOUND
+            and key not in may_differ(features) - BOUND
             and not (merged and key not in BOUND and old == ABSENT)
             and not changes_no_value(key, ABSENT in (old, new), versions)
         ]
         stored = replace(self.store.features, task=self.store.task)
         found += differences(stored.to_json(), features.to_json(), "features")
         if found:
-            differ = [f"{key} is {old} there and {new} now" for key, old, new in found]
+            differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
             raise UserError(
                 f"--grow-from {self.store.path}: was made by another teacher or with other options:"
                 f" {first_few(differ)}; use the store's teacher and options, or dump the whole"
@@ -111,7 +111,7 @@ class Growth:
         """Return the store's word counts for --mask-words rare; None if it has none."""
         return WordCounts.stored(self.store)
 
-    def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> Takeover:
+    def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> CopyPlan:
         """Compare the windows of a corpus with the store: find new and missing documents.
 
         Equal documents are counted: if the corpus has three copies and the store two, one copy is
@@ -134,7 +134,7 @@ class Growth:
         counts["documents"] = int(stored.numbers.max()) + 1
         is_new = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
         is_new[corpus.numbers[new]] = True
-        return Takeover(self.store, sequences, is_new, int(corpus.tokens[new].sum()), counts)
+        return CopyPlan(self.store, sequences, is_new, int(corpus.tokens[new].sum()), counts)
 
     def _report(
         self, missing: Array, new: int, documents: int, say: Callable[[str], object]
@@ -170,7 +170,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Takeover:
+class CopyPlan:
     """The sequences to copy from a store, and the documents of the corpus that are new.
 
     sequences: for each copied part, by its index in the store, bool [sequences] of the part to

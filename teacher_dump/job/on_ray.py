@@ -18,16 +18,16 @@ from typing import Any
 
 from teachonce.store import StoreWriter
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError, of_path
+from teachonce.support.errors import UserError, os_error_line
 from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.ray_cluster import (
-    Home,
+    DriverNode,
     cluster,
     gpus_of_worker,
     remote_worker,
-    rooms,
     short,
+    worker_capacity,
 )
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.dump import check_existing, written_line
@@ -48,7 +48,7 @@ class WorkerJob:
     """The arguments of a worker: the options of the dump, and the driver's folder and lease."""
 
     options: DumpOptions
-    home: Home
+    home: DriverNode
 
 
 def driver_path(out: Path) -> Path:
@@ -65,7 +65,7 @@ def worker(job: WorkerJob, shard: Shard) -> ProcessSummary | str:
     except UserError as error:
         return f"{socket.gethostname()}: {error}"
     except OSError as error:
-        return f"{socket.gethostname()}: {of_path(error)}"
+        return f"{socket.gethostname()}: {os_error_line(error)}"
 
 
 def share_on_ray(
@@ -87,7 +87,7 @@ def share_on_ray(
         say(settings_lines(options, bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
         with closing(_only_driver(out)) as lease, cluster(ray, options.ray, stop):
-            job = WorkerJob(options, Home.here(driver_path(out), lease))
+            job = WorkerJob(options, DriverNode.here(driver_path(out), lease))
             before = _published(out)
             return _Driver(ray, job, say, stop).run(), before
 
@@ -137,7 +137,7 @@ class _Driver:
         """Start a worker for each free place of the cluster, and one more that waits for a node to
         join."""
         assert self._job.options.ray is not None
-        nodes, places = rooms(self._ray, self._job.options.ray, self._gpus)
+        nodes, places = worker_capacity(self._ray, self._job.options.ray, self._gpus)
         self._report(f"{counted(nodes, 'node')} with {counted(places, 'place')} for workers")
         self._limit = DEATHS + 2 * places
         while len(self._running) < places + 1:

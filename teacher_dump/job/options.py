@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from teachonce.checkpoints.first_token import bos_value
+from teachonce.checkpoints.first_token import parse_bos
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.console import DEVICES, check_device
@@ -112,7 +112,7 @@ class DumpOptions:
         " text is predicted, too: auto | none | ID. auto: the tokenizer's bos token if it is also"
         " its eos token. A token that the tokenizer itself puts there stays.",
         words=(AUTO, "none"),
-        check=bos_value,
+        check=parse_bos,
     )
     pooling: str | None = option(
         None,

@@ -16,7 +16,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.tag_schemes import ENTITIES
-from teachonce.teacher_dump.job.growing import Takeover
+from teachonce.teacher_dump.job.growing import CopyPlan
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.windows.chats import ChatRenderer
 from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
@@ -46,7 +46,7 @@ class NumberedPart(NamedTuple):
 
 def parts_of(
     plan: DumpPlan, counters: Counter[str], stop: Stop, say: Callable[[str], object]
-) -> tuple[Takeover | None, Iterator[list[Window]]]:
+) -> tuple[CopyPlan | None, Iterator[list[Window]]]:
     """Cut the corpus into parts. With --grow-from, cut only its new documents, and also return what
     to copy from that store."""
     for note in plan.corpus.notes():
@@ -54,10 +54,10 @@ def parts_of(
     whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
         return None, whole
-    takeover = plan.growth.compare(itertools.chain.from_iterable(whole), say)
+    copy_plan = plan.growth.compare(itertools.chain.from_iterable(whole), say)
     # --limit may have cut the last document; its tokens are counted as far as they were read.
-    limit = max(1, takeover.tokens)
-    return takeover, cut_parts(plan, Counter(), stop, takeover.documents(plan.corpus), limit)
+    limit = max(1, copy_plan.tokens)
+    return copy_plan, cut_parts(plan, Counter(), stop, copy_plan.documents(plan.corpus), limit)
 
 
 def cut_parts(
@@ -85,21 +85,26 @@ def cut_parts(
     if task:
         labels = Labels(task, plan.teacher.name, say)
         other = "tagging" if task.kind == "classification" else "classification"
-        others = corpus.met(other) if options.label_column else {}
-        labels.check(corpus.met(task.kind), corpus.steps(), others, corpus.met(ENTITIES))
+        others = corpus.found_labels(other) if options.label_column else {}
+        labels.check(
+            corpus.found_labels(task.kind),
+            corpus.tag_pairs(),
+            others,
+            corpus.found_labels(ENTITIES),
+        )
         windows = labels.numbered(windows)
     return gathered(_stoppable(stop, windows), options.part_tokens, limit)
 
 
 def first_of(
-    parts: Iterator[list[Window]], plan: DumpPlan, takeover: Takeover | None = None
+    parts: Iterator[list[Window]], plan: DumpPlan, copy_plan: CopyPlan | None = None
 ) -> list[Window]:
     """Return the first part; an empty list if all sequences are copied from another store.
 
     Raises UserError if the corpus has no token.
     """
     first = next(parts, None)
-    if first is None and not (takeover and takeover.sequences):
+    if first is None and not (copy_plan and copy_plan.sequences):
         corpus = ", ".join(plan.options.corpus)
         raise UserError(f"{corpus}: no token in the whole corpus; nothing to dump")
     return first or []
@@ -165,7 +170,7 @@ def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> 
 def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> UserError:
     """Return the error for a part whose sequences differ from an earlier run's."""
     versions = [
-        f"{name} {then} then and {version(name)} now"
+        f"{name} was {then} and is {version(name)}"
         for name, then in writer.software.items()
         if name in VERSIONS and then != version(name)
     ]

@@ -22,8 +22,8 @@ from typing import Any
 from teachonce.store import StoreWriter
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.store.tools.seal import complete, lacking, seal
-from teachonce.store.write.part_queue import PartQueue, Waiting
+from teachonce.store.tools.seal import complete, missing_parts, seal
+from teachonce.store.write.part_queue import PartQueue, QueuedPart
 from teachonce.support.background import BackgroundCalls
 from teachonce.support.errors import UserError
 from teachonce.support.installed import software
@@ -165,19 +165,19 @@ class _Worker:
             if self.filler.ended():
                 self.filler = None
             return
-        if lacking(self.out) == set():
+        if missing_parts(self.out) == set():
             return
         try:
             lease = Lease(Path(self.out))
         except Taken:
             return
-        if StoreWriter.peek(self.out, "sealed") or lacking(self.out) == set():
+        if StoreWriter.peek(self.out, "sealed") or missing_parts(self.out) == set():
             lease.close()  # another process was faster
             return
         ahead = max(AHEAD, 2 * self.shard.size)
         self.filler = _QueueFiller(self.plan, ahead, lease, self.say, self.stop)
 
-    def _make(self, part: Waiting, behind: BackgroundCalls) -> None:
+    def _make(self, part: QueuedPart, behind: BackgroundCalls) -> None:
         """Run the teacher over a part; `behind` publishes it."""
         from teachonce.teacher_dump.job.part_writing import write_part
 
@@ -240,7 +240,11 @@ class _LeasedCalls:
     """
 
     def __init__(
-        self, queue: PartQueue, part: Waiting, behind: BackgroundCalls, say: Callable[[str], object]
+        self,
+        queue: PartQueue,
+        part: QueuedPart,
+        behind: BackgroundCalls,
+        say: Callable[[str], object],
     ) -> None:
         self._queue, self._part, self._behind, self._say = queue, part, behind, say
         self._lost = False

@@ -103,7 +103,7 @@ def identity_as_stored(
             ours["config_hash"] = theirs.get("config_hash")
         elif theirs.get("weights_hash") == ours["weights_hash"]:
             more = f" ({version_words(versions)})" if versions else ""
-            each = first_few([f"{key} is {old} there and {new} now" for key, old, new in differ])
+            each = first_few([f"{key} is {a} in the store and {b} now" for key, a, b in differ])
             raise UserError(
                 f"{out}: holds a dump of a teacher with another config.json: {each}{more}; restore"
                 f" that config.json to continue, or {ANOTHER}"

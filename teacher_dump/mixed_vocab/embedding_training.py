@@ -52,7 +52,7 @@ def train(
     model.to(options.dump.device).train()
     training = _EmbeddingTraining(model, mixer, options, started, say, ranks)
     # Two trainings would write one checkpoint.
-    with closing(Lease(options.checkpoint())) if ranks.lead else nullcontext():
+    with closing(Lease(options.checkpoint())) if ranks.is_main else nullcontext():
         training.load()
         training.run(stop, "mixed vocabulary")
     embeddings: Floats = model.student.weight.detach().float().cpu().numpy().copy()
@@ -143,7 +143,7 @@ class _EmbeddingTraining(Training):
 
     def load(self) -> None:
         """Continue from the checkpoint, if it exists."""
-        if self.ranks.agreed(self.checkpoint.exists()):
+        if self.ranks.broadcast(self.checkpoint.exists()):
             self._restore()
         self.ranks.any(False)  # a barrier: rank 0 may overwrite it once all ranks have read it
 

@@ -67,12 +67,12 @@ def mixed_vocab(
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
         with join_ranks(options.dump.device) as ranks:
-            say = say if ranks.lead else lambda line: None
+            say = say if ranks.is_main else lambda line: None
             ranks.check(options.accumulate)
-            stage_one = _from_store(options) if ranks.lead else None
-            if not ranks.agreed(stage_one is not None):
+            stage_one = _from_store(options) if ranks.is_main else None
+            if not ranks.broadcast(stage_one is not None):
                 stage_one = _trained(options, model, corpus, stop, say, ranks)
-            if not ranks.lead:
+            if not ranks.is_main:
                 return None
     summary = dump(options.dump, say, stage_one)
     # Kept until now: while there is no store, a stopped run continues from it.

@@ -140,7 +140,7 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
     chunks: list[tuple[torch.Tensor, ...]] = []
     # For bfloat16 numbers only: in float32 the kernel was never timed against cuBLAS.
     plain = decoder.rounds(values) and decoder.cap is None
-    fused = values.is_cuda and plain and fuses(k, values.device)
+    fused = values.is_cuda and plain and has_fused_kernel(k, values.device)
     best_of = fused_logits if fused else chunked_logits
     for ids, best, left in best_of(decoder, values, k):
         highest = best[:, :1]
@@ -179,7 +179,7 @@ def fused_logits(decoder: Decoder, values: torch.Tensor, k: int) -> TopLogits:
 
 
 @cache
-def fuses(k: int, device: torch.device) -> bool:
+def has_fused_kernel(k: int, device: torch.device) -> bool:
     """Return whether the kernel of `fused_head` works for k logits on a device."""
     try:
         from teachonce.teacher_dump.teacher import fused_head

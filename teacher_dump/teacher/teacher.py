@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from teachonce.checkpoints.declared import longest_input
 from teachonce.checkpoints.field_checks import unread, unread_settings
 from teachonce.checkpoints.fields import MODULES, SETTINGS
-from teachonce.checkpoints.first_token import put_first
+from teachonce.checkpoints.first_token import prepend_token
 from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
@@ -139,9 +139,10 @@ class Teacher:
         self._attend_to_all()
 
     def start_with(self, bos: str) -> None:
-        """Apply `--bos` to the tokenizer of a causal teacher. Raises UserError like `put_first`."""
+        """Apply `--bos` to the tokenizer of a causal teacher. Raises UserError as `prepend_token`
+        does."""
         if self.head == "causal":
-            self.first_token = put_first(self.tokenizer, bos, self.name)
+            self.first_token = prepend_token(self.tokenizer, bos, self.name)
 
     @property
     def reads_types(self) -> bool:
@@ -317,7 +318,7 @@ def load_teacher(
     if (head == EMBEDDING or local) and (subfolder := static_module(resolved)) is not None:
         if head != EMBEDDING:
             raise UserError(
-                f"{resolved.name}: a table of word vectors, which gives only vectors of texts; add"
+                f"{resolved.name}: a table of word vectors, which has only vectors of texts; add"
                 " --head embedding"
             )
         return _static_teacher(resolved, subfolder, hidden, attention, device, vectors)

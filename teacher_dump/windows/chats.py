@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.first_token import own_first
+from teachonce.checkpoints.first_token import prepended_token
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.teacher_dump.corpus.documents import Document
@@ -36,7 +36,7 @@ class ChatRenderer:
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         # The longest first, as a token may begin with another.
         self._ends = tuple(sorted(specials, key=len, reverse=True))
-        own = own_first(tokenizer.backend_tokenizer)
+        own = prepended_token(tokenizer.backend_tokenizer)
         is_bos = own is not None and own == tokenizer.bos_token_id
         self._own_bos = tokenizer.bos_token if is_bos else ""
 

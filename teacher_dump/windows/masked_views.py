@@ -20,7 +20,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array, covering_spans
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.windows.window import storable
-from teachonce.training.rare_masks import rare_weights, waits
+from teachonce.training.rare_masks import rare_weights, sampling_keys
 
 MASK, RANDOM, KEEP = 0, 1, 2  # actions on a masked word: mask token, random token, unchanged
 Key = tuple[int, int, int]  # seed, view, sequence
@@ -114,7 +114,7 @@ def mask_spans(
     count = min(len(words), max(1, int(probability * len(words) + draws[0])))
     order, chance = draws[1:].reshape(2, -1)
     if counts is not None:
-        order = waits(order, rare_weights(counts.of(words_of(text))))
+        order = sampling_keys(order, rare_weights(counts.of(words_of(text))))
     chosen = np.sort(np.argsort(order, kind="stable")[:count])
     action = np.digitize(chance[chosen], (0.8, 0.9))
     return np.column_stack((words[chosen], action)).astype(np.int32)

@@ -51,7 +51,7 @@ class TruncationCount:
 
 
 def _prompt(model: Any, role: str | None) -> str:
-    """Return the prompt that a model puts before texts of a role."""
+    """Return the prompt that a model puts before queries, documents or other texts (`role`)."""
     names = {"document": ("document", "passage", "corpus")}.get(role or "", (role,))
     prompts = model.prompts or {}
     chosen = next((name for name in names if name in prompts), model.default_prompt_name)

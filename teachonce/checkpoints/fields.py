@@ -296,7 +296,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         honoured(
             "activation_fn",
             "us: what a student's CrossEncoder applies to its logits; several outputs with a"
-            " Sigmoid are several labels. Refused if it is no class of torch.nn",
+            " Sigmoid are several labels. Refused if it is not a class of torch.nn",
         ),
         harmless("keep_in_fp32_modules", "`--precision` chooses the dtype"),
         harmless("__version__ requirements", "notes"),

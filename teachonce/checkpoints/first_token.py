@@ -12,7 +12,7 @@ TEMPLATE = "TemplateProcessing"
 IDS = 2**32  # tokenizers raises OverflowError for larger ones
 
 
-def bos_value(word: str) -> int | None:
+def parse_bos(word: str) -> int | None:
     """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other value."""
     if word in ("auto", "none"):
         return None
@@ -21,24 +21,24 @@ def bos_value(word: str) -> int | None:
     raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
 
 
-def own_first(backend: Any) -> int | None:
+def prepended_token(backend: Any) -> int | None:
     """Return the id of the token that a tokenizer of the package tokenizers puts in front of each
     text, or None."""
     probe = backend.encode("x")
     return int(probe.ids[0]) if probe.special_tokens_mask[:1] == [1] else None
 
 
-def put_first(tokenizer: Any, word: str, name: str) -> int | None:
+def prepend_token(tokenizer: Any, word: str, name: str) -> int | None:
     """Make a fast tokenizer of transformers put a token in front of each text, and return its id.
 
     word: `none`, an id, or `auto`: the tokenizer's bos token, if it is also its eos token. Returns
         None if nothing was changed: for `none`, and if the tokenizer already puts this token there.
         Raises UserError for an id without a token, and if the tokenizer puts another token there.
     """
-    number, backend = bos_value(word), tokenizer.backend_tokenizer
+    number, backend = parse_bos(word), tokenizer.backend_tokenizer
     if word == "none":
         return None
-    own = own_first(backend)
+    own = prepended_token(backend)
     if number is None:
         # A token that ends a text also came between two texts of the training. Whether the model
         # ever read another bos before plain text, a tokenizer that does not put it does not say.

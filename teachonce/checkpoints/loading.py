@@ -397,7 +397,7 @@ def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, 
 def _padding_tokenizer(model: ResolvedModel) -> Any:
     tokenizer = load_tokenizer(model)
     if not tokenizer.is_fast or tokenizer.pad_token is None:
-        lack = "has no padding token" if tokenizer.is_fast else "is no fast one"
+        lack = "has no padding token" if tokenizer.is_fast else "is not a fast one"
         raise UserError(f"model {model.name}: its tokenizer {lack}; choose an encoder such as BERT")
     return tokenizer
 
@@ -421,6 +421,6 @@ def checked_length(length: int, config: Any, tokenizer: Any) -> int:
     limit = input_limit(config, tokenizer)
     if length > limit:
         raise UserError(
-            f"--max-length {length}: the model takes at most {limit} tokens; ask for at most that"
+            f"--max-length {length}: the model takes at most {limit} tokens; give at most that"
         )
     return length

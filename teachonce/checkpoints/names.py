@@ -29,8 +29,8 @@ Find = Callable[[str], Path | None]
 
 @dataclass(frozen=True)
 class Alias:
-    """A short name of a hub model, with its default corpus and features (head and hidden states,
-    without attention maps)."""
+    """A short name of a hub model, with a default corpus and default features: head and hidden
+    states, no attention maps."""
 
     id: str
     corpus: str | None = None

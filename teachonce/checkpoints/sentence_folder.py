@@ -227,7 +227,7 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
         if out_of_memory(error):
             raise
         raise UserError(
-            f"{model.name}: {path} is no {kind} that sentence-transformers can load:"
+            f"{model.name}: {path} is not a {kind} that sentence-transformers can load:"
             f" {first_line(error)}; copy the whole folder"
         ) from error
     return found

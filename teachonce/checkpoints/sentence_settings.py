@@ -90,7 +90,7 @@ def read_json(model: ResolvedModel, file: str) -> Any:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{model.name}: {file} is no JSON ({error}); copy the whole folder"
+            f"{model.name}: {file} is not JSON ({error}); copy the whole folder"
         ) from None
 
 

@@ -32,13 +32,13 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Save a fast tokenizer of transformers 5 so that transformers 4 and 5 load it."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
-    settings = in_common(json.loads(path.read_text("utf-8")))
+    settings = common_settings(json.loads(path.read_text("utf-8")))
     # Without it, 4 would add token_type_ids.
     settings["model_input_names"] = list(tokenizer.model_input_names)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def in_common(settings: dict[str, Any]) -> dict[str, Any]:
+def common_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Convert the settings of a tokenizer of transformers 5 so that transformers 4 reads them, too.
 
     In 4 the class has another name. Special tokens without a role are a list, which 4 reads from

@@ -164,9 +164,9 @@ def _mlm(options: DownstreamOptions) -> dict[str, Any] | None:
 
     settings = options.settings(MlmSettings, model=options.model[0], **more)
     with join_ranks(resolved_device("auto")) as ranks:
-        say = _say(options) if ranks.lead else lambda line: None
+        say = _say(options) if ranks.is_main else lambda line: None
         result = train_seeds(settings, options.seeds or 1, tests, say, ranks, options.log)
-        return result if ranks.lead else None
+        return result if ranks.is_main else None
 
 
 def _fine_tune(options: DownstreamOptions) -> dict[str, Any]:

@@ -240,8 +240,8 @@ def _check_key(where: str, key: str, value: Any) -> None:
     if name not in known:
         given = "the sweep sets it itself; " if name in OF_SWEEP else suggest(name, known)
         raise UserError(
-            f"{where} {key} is no option here; {given}there are {', '.join(known)}, see downstream"
-            " --help"
+            f"{where} {key} is not an option here; {given}there are {', '.join(known)}, see"
+            " downstream --help"
         )
     values, flag = value if isinstance(value, list) else [value], is_flag(DownstreamOptions, name)
     if any(not isinstance(each, str | int | float) for each in values) or not values:

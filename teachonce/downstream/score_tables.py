@@ -267,7 +267,7 @@ def _read_scores(run: Path) -> dict[str, Any]:
         for of_a_run in ({"mean", "deviation", "files", "measures"}, {"models", "devices"}):
             if of_a_run <= set(result):
                 return dict(result)
-        problem = "is several runs in a table" if "rows" in result else "is no run of downstream"
+        problem = "is several runs in a table" if "rows" in result else "is not a run of downstream"
     except OSError:
         problem = f"no finished run, it has no {FILE}"
     except (ValueError, TypeError) as error:

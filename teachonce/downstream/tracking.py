@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from transformers import TrainerCallback
 
-from teachonce.training.trackers import Facts, Trackers
+from teachonce.training.trackers import RunDescription, Trackers
 
 EVERY = 10  # steps between two logged losses
 LOGGED = {
@@ -49,7 +49,7 @@ class TrackedRun(TrainerCallback):
     def __init__(
         self,
         names: Sequence[str],
-        facts: Facts,
+        facts: RunDescription,
         resume: bool,
         say: Callable[[str], object],
         measures: Sequence[str] = (),

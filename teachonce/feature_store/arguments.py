@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import within_bounds
-from teachonce.store.tools.forget import Wanted
+from teachonce.store.tools.forget import DocumentsToForget
 from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 SHOWN = 40  # characters of a bad line in a message: the file may hold texts instead
 
 
-def read_document_list(file: Path) -> Wanted:
+def read_document_list(file: Path) -> DocumentsToForget:
     """Read a list that has, in each line, the number of a document or the SHA-256 of its text.
 
     Empty lines are skipped. Raises UserError for anything else.
@@ -75,12 +75,12 @@ def read_document_list(file: Path) -> Wanted:
             )
     if not numbers and not hashes:
         raise UserError(f"{file}: lists no document; nothing to forget")
-    return Wanted(numbers, hashes)
+    return DocumentsToForget(numbers, hashes)
 
 
 def documents_to_forget(
     documents: Path | None, texts: tuple[str, ...], text_column: str | None
-) -> tuple[str, Callable[[FeatureStore], Wanted]]:
+) -> tuple[str, Callable[[FeatureStore], DocumentsToForget]]:
     """Read the request of `forget`.
 
     Returns a hash of the request, by which a stopped command recognises that it continues, and a
@@ -91,13 +91,13 @@ def documents_to_forget(
 
     if documents is None and not texts:
         raise UserError("name the documents: --documents FILE (numbers, hashes) or --texts FILE")
-    given = read_document_list(documents) if documents is not None else Wanted()
+    given = read_document_list(documents) if documents is not None else DocumentsToForget()
     corpus = Corpus.open(texts, text_column) if texts else None
     if corpus is None:
         return _hash(given, ""), lambda store: given
     corpus.check()
 
-    def wanted(store: FeatureStore) -> Wanted:
+    def wanted(store: FeatureStore) -> DocumentsToForget:
         # A store has hashes of windows, so the texts are cut with its own, untrusted, tokenizer.
         found = within_bounds(
             store.teacher_file("tokenizer.json"),
@@ -134,6 +134,6 @@ def _digests_in_process(
         return _digests(store, Corpus.open(tuple(texts), text_column))
 
 
-def _hash(given: Wanted, corpus: str) -> str:
+def _hash(given: DocumentsToForget, corpus: str) -> str:
     each = (*map(str, sorted(given.numbers)), *sorted(given.hashes), corpus)
     return hashlib.sha256("\n".join(each).encode()).hexdigest()

@@ -295,12 +295,12 @@ def forget(
     """
     from teachonce.feature_store.arguments import documents_to_forget
     from teachonce.store.tools.forget import forget as take_out
-    from teachonce.store.tools.text_copies import copies_left
+    from teachonce.store.tools.text_copies import remaining_copies
     from teachonce.student_train.data.token_cache import drop_tables
 
     request, wanted = documents_to_forget(documents, texts, text_column)
     done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
-    left = copies_left(path, done.text, done.removed)
+    left = remaining_copies(path, done.text, done.removed)
     facts = {
         "forgotten_documents": done.documents,
         "forgotten_sequences": done.sequences,

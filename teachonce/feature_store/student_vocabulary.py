@@ -38,7 +38,7 @@ def check_tokenizer(store: FeatureStore) -> None:
     if "tokenizer.json" not in store.teacher_files():
         raise UserError(
             f"{store.path}: holds no tokenizer.json of the teacher, and --vocab is compared with"
-            " its pieces; leave --vocab away, or dump again"
+            " its pieces; leave --vocab out, or dump again"
         )
 
 

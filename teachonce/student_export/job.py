@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from teachonce.checkpoints.first_token import own_first
+from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.loading import input_limit, load_tokenizer
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
@@ -40,7 +40,7 @@ def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     """
     if student.kind == DECODER:
         tokenizer = load_tokenizer(resolve_model(str(student.folder)))
-        if own_first(tokenizer.backend_tokenizer) is not None:
+        if prepended_token(tokenizer.backend_tokenizer) is not None:
             tokenizer.init_kwargs["add_bos_token"] = True  # transformers.js looks for it here
         save_tokenizer(tokenizer, folder)
         return
@@ -170,7 +170,7 @@ def _check_formats(student: LoadedStudent, options: ExportOptions) -> None:
     able = [name for name, each in FORMATS.items() if student.kind in each.kinds]
     for name in options.to:
         if name not in able:
-            what = "decoders" if student.kind == DECODER else "students that are no decoders"
+            what = "decoders" if student.kind == DECODER else "students other than decoders"
             raise UserError(f"--to {name}: does not export {what}; give --to {' or '.join(able)}")
 
 

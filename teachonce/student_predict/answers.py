@@ -19,7 +19,7 @@ from teachonce.downstream.tasks.word_windows import WordWindow, word_windows
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.student_inputs import StudentInputs
 from teachonce.student_export.words import word_spans
-from teachonce.student_predict.texts import Given
+from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -42,7 +42,11 @@ class Predictor:
     """
 
     def __init__(
-        self, student: StudentInputs, run: Runner, given: Sequence[Given], top: int | None = None
+        self,
+        student: StudentInputs,
+        run: Runner,
+        given: Sequence[InputText],
+        top: int | None = None,
     ) -> None:
         self.student, self.run, self.given, self.top = student, run, given, top
         self.blank = self.long = 0
@@ -54,7 +58,7 @@ class Predictor:
             )
         numbers = student.task is not None and student.task.output_kind == "numbers"
         if top is not None and (numbers or student.kind not in ("classification", "mlm")):
-            raise UserError("--top: the answers of this student are no lists; leave --top out")
+            raise UserError("--top: the answers of this student are not lists; leave --top out")
         if student.kind == "mlm":
             self._check_masks()
 
@@ -87,7 +91,7 @@ class Predictor:
     def _truncates(self) -> bool:
         return self.pairs or self.student.kind == "embedding"
 
-    def _method(self) -> Callable[[Sequence[Given]], Iterator[Answer]]:
+    def _method(self) -> Callable[[Sequence[InputText]], Iterator[Answer]]:
         if self.student.kind == "classification":
             return self._classified
         return {"mlm": self._filled, "tagging": self._tagged, "embedding": self._embedded}[
@@ -118,7 +122,7 @@ class Predictor:
         return list(self._outputs(rows)), [{"cut": True} if each else {} for each in cut]
 
     def _windows(
-        self, given: Sequence[Given], first: str = ""
+        self, given: Sequence[InputText], first: str = ""
     ) -> Iterator[tuple[str, list[tuple[int, int]], list[tuple[WordWindow, Array]], Answer]]:
         """Yield for each text: the text, its spans of words, its windows with outputs, and the key
         `windows` of its answer."""
@@ -140,7 +144,7 @@ class Predictor:
             more = {"windows": len(some)} if len(some) > 1 else {}
             yield text, words, [(each, next(outputs)) for each in some], more
 
-    def _embedded(self, given: Sequence[Given]) -> Iterator[Answer]:
+    def _embedded(self, given: Sequence[InputText]) -> Iterator[Answer]:
         sides = list(zip(*(each.texts for each in given), strict=True))
         if not self.pairs:
             vectors, cuts = self._truncated(sides)
@@ -154,7 +158,7 @@ class Predictor:
             lengths = np.linalg.norm(a) * np.linalg.norm(b)
             yield {"score": _rounded(a @ b / max(lengths, 1e-12)), **cuts[0], **cuts[1]}
 
-    def _classified(self, given: Sequence[Given]) -> Iterator[Answer]:
+    def _classified(self, given: Sequence[InputText]) -> Iterator[Answer]:
         if self.pairs:
             outputs, cuts = self._truncated(list(zip(*(each.texts for each in given), strict=True)))
             for logits, cut in zip(outputs, cuts, strict=True):
@@ -182,7 +186,7 @@ class Predictor:
             return {"labels": chosen, "probabilities": shown}
         return {"label": task.labels[order[0]], "probabilities": shown}
 
-    def _tagged(self, given: Sequence[Given]) -> Iterator[Answer]:
+    def _tagged(self, given: Sequence[InputText]) -> Iterator[Answer]:
         task = self.student.task
         assert task is not None  # a tagger has labels
         joins = scheme_of(label for label in task.labels if label != task.later_label) is not None
@@ -206,7 +210,7 @@ class Predictor:
                     )
             yield {"words": words, **(_entities(text, words) if joins else {}), **more}
 
-    def _filled(self, given: Sequence[Given]) -> Iterator[Answer]:
+    def _filled(self, given: Sequence[InputText]) -> Iterator[Answer]:
         tokenizer = self.student.tokenizer
         mask = tokenizer.mask_token
         for text, spans, windows, more in self._windows(given, mask):

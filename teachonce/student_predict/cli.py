@@ -56,9 +56,9 @@ def _parameters() -> list[click.Parameter]:
 def main(**words: Any) -> None:
     """Read the options and the texts, and print an answer to each."""
     options = PredictOptions(**words)
-    from teachonce.student_predict.texts import given_texts
+    from teachonce.student_predict.texts import input_texts
 
-    given = given_texts(options)
+    given = input_texts(options)
     if not (options.folder / ABOUT).is_file():
         # Before torch loads, which takes seconds: a wrong name is an error at once.
         resolve_vectors(str(options.folder))

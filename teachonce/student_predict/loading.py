@@ -42,7 +42,7 @@ def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
     if (folder / ABOUT).is_file():
         return _export(folder, file)
     if file is not None:
-        raise UserError(f"--file {file}: {folder} is no export ({ABOUT}); leave --file out")
+        raise UserError(f"--file {file}: {folder} is not an export ({ABOUT}); leave --file out")
     if (folder / "config.json").is_file():
         config = load_config(resolve_vectors(str(folder)))
         if declared_head(config.architectures or ()) == "causal":

@@ -17,7 +17,7 @@ TAB = "\t"
 
 
 @dataclass(frozen=True)
-class Given:
+class InputText:
     """A text, or the two texts of a pair, and the place where it was given, for errors."""
 
     texts: tuple[str, ...]
@@ -28,7 +28,7 @@ class Given:
         return not all(text.strip() for text in self.texts)
 
 
-def given_texts(options: PredictOptions) -> list[Given]:
+def input_texts(options: PredictOptions) -> list[InputText]:
     """Return the texts, including blank ones, so that the answers have the order of the lines.
 
     Raises UserError if all texts are blank, if texts and pairs are mixed, and for a file that
@@ -46,7 +46,7 @@ def given_texts(options: PredictOptions) -> list[Given]:
     return found
 
 
-def _given(options: PredictOptions) -> Iterator[Given]:
+def _given(options: PredictOptions) -> Iterator[InputText]:
     path = options.input
     if options.columns and (path is None or str(path) == "-" or not is_table(path)):
         flags = ", ".join(f"--{role.replace('_', '-')}-column" for role in options.columns)
@@ -60,7 +60,7 @@ def _given(options: PredictOptions) -> Iterator[Given]:
             raise UserError(f"--pairs: {path} is a table; name its columns text_a and text_b")
         for row in read_rows(path):
             roles = text_roles(row, options.columns)
-            yield Given(tuple(_cell(row, role, options.columns) for role in roles), row.where)
+            yield InputText(tuple(_cell(row, role, options.columns) for role in roles), row.where)
     else:
         yield from _lines(_file(path), f"{path}, line", options.pairs)
 
@@ -83,7 +83,7 @@ def _file(path: Path) -> Iterator[str]:
         ) from None
 
 
-def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[Given]:
+def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]:
     for number, line in enumerate(lines, 1):
         if pairs and line.count(TAB) != 1 and line.strip():
             raise UserError(
@@ -91,7 +91,7 @@ def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[Given]:
                 f" {line.count(TAB)} TABs in {line!r:.60}"
             )
         texts = tuple(line.split(TAB)) if pairs and line.strip() else (line,) * (1 + pairs)
-        yield Given(texts, f"{where} {number}")
+        yield InputText(texts, f"{where} {number}")
 
 
 def _cell(row: Row, role: str, columns: dict[str, str]) -> str:

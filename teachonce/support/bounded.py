@@ -29,7 +29,7 @@ _child(**call)
 """
 
 
-class Exceeded(UserError):
+class LimitExceeded(UserError):
     """Raised if the function exceeds a limit or crashes; the message names the limit."""
 
 
@@ -41,8 +41,8 @@ def run_bounded(
     function: defined at the top level of a module; its arguments and result are JSON values.
     seconds: of CPU time. memory: bytes of address space.
 
-    Raises Exceeded if the process exceeds a limit or crashes; UserError, with its line, for any
-    error of the function; TypeError for an argument that is not JSON.
+    Raises LimitExceeded if the process exceeds a limit or crashes; UserError, with its line, for
+    any error of the function; TypeError for an argument that is not JSON.
     """
     # glibc reserves 64 MB of address space for each arena, by default up to 8 of them a core.
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
@@ -59,17 +59,17 @@ def run_bounded(
     try:
         answer, _ = process.communicate(call, timeout=seconds * PATIENCE)
     except subprocess.TimeoutExpired:
-        raise Exceeded(f"took longer than {seconds:,.0f} s") from None
+        raise LimitExceeded(f"took longer than {seconds:,.0f} s") from None
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
     if process.returncode == -signal.SIGXCPU:
-        raise Exceeded(f"took longer than {seconds:,.0f} s")
+        raise LimitExceeded(f"took longer than {seconds:,.0f} s")
     try:
         result = json.loads(answer)
     except ValueError:
-        raise Exceeded(
+        raise LimitExceeded(
             f"crashed, or needed more than {memory / 2**30:.3g} GB of memory (exit code"
             f" {process.returncode})"
         ) from None

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from teachonce.support.environment import SLEEPING, VARIABLE
-from teachonce.support.errors import UserError, first_line, of_library, of_path, out_of_memory
+from teachonce.support.errors import (
+    UserError,
+    first_line,
+    library_error_line,
+    os_error_line,
+    out_of_memory,
+)
 from teachonce.support.signals import SIGNALS, Stopped, stoppable
 
 if TYPE_CHECKING:
@@ -111,11 +117,11 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our pipe has ended: click exits quietly
                 raise
-            raise click.ClickException(of_path(error)) from error
+            raise click.ClickException(os_error_line(error)) from error
         except Exception as error:
-            line = of_library(error)
+            line = library_error_line(error)
             if out_of_memory(error):
-                line = f"out of memory ({first_line(error)}); free some, or ask for less at once"
+                line = f"out of memory ({first_line(error)}); free some, or request less at once"
             if line is None:
                 raise
             raise click.ClickException(line) from error
@@ -124,7 +130,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             click.echo(
-                f"Stopped: {stopped.message or 'the same command begins again, or goes on'}",
+                f"Stopped: {stopped.message or 'the same command starts again, or continues'}",
                 err=True,
             )
             raise click.exceptions.Exit(128 + stopped.number) from None

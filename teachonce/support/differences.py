@@ -62,7 +62,7 @@ def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions
         also = f", and the same versions ({versions})" if versions else ""
         raise UserError(
             f"{path}: holds an unfinished store with other arguments: {first_few(differ)}; use the"
-            f" same arguments{also} to go on, or {ANOTHER}"
+            f" same arguments{also} to continue, or {ANOTHER}"
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VARIABLE, SLEEPING = "OMP_WAIT_POLICY", "PASSIVE"
-_imported_sleeping = False  # whether torch was imported inside `sleeping_waits`
+_imported_sleeping = False  # whether torch was imported inside `passive_waits`
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def is_main_process() -> bool:
 
 
 @contextmanager
-def sleeping_waits() -> Iterator[None]:
+def passive_waits() -> Iterator[None]:
     """Set OMP_WAIT_POLICY=PASSIVE while torch may be imported; restore the environment afterwards.
 
     Does nothing if torch is imported already, or if the variable is set.

@@ -54,7 +54,7 @@ UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "un
 """Words of torch's RuntimeError for a file that could not be written."""
 
 
-def of_library(error: BaseException) -> str | None:
+def library_error_line(error: BaseException) -> str | None:
     """Return one line for an error of safetensors, tokenizers or torch when a file was read or
     written, and for a torchvision that does not fit torch; None for any other error."""
     if line := _of_torchvision(error):
@@ -99,7 +99,7 @@ def _version(name: str) -> str:
         return "of an unknown version"
 
 
-def of_path(error: OSError) -> str:
+def os_error_line(error: OSError) -> str:
     """Return one line for an OSError: the file or folder, the cause, and what to check."""
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     cause = error.strerror or first_line(error)

@@ -56,8 +56,8 @@ def sync_tree(folder: Path) -> None:
         list(workers.map(sync, paths))
 
 
-def open_weights(folder: Path) -> None:
-    """Give the .safetensors files under a folder the file mode that the umask gives new files."""
+def apply_umask(folder: Path) -> None:
+    """Give the .safetensors files under a folder the file mode of new files, by the umask."""
     # safetensors creates them readable by their owner alone, and no other user could load the
     # model.
     probe = _unfinished(folder / "mode")

@@ -108,8 +108,8 @@ def open_repository(
         parts = []
     if len(parts) != 2:
         raise UserError(
-            f"{id!r}: is no name of a repository on the hub; give USER/NAME, of letters, digits,"
-            " '-', '_' and '.'"
+            f"{id!r}: is not a valid name of a repository on the hub; give USER/NAME, of letters,"
+            " digits, '-', '_' and '.'"
         )
     with hub_errors(id):
         if get_token() is None:
@@ -132,7 +132,7 @@ def hub_errors(id: str) -> Iterator[None]:
 
     if is_offline_mode():
         raise UserError(
-            f"{id}: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, so the hub is not asked;"
+            f"{id}: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, so the hub is not used;"
             " unset it"
         )
     verbosity = get_verbosity()

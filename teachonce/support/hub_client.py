@@ -159,7 +159,7 @@ def _check(response: Response) -> None:
 def _check_name(response: Response, header: str, fits: Callable[[str], bool]) -> None:
     value = response.headers.get(header)
     if value is not None and not fits(value.removeprefix("W/").strip('"')):
-        raise _refused(response.request, f"sends {value:.80} as its {header}, which is no name")
+        raise _refused(response.request, f"sends {value:.80} as its {header}, which is not a name")
 
 
 def _most(response: Response, declared: int | None) -> int:

@@ -33,7 +33,7 @@ def other_versions(then: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 def version_words(versions: Mapping[str, tuple[str, str]]) -> str:
     """Format the result of `other_versions` for a message."""
-    return ", ".join(f"{name} {then} then and {now} now" for name, (then, now) in versions.items())
+    return ", ".join(f"{name} was {then} and is {now}" for name, (then, now) in versions.items())
 
 
 def installed() -> dict[str, str]:

@@ -20,7 +20,7 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
     block), has more than `most` bytes, or is not UTF-8."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path}: is no file (a pipe, a device or a folder)")
+            raise UserError(f"{path}: is not a file (but a pipe, a device or a folder)")
         with path.open("rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
@@ -31,19 +31,19 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
-    """Read a JSON file with the schema `shape`, see `misfit`. Raises UserError, which names file
-    and key."""
+    """Read a JSON file with the schema `shape`, see `schema_violation`. Raises UserError, which
+    names file and key."""
     text = read_small(path, most)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({first_line(error)}); copy it again") from None
-    if problem := misfit(found, shape):
+    if problem := schema_violation(found, shape):
         raise UserError(f"{path}: {problem}")
     return found
 
 
-def misfit(value: Any, shape: Any, place: str = "it") -> str:
+def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
     """Describe where a JSON value violates a schema; "" if it does not.
 
     A schema is str, int, float (any number, NaN and infinity included), bool, dict or object (any
@@ -55,7 +55,7 @@ def misfit(value: Any, shape: Any, place: str = "it") -> str:
     if isinstance(shape, list):
         if not isinstance(value, list):
             return f"{place} is {_kind(value)}, expected a list"
-        each = (misfit(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
+        each = (schema_violation(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
         return next(filter(None, each), "")
     if isinstance(shape, tuple):
         fits = any(value == one and type(value) is type(one) for one in shape)
@@ -67,7 +67,7 @@ def misfit(value: Any, shape: Any, place: str = "it") -> str:
     if not isinstance(value, shape):
         return f"{place} is {_kind(value)}, expected {NAMES[shape]}"
     if shape is str and not _is_text(value):
-        return f"{place} is {value!r:.40}, which is no text"
+        return f"{place} is {value!r:.40}, which is not valid text"
     return ""
 
 
@@ -83,9 +83,9 @@ def _misfit_object(value: Any, shape: dict[str, Any], place: str) -> str:
             return f"{key} of {place} is missing" if place != "it" else f"{key} is missing"
     for key, inner in value.items():
         if not _is_text(key):
-            return f"a key of {place} is {key!r:.40}, which is no text"
+            return f"a key of {place} is {key!r:.40}, which is not valid text"
         found = named.get(key, shape.get("*", object))
-        if problem := misfit(inner, found, key if place == "it" else f"{place}.{key}"):
+        if problem := schema_violation(inner, found, key if place == "it" else f"{place}.{key}"):
             return problem
     return ""
 

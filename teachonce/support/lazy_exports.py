@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from teachonce.support.environment import sleeping_waits
+from teachonce.support.environment import passive_waits
 
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
@@ -23,7 +23,7 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[st
 
     The stub next to it has only lines such as `from a.b import c as c`, and `from . import d as d`
     for a module of the package itself. `__getattr__` raises AttributeError for any other name. It
-    imports inside `sleeping_waits`, as some names import torch.
+    imports inside `passive_waits`, as some names import torch.
     """
     statements = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
     homes = {
@@ -37,7 +37,7 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[st
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        with sleeping_waits():
+        with passive_waits():
             module = import_module(home or f"{package}.{name}")
         found = getattr(module, name) if home else module
         setattr(sys.modules[package], name, found)

@@ -75,7 +75,10 @@ class Lease:
                 return made, True
             with contextlib.suppress(FileNotFoundError):  # it was closed just now
                 return _open(self.path), False
-        raise UserError(f"{self.store}: {self.path.name} next to it comes and goes; start again")
+        raise UserError(
+            f"{self.store}: {self.path.name} next to it is removed and made again repeatedly; start"
+            " again when nothing else writes there"
+        )
 
     def _make(self) -> int | None:
         """Create a lease file, locked and signed before it is renamed to its name; None if one
@@ -210,8 +213,8 @@ def check_token(store: object, name: str, writer: Mapping[str, Any], token: str)
         )
     if writer.get("token") != token:
         raise UserError(
-            f"{store}: {_named(writer)} has taken over the right to write it, as this"
-            " process was silent for too long; published parts are kept"
+            f"{store}: {_named(writer)} has taken over its lease, as this process sent"
+            " no heartbeat for too long; published parts are kept"
         )
 
 
@@ -219,9 +222,9 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
     """Return the error for a store whose writer is alive; its last heartbeat was `silent` seconds
     ago."""
     return Taken(
-        f"{store}: another process is writing it: {_named(writer)}, last heard of"
-        f" {max(0, silent):.0f} s ago; wait for it or stop it. Dead on another machine, it is"
-        f" replaced after {BEAT * MISSED:.0f} s"
+        f"{store}: another process is writing it: {_named(writer)}, last heartbeat"
+        f" {max(0, silent):.0f} s ago; wait for it or stop it. If it died on another machine, its"
+        f" lease expires after {BEAT * MISSED:.0f} s"
     )
 
 

@@ -40,7 +40,7 @@ def check_gpus(gpus: float) -> None:
 
 
 @dataclass(frozen=True)
-class Home:
+class DriverNode:
     """What a worker's node must have in common with the driver: the folder in which the command was
     typed, the driver's lease of the path `driven`, and the installed versions."""
 
@@ -50,7 +50,7 @@ class Home:
     installed: dict[str, str]
 
     @classmethod
-    def here(cls, driven: Path, lease: Lease) -> Home:
+    def here(cls, driven: Path, lease: Lease) -> DriverNode:
         """Describe this process, the driver."""
         return cls(os.getcwd(), driven, lease.token, installed())
 
@@ -61,15 +61,15 @@ class Home:
         for name, wanted in self.installed.items():
             if here.get(name) != wanted:
                 raise UserError(
-                    f"{name} is {here.get(name)} there and {wanted} on the node of the driver;"
-                    " install the same on every node"
+                    f"{name} is {here.get(name)} on this node and {wanted} on the driver's; install"
+                    " the same version on every node"
                 )
         os.chdir(self.folder)
         lease = lease_path(self.driven)
         if not lease.exists() or self.token not in lease.read_text():
             raise UserError(
-                f"{lease.parent} there is not the folder that the driver sees; --out must lie on a"
-                " disk that all nodes share, under the same path"
+                f"{lease.parent} on this node is not the folder that the driver sees; --out must be"
+                " on a disk that all nodes share, under the same path"
             )
 
 
@@ -114,7 +114,7 @@ def _check_answers(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise UserError(
             f"--ray {address}: nobody answers there ({first_line(error)}); start the cluster with"
-            " `ray start --head`, or say --ray local for one of this machine alone"
+            " `ray start --head`, or give --ray local for a cluster of this machine alone"
         ) from None
 
 
@@ -131,13 +131,13 @@ def gpus_of_worker(ray: Any, asked: float | None, device: str) -> float:
     return float(not device.startswith("cpu") and ray.cluster_resources().get("GPU", 0) >= 1)
 
 
-def rooms(ray: Any, address: str, gpus: float) -> tuple[int, int]:
+def worker_capacity(ray: Any, address: str, gpus: float) -> tuple[int, int]:
     """Count the nodes, and the workers of one CPU and `gpus` GPUs each that they have room for.
 
     Raises UserError if the cluster is only this machine and has no room.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    places = sum(places_of(node, gpus) for node in nodes)
+    places = sum(node_capacity(node, gpus) for node in nodes)
     if not places and address == "local":
         raise UserError(
             f"--ray local: this machine has no room for a worker of 1 CPU and {gpus:g} GPU; say"
@@ -146,7 +146,7 @@ def rooms(ray: Any, address: str, gpus: float) -> tuple[int, int]:
     return len(nodes), places
 
 
-def places_of(node: dict[str, float], gpus: float) -> int:
+def node_capacity(node: dict[str, float], gpus: float) -> int:
     """Count the workers of one CPU and `gpus` GPUs each that a node has room for."""
     places = math.floor(node.get("CPU", 0))
     if gpus:

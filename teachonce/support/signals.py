@@ -27,8 +27,8 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Handler of both signals: raises Stopped at once or, inside `deferred`, at the next
-    `check`."""
+    """Handler of SIGINT (Ctrl-C) and SIGTERM: raises Stopped at once or, inside `deferred`, at the
+    next `check`."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -37,7 +37,7 @@ class Stop:
         self.unraisable = sys.unraisablehook
 
     def listen(self) -> None:
-        """Handle both signals from now on, except those that the process ignores."""
+        """Handle SIGINT and SIGTERM from now on, unless the process ignores them."""
         for each in SIGNALS:
             # A shell sets SIGINT to SIG_IGN for its background jobs: Ctrl-C must not stop them.
             if signal.getsignal(each) is not signal.SIG_IGN:
@@ -56,7 +56,7 @@ class Stop:
         return self.number is not None
 
     def request(self) -> None:
-        """Request a stop without a signal: another process of the job has received one."""
+        """Request a stop without a signal, because another process of the job has received one."""
         self.number = self.number or signal.SIGTERM
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ _first: Stop | None = None  # the handler of the outermost open context
 
 @contextmanager
 def stoppable(message: Callable[[], str] | None = None) -> Iterator[Stop]:
-    """Handle both signals while the context is open.
+    """Handle SIGINT and SIGTERM while the context is open.
 
     After a stop, `message` returns the line of the Stopped that is raised: what was saved, and how
     to continue. Inside another such context, the outer handler stays in place.

@@ -18,9 +18,9 @@ def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise UserError(f"{path}: more than {MAX_BYTES} bytes; that is no {what}")
+            raise UserError(f"{path}: more than {MAX_BYTES} bytes; that is not a {what}")
         return tomllib.loads(data.decode())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check {option}") from None
     except (ValueError, RecursionError) as error:  # what TOML and UTF-8 raise
-        raise UserError(f"{path}: not TOML ({error}); mend it") from None
+        raise UserError(f"{path}: not TOML ({error}); correct it") from None

@@ -41,7 +41,7 @@ def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer
     if size < needed:
         raise UserError(
             f"--vocab {size}: a decoder's vocabulary holds the {BYTES} bytes and {len(SPECIALS)}"
-            f" special tokens; ask for {needed} pieces or more"
+            f" special tokens; give {needed} pieces or more"
         )
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")

@@ -62,7 +62,7 @@ def fitting(where: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError) as error:
         raise UserError(
-            f"{where}: is no checkpoint of this training ({type(error).__name__}:"
+            f"{where}: is not a checkpoint of this training ({type(error).__name__}:"
             f" {first_line(error)}); remove it to start from scratch"
         ) from error
     except pickle.UnpicklingError as error:

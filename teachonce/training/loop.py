@@ -26,7 +26,7 @@ from teachonce.support.signals import Stop
 from teachonce.training.ranks import ALONE, Ranks
 
 CAPACITY, PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
-EVERY = 5  # steps between two calls of `give_back`
+EVERY = 5  # steps between two calls of `release_memory`
 Losses = dict[str, float]
 """The losses of one step by name, each averaged over its batches; `loss` is the one minimised."""
 
@@ -38,7 +38,7 @@ TOO_LARGE = (
 )
 
 
-def infinite(losses: Losses) -> str:
+def nonfinite_parts(losses: Losses) -> str:
     """Return the parts of a loss that are not finite, each followed by a comma."""
     bad = (name for name, value in losses.items() if not math.isfinite(value))
     return "".join(f"{name} {losses[name]:g}, " for name in bad if not name.endswith("loss"))
@@ -54,7 +54,7 @@ def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
 
 
 @contextmanager
-def few_primitives() -> Iterator[None]:
+def limit_primitive_cache() -> Iterator[None]:
     """Limit oneDNN's cache to 64 compiled primitives instead of 1,024, unless the user set it."""
     # Batches have many shapes, each with primitives of its own of about a megabyte. oneDNN reads
     # the variable when it compiles the first one.
@@ -62,7 +62,7 @@ def few_primitives() -> Iterator[None]:
         yield
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return freed memory to the operating system."""
     # With blocks of varying sizes, glibc retains gigabytes of freed memory.
     with suppress(AttributeError, OSError, TypeError):  # another C library
@@ -106,23 +106,23 @@ class Training(ABC):
         ended and is saved.
         """
         with (
-            few_primitives(),
+            limit_primitive_cache(),
             stop.deferred(),
             tqdm(
                 total=self.steps,
                 initial=self.step,
                 unit="step",
                 desc=name,
-                disable=None if self.ranks.lead else True,
+                disable=None if self.ranks.is_main else True,
             ) as progress,
         ):
             for losses in self.updates():
                 progress.update()
                 self.after(losses, progress)
                 if self.step % EVERY == 0:
-                    give_back()
+                    release_memory()
                 stopping = self.ranks.any(stop.requested)
-                if self.ranks.lead and (stopping or self.is_due()):
+                if self.ranks.is_main and (stopping or self.is_due()):
                     self.save()
                 if stopping:
                     # Also in a process that has received no signal itself.
@@ -159,7 +159,7 @@ class Training(ABC):
             if self.step == 0:  # no rate is too high before the first update
                 why, remedy = "training cannot start", TOO_LARGE
             raise UserError(
-                f"step {self.step + 1}: {why} ({infinite(found)}loss {found['loss']:g}, its"
+                f"step {self.step + 1}: {why} ({nonfinite_parts(found)}loss {found['loss']:g}, its"
                 f" gradient's norm {norm:g}); {remedy}"
             )
         self.optimizer.step()

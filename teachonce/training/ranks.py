@@ -28,7 +28,7 @@ class Ranks:
     size: int = 1
 
     @property
-    def lead(self) -> bool:
+    def is_main(self) -> bool:
         """Return whether this process prints and writes: it has rank 0."""
         return self.rank == 0
 
@@ -36,15 +36,15 @@ class Ranks:
         """Raise UserError if a step has fewer batches than there are processes."""
         if self.size > accumulate:
             raise UserError(
-                f"--accumulate {accumulate} and {self.size} processes: a step has too few batches"
-                f" to share out; give --accumulate {self.size} (with batches as much smaller), or"
-                f" start {counted(accumulate, 'process')}"
+                f"--accumulate {accumulate} and {self.size} processes: a step has fewer batches"
+                f" than processes; give --accumulate {self.size} (and smaller batches), or start"
+                f" {counted(accumulate, 'process')}"
             )
 
     def check_installed(self) -> None:
         """Raise UserError if a process has other versions or other code than the first process."""
         here = installed()
-        first = self.agreed(here)
+        first = self.broadcast(here)
         other = list(differences(first, here))
         found = f"{socket.gethostname()}: {'; '.join(_difference_line(*each) for each in other)}"
         each: list[Any] = [None] * self.size
@@ -77,7 +77,7 @@ class Ranks:
         """Return whether the flag of any process is set."""
         return self.summed({"": float(flag)})[""] > 0
 
-    def agreed(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the value of the first process; it must be picklable."""
         if self.size == 1:
             return value

@@ -22,11 +22,11 @@ def rare_weights(counts: ArrayLike) -> Array:
     return weights
 
 
-def waits(draws: Array, weights: Array) -> Array:
-    """Return -log(draw) / weight for uniform draws in [0, 1).
+def sampling_keys(draws: Array, weights: Array) -> Array:
+    """Return -log(draw) / weight for uniform draws in [0, 1), as keys of a weighted random sample.
 
-    The n smallest results are a weighted random sample of n without replacement (Efraimidis &
-    Spirakis 2006). With equal weights, the order is that of the draws.
+    The n items with the smallest keys are a sample of n without replacement (Efraimidis & Spirakis
+    2006). With equal weights, the order is that of the draws.
     """
     import numpy as np
 

@@ -13,13 +13,13 @@ PATIENCE = 3
 
 @dataclass
 class Schedule:
-    """Factor of the peak learning rate at a step.
+    """Computes the factor of the peak learning rate at a step.
 
     After `warmup` steps of all `steps`, `linear` and `cosine` fall from 1 to `end`: cosine along
     half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `constant` stays at 1, for
-    Adadelta, which finds its own rates (Zeiler 2012). `plateau` counts validations without progress
-    (Kolesnikova et al. 2022). If `patience` is given, the training stops early after that number of
-    consecutive validations without progress.
+    Adadelta, which finds its own rates (Zeiler 2012). `plateau` halves the factor after some
+    validations without progress (Kolesnikova et al. 2022). If `patience` is given, the training
+    stops early after that number of consecutive validations without progress.
     """
 
     kind: str

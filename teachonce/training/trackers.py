@@ -28,7 +28,7 @@ LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunDescription:
     """What a tracker shows of a training.
 
     folder: the student's; the run is named by it and its parent folder. figures: files with the
@@ -91,7 +91,11 @@ class Trackers:
     """
 
     def __init__(
-        self, names: Iterable[str], facts: Facts, resume: bool, say: Callable[[str], object]
+        self,
+        names: Iterable[str],
+        facts: RunDescription,
+        resume: bool,
+        say: Callable[[str], object],
     ) -> None:
         """Start a run with each tracker, or resume the runs of the folder. Raises UserError if one
         cannot start."""
@@ -137,7 +141,7 @@ LOGGED = {"mlflow": {"synchronous": False}}
 """Arguments of `log`: by itself MLflow waits for the server's answer at every step."""
 
 
-def _started(name: str, facts: Facts, id: str | None) -> tuple[Any, str]:
+def _started(name: str, facts: RunDescription, id: str | None) -> tuple[Any, str]:
     """Start a run, or resume run `id`; return accelerate's tracker and the run's id.
 
     The environment variables WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, TRACKIO_PROJECT,

@@ -81,7 +81,7 @@ def train_wordpiece(
         raise UserError(
             f"--vocab {size}: the text has {len({c for word in words for c in word})} different"
             " characters, and with those inside words and the special tokens they need"
-            f" {needed} pieces; ask for more"
+            f" {needed} pieces; give more"
         )
     possible = len(letters) + sum(len(word) - 1 for word in words)  # each merge joins two pieces
     # At most the possible number: the trainer allocates memory for the number requested.
@@ -112,7 +112,7 @@ def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
     least = len(SPECIALS) + 1
     if size is not None and size < least:
         raise UserError(
-            f"--vocab words:{size}: leaves no place for a word next to the special tokens; ask for"
+            f"--vocab words:{size}: leaves no place for a word next to the special tokens; give"
             f" {least} or more, or for all words of the text: --vocab words"
         )
     pieces = [*SPECIALS.values(), *known][:size]

@@ -278,20 +278,20 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     ),
     "lost weights": (
         lambda f: (f / "2_Dense/model.safetensors").unlink(), {},
-        "2_Dense is no Dense that .* can load: Could not find 'model.safetensors'",
+        "2_Dense is not a Dense that .* can load: Could not find 'model.safetensors'",
     ),
     "other weights": (
         lambda f: _changed(f, "2_Dense/config.json", out_features=9), {},
-        "2_Dense is no Dense that .* can load: .*size mismatch",
+        "2_Dense is not a Dense that .* can load: .*size mismatch",
     ),
     "damaged weights": (
         lambda f: (f / "2_Dense/model.safetensors").write_bytes(b"no"), {},
-        "2_Dense is no Dense that sentence-transformers can load",
+        "2_Dense is not a Dense that sentence-transformers can load",
     ),
     "lost config": (
         lambda f: (f / "1_Pooling/config.json").unlink(), {}, "1_Pooling/config.json is missing",
     ),
-    "no JSON": (lambda f: (f / "modules.json").write_text("{"), {}, "modules.json is no JSON"),
+    "no JSON": (lambda f: (f / "modules.json").write_text("{"), {}, "modules.json is not JSON"),
     "no list": (lambda f: (f / "modules.json").write_text("[7]"), {}, "is not a list of modules"),
     "another width": (
         lambda f: _changed(f, "1_Pooling/config.json", embedding_dimension=64), {},
@@ -299,7 +299,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     ),
     "another way": (
         lambda f: _changed(f, "1_Pooling/config.json", pooling_mode="median"), {},
-        "1_Pooling is no Pooling that .* can load: Invalid pooling mode: 'median'",
+        "1_Pooling is not a Pooling that .* can load: Invalid pooling mode: 'median'",
     ),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ def bare_store(
 
 TRAIN_OPTIONS = {
     "--steps 5 --epochs 2": ("--steps and --epochs",),
-    "--vocab 3": ("--vocab 3", "characters", "ask for more"),
+    "--vocab 3": ("--vocab 3", "characters", "give more"),
     "--vocab many": ("--vocab many", "5k"),
     "--vocab .": ("--vocab .", "tokenizer"),
     "--loss wishful=1": ("wishful", "there are mlm,", " kl,", " ce,"),
@@ -180,7 +180,7 @@ def test_sweep(tmp_path: Path, store: Path) -> None:
     says(refused(student_sweep, *words, *wrong), "wishful")
     says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
     for more, told in (
-        ("--vocab 500 --vocab 3", ("--vocab 3", "ask for more")),
+        ("--vocab 500 --vocab 3", ("--vocab 3", "give more")),
         ("--vocab 500 --lr 1e-3,1e-2", ("--lr 1e-3,1e-2: ", "repeat it: --lr 1e-3 --lr 1e-2")),
         ("--vocab 500 --seed 1,2", ("repeat it: --seed 1 --seed 2",)),
         ("--vocab 500 --init svd --init tacher", ("--init tacher", "expected auto")),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from teachonce.checkpoints.first_token import put_first
+from teachonce.checkpoints.first_token import prepend_token
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import Features, FeatureStore, open_store
 from teachonce.store.tools.show import Pieces
@@ -124,13 +124,14 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     says(refused(teacher_dump, *words, "--bos", "9" * 11), "--bos 99999999999", "auto, none or")
     says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    assert put_first(tokenizer, "auto", "m") is None  # nothing says that it read a bos
+    assert prepend_token(tokenizer, "auto", "m") is None  # nothing says that it read a bos
     assert (
-        put_first(tokenizer, "5", "m") == 5 and tokenizer("a", text_pair="b")["input_ids"][0] == 5
+        prepend_token(tokenizer, "5", "m") == 5
+        and tokenizer("a", text_pair="b")["input_ids"][0] == 5
     )
-    assert put_first(tokenizer, "5", "m") is None
+    assert prepend_token(tokenizer, "5", "m") is None
     with pytest.raises(UserError, match="in front of each text itself; leave --bos out"):
-        put_first(tokenizer, "6", "m")
+        prepend_token(tokenizer, "6", "m")
 
 
 def test_overlapping_windows_are_learnt_once(
@@ -206,7 +207,7 @@ def test_values_of_another_token_are_found(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_writing, "observed_logprobs", shifted)
         path = dumped(tiny_teacher("gpt2"), corpus, tmp_path / "a.zarr", **PLAIN)
-    line = "view0/logits/observed is not the log-probability of the token that follows"
+    line = "view0/logits/observed is not the log-probability of the next token"
     assert line in refused_output(path)
     with pytest.raises(Exception, match="observed is not the log-probability"):
         for batch in open_store(path).stream(check=True):

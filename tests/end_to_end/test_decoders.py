@@ -129,7 +129,7 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "no decoder", "mlm")),
         (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L, L the number",)),
-        (("--student", "llama:32x2x4x64x3"), ("4 heads are no multiple of 3",)),
+        (("--student", "llama:32x2x4x64x3"), ("4 heads are not a multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
         (("--view", "1"), ("--view 1", "a decoder", "leave it out")),
         (("--prune-to", "300"), ("--prune-to 300", "a decoder", "pruned:SIZE")),

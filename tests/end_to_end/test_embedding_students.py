@@ -186,7 +186,7 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
     )
     assert nested > plain + 0.05
     line = refused(student_train, *common, "--out", tmp_path / "s", "--matryoshka", "24")
-    says(line, "--matryoshka 24: the student's vectors are 24 wide; give smaller sizes")
+    says(line, "--matryoshka 24: the student's vectors have size 24; give smaller sizes")
     line = refused(student_train, *common[:-1], "embedding=1", "--matryoshka", "8",
                    "--out", tmp_path / "s")  # fmt: skip
     says(line, "--matryoshka 8: no loss compares parts of a vector; add similarity")

@@ -45,7 +45,7 @@ def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
     assert len(store[len(ENGLISH)].token_ids) == 60
     told = ok(feature_store, "verify", out, "--model", teacher, "--device", "cpu")
     says(told, "sequence/embedding, 1 - cosine", "every error is within")
-    says(ok(feature_store, "info", out), "embedding   32 wide, mean, of length 1, prompt 'find: '")
+    says(ok(feature_store, "info", out), "embedding   size 32, mean, of length 1, prompt 'find: '")
     says(ok(feature_store, "show", out, "0"), "embedding of length 0.999")
 
 

@@ -314,7 +314,7 @@ def test_what_cannot_grow(
     line = refused(teacher_dump, "--model", teacher, *words, *from_it)
     says(line, "other options: features.hidden is", "use the store's teacher and options")
     line = refused(teacher_dump, "--model", teacher, *words, *from_it, *features, "--seed", 3)
-    says(line, "arguments.seed is '0' there and '3' now")
+    says(line, "arguments.seed is '0' in the store and '3' now")
     line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", tmp_path / "no.zarr")
     says(line, "no.zarr: no such file or folder")
     line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", out)

@@ -64,7 +64,7 @@ def test_the_teacher_and_its_store_know_the_label(stores: Stores, corpus: Path) 
     assert config.later_label == "X" and tuple(config.id2label.values()) == (*LABELS, "X")
     assert stores["first"].features.task == TaskSpec("tagging", LABELS)
     assert stores["all"].features.task == TaskSpec("tagging", (*LABELS, "X"), "X")
-    assert "3 labels: B-NAME, O, X; X is of word pieces" in ok(info, "info", stores["all"].path)
+    assert "3 labels: B-NAME, O, X; X labels later pieces" in ok(info, "info", stores["all"].path)
     said = gold = 0
     for plain, record in zip(stores["first"], stores["all"], strict=True):
         assert plain.tags is not None and record.tags is not None

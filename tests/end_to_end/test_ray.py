@@ -23,7 +23,7 @@ from teachonce.store import StoreWriter
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
-from teachonce.support.ray_cluster import Home, places_of
+from teachonce.support.ray_cluster import DriverNode, node_capacity
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.on_ray import WorkerJob, driver_path, share_on_ray, worker
@@ -121,7 +121,7 @@ def test_there_is_one_driver_at_a_time(options: DumpOptions) -> None:
 @pytest.fixture
 def task(options: DumpOptions) -> Iterator[WorkerJob]:
     lease = Lease(driver_path(place(options)))
-    yield WorkerJob(options, Home.here(driver_path(place(options)), lease))
+    yield WorkerJob(options, DriverNode.here(driver_path(place(options)), lease))
     lease.close()
 
 
@@ -139,9 +139,9 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
     host = socket.gethostname()
     says(told(installed={**task.home.installed, "code": "abc"}), f"{host}: code is ", "and abc on")
     says(told(installed={**task.home.installed, "torch": "1.0"}), "torch is ", "and 1.0 on")
-    says(told(token="0123"), "is not the folder that the driver sees", "a disk that all nodes")
+    says(told(token="0123"), "on this node is not the folder that", "a disk that all nodes")
     elsewhere = replace(task.options, out=tmp_path / "another" / "store.zarr")
-    says(told(options=elsewhere), "another there is not the folder")
+    says(told(options=elsewhere), "another on this node is not the folder")
     says(told(folder=str(tmp_path / "not there")), "not there: No such file or directory")
     assert StoreWriter.peek(task.options.out) is None
 
@@ -162,8 +162,8 @@ def test_a_worker_with_another_corpus_or_a_wrong_clock(task: WorkerJob) -> None:
 def test_places_of_a_node() -> None:
     node = {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
     places = {0: 8, 0.25: 8, 0.3: 6, 0.5: 4, 1: 2, 2: 1, 3: 0}
-    assert {gpus: places_of(node, gpus) for gpus in places} == places
-    assert places_of({"CPU": 2.0}, 0.5) == 0 and places_of({}, 0) == 0
+    assert {gpus: node_capacity(node, gpus) for gpus in places} == places
+    assert node_capacity({"CPU": 2.0}, 0.5) == 0 and node_capacity({}, 0) == 0
 
 
 @pytest.fixture

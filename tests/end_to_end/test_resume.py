@@ -89,7 +89,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
         assert f"{tmp_path / name}: was finished before, by the same command" in said
         assert said.splitlines()[-1] == first.splitlines()[-1]
         line = refused(teacher_dump, *words, "--views", 3)
-        assert "was finished with other arguments: views is '2' there and '3' now" in line
+        assert "was finished with other arguments: views is '2' in the store and '3' now" in line
         line = refused(teacher_dump, *words, "--views", 2, "--hidden", "none")
         assert "features.hidden" in line and "give another name" in line
         assert tree(tmp_path) == before
@@ -132,7 +132,7 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
     assert f": saved at step {int(newest.stem[5:])} ({newest});" in told[0]
     os.truncate(newest, newest.stat().st_size // 2)
     said = ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
-    resumed = f"resume    after step {int(before.stem[5:])} ({newest.name} torn: passed over)"
+    resumed = f"resume    after step {int(before.stem[5:])} ({newest.name} incomplete: skipped)"
     assert resumed in said.splitlines()
     assert_same_student(out, undisturbed)
 

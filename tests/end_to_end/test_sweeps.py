@@ -116,8 +116,8 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
         ("[tasks.mood]\ntask = 'speed'\n[models]\nteacher = 3", "models: expected a table"),
         ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
         ("[tasks.mood]\ntask = 'clasify'", "[tasks.mood] task clasify: did you mean classify?"),
-        ("[tasks.mood]\ntask = 'classify'\nwarm-up = 1", "warm-up is no option", "warmup?"),
-        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is no option", "the sweep sets"),
+        ("[tasks.mood]\ntask = 'classify'\nwarm-up = 1", "warm-up is not an option", "warmup?"),
+        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is not an option", "sweep sets"),
         ("[tasks.mood]\ntask = 'speed'\nseed = 'one'", "[tasks.mood] seed one: 'one': expected"),
         (
             "[tasks.mood]\ntask = 'ner'\npieces = 'al'",

@@ -150,5 +150,5 @@ def test_what_cannot_be_a_vocabulary_is_refused(store: Path, tmp_path: Path) -> 
     writer.seal()
     for command in ("info", "page"):
         line = refused(command, tmp_path / "a.zarr", "--vocab", "5k")
-        assert "holds no tokenizer.json" in line and "leave --vocab away" in line
+        assert "holds no tokenizer.json" in line and "leave --vocab out" in line
     assert "page in" in lines("page", tmp_path / "a.zarr", "--out", tmp_path / "a.html")

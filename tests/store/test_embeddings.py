@@ -110,7 +110,7 @@ def test_people_are_told(made: Made, tmp_path: Path) -> None:
     assert "hidden      none\n" in "\n".join(info_lines(open_store(tmp_path / "alone.zarr")))
     fs = open_store(made("zarr", "default", "embedding")[0])
     lines = "\n".join(info_lines(fs))
-    assert "embedding   33 wide, mean, of length 1, prompt 'the story '" in lines
+    assert "embedding   size 33, mean, of length 1, prompt 'the story '" in lines
     assert "embedding of length 1.0" in headline(sequence_facts(fs, 2))
     with pytest.raises(StoreError, match="no embedding in this store"):
         _ = open_store(made("zarr")[0])[0].embedding

@@ -238,7 +238,7 @@ def test_what_gguf_cannot_hold_is_refused(
 ) -> None:
     words = ("--to", "gguf", "--out", tmp_path / "out")
     said = refused(tiny_teacher("bert"), *words)
-    assert "does not export students that are no decoders; give --to onnx or" in said
+    assert "does not export students other than decoders; give --to onnx or" in said
     said = refused(student, "--to", "torchscript", "--out", tmp_path / "out")
     assert "does not export decoders; give --to onnx or gguf" in said
     said = refused(student, *words, "--quantize", "int8")

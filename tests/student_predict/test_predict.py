@@ -299,11 +299,11 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
         ("classifier", ["--input", "missing.txt"], "--input missing.txt: cannot be read: No such"),
         ("classifier", ["a", "--input", "b.txt"], "give texts on the command line or --input"),
         ("classifier", ["a", "--pairs"], "TEXT 1: expected two texts with a TAB between them"),
-        ("classifier", ["a", "--file", "onnx/model.onnx"], "is no export (export.json)"),
+        ("classifier", ["a", "--file", "onnx/model.onnx"], "is not an export (export.json)"),
         ("classifier", ["a", "--top", "0"], "--top 0: expected at least 1"),
         ("classifier", ["a", "--text-column", "b"], "need --input FILE"),
         ("tagger", ["a\tb", "--pairs"], "TEXT 1: is a pair, and the student reads single texts"),
-        ("tagger", ["a", "--top", "2"], "--top: the answers of this student are no lists"),
+        ("tagger", ["a", "--top", "2"], "--top: the answers of this student are not lists"),
         ("mlm", ["a [MASK]", "b"], "TEXT 2: has no [MASK]; write [MASK] where the masked LM"),
     ],
 )

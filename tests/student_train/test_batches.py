@@ -152,7 +152,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
         batches.distiller(Own())(batch)
     with pytest.raises(UserError, match="Linear: cannot be a student: .* see OwnStudent"):
         states.distiller(nn.Linear(2, 2))
-    with pytest.raises(UserError, match=r"groups2\.1: .* 3 layers do not fall into 2 groups"):
+    with pytest.raises(UserError, match=r"groups2\.1: .* 3 layers cannot be divided into 2 groups"):
         distiller.counterpart([own, own, own], "groups2.1")
 
 

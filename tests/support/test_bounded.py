@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from teachonce.support.bounded import Exceeded, run_bounded
+from teachonce.support.bounded import LimitExceeded, run_bounded
 from teachonce.support.errors import UserError
 
 
@@ -47,12 +47,12 @@ def test_results_and_errors_come_back() -> None:
     for function, line in ((refuse, "a line for a person"), (fail, "'of the code'")):
         with pytest.raises(UserError, match=line) as error:
             run_bounded(function, seconds=20)
-        assert not isinstance(error.value, Exceeded)
+        assert not isinstance(error.value, LimitExceeded)
 
 
 def test_time_has_a_bound() -> None:
     begun = time.monotonic()
-    with pytest.raises(Exceeded, match="took longer than 1 s"):
+    with pytest.raises(LimitExceeded, match="took longer than 1 s"):
         run_bounded(spin, seconds=1)
     assert time.monotonic() - begun < 60
 
@@ -62,7 +62,7 @@ def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
     with pytest.raises(UserError) as error:
         run_bounded(function, seconds=20, memory=1 << 30)  # type: ignore[arg-type]
     if function is not exit_early:
-        assert isinstance(error.value, Exceeded)
+        assert isinstance(error.value, LimitExceeded)
         assert "crashed, or needed more than 1 GB of memory" in str(error.value)
 
 

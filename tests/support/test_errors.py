@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teachonce.support.errors import first_line, of_library
+from teachonce.support.errors import first_line, library_error_line
 
 TRANSFORMERS = """Couldn't instantiate the backend tokenizer from one of:
 (1) a `tokenizers` library serialization file,
@@ -26,7 +26,11 @@ def test_a_line_that_ends_in_a_colon_is_told_with_what_it_announces() -> None:
 
 def test_files_that_a_library_could_not_write() -> None:
     full = "Error while serializing: I/O error: No space left on device (os error 28)"
-    assert "No space left on device, while a file was" in str(of_library(Exception(full)))
+    assert "No space left on device, while a file was" in str(library_error_line(Exception(full)))
     for words in ("PytorchStreamWriter failed writing file", "inline_container.cc:747] . open"):
-        assert "a file could not be written" in str(of_library(RuntimeError(words)))
-    assert of_library(RuntimeError("shapes differ")) is of_library(ValueError("no")) is None
+        assert "a file could not be written" in str(library_error_line(RuntimeError(words)))
+    assert (
+        library_error_line(RuntimeError("shapes differ"))
+        is library_error_line(ValueError("no"))
+        is None
+    )

@@ -42,7 +42,7 @@ def test_weights_get_the_mode_of_a_new_file(tmp_path: Path, umask: int, mode: in
     try:
         for path in weights:
             save_file({"a": np.zeros(2, np.float32)}, path)
-        files.open_weights(tmp_path)
+        files.apply_umask(tmp_path)
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in weights] == [mode, mode]
@@ -61,7 +61,7 @@ def test_temporary_names_lead_nowhere(tmp_path: Path) -> None:
     files.write(folder / "a", b"one")
     with files.atomic_path(folder / "a") as new:
         new.write_bytes(b"two")
-    files.open_weights(folder)
+    files.apply_umask(folder)
     assert victim.read_text() == "precious" and victim.stat().st_mode & 0o777 == 0o600
     assert (folder / "a").read_bytes() == b"two" and not (folder / "a").is_symlink()
 

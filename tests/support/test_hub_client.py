@@ -79,7 +79,7 @@ def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("twist", OUTSIDE)
 def test_names_stay_in_the_cache(hub: Hub, twist: str, tmp_path: Path) -> None:
     line = refused(hub, "HEAD /user/m", twist)
-    assert "outside" in line and "which is no name" in line
+    assert "outside" in line and "which is not a name" in line
     assert not [path for path in tmp_path.rglob("*") if "outside" in path.name]
 
 

@@ -94,7 +94,7 @@ def test_a_writer_that_lost_its_lease_stops(tmp_path: Path, ext: str) -> None:
             assert second.answer() == second.tell(1) == "done"
             first.process.send_signal(signal.SIGCONT)
             line = first.tell(2)
-            assert "has taken over the right to write it" in line
+            assert "has taken over its lease" in line
             assert f"process {second.process.pid} on" in line
             assert second.tell(2) == second.tell("seal") == "done"
     assert [part.number for part in open_store(store).manifest.parts] == [0, 1, 2]
@@ -141,7 +141,7 @@ def test_a_lease_from_the_future(tmp_path: Path) -> None:
     path.write_text(json.dumps({"token": "t", "pid": 1, "host": "far", "boot": "far"}))
     ahead = time.time() + 86_400
     os.utime(path, (ahead, ahead))
-    with pytest.raises(UserError, match="process 1 on far .* last heard of 0 s ago"):
+    with pytest.raises(UserError, match="process 1 on far .* last heartbeat 0 s ago"):
         check_free(store)
     assert abs(path.stat().st_mtime - time.time()) < 60
     with pytest.raises(UserError, match="another process is writing it"):

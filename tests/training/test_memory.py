@@ -9,7 +9,14 @@ import pytest
 
 from teachonce.support.signals import stoppable
 from teachonce.training import loop
-from teachonce.training.loop import CAPACITY, EVERY, PRIMITIVES, Losses, few_primitives, give_back
+from teachonce.training.loop import (
+    CAPACITY,
+    EVERY,
+    PRIMITIVES,
+    Losses,
+    limit_primitive_cache,
+    release_memory,
+)
 from tests.training.test_loop import STEPS, Line
 
 
@@ -27,16 +34,16 @@ def test_a_training_keeps_few_primitives_and_gives_freed_blocks_back(
     monkeypatch.delenv(CAPACITY, raising=False)
     given: list[int] = []
     training = Watched()
-    monkeypatch.setattr(loop, "give_back", lambda: given.append(training.step))
+    monkeypatch.setattr(loop, "release_memory", lambda: given.append(training.step))
     with stoppable() as stop:
         training.run(stop, "train")
     assert training.told == PRIMITIVES and CAPACITY not in os.environ
     assert given == list(range(EVERY, STEPS + 1, EVERY)) != []
-    give_back()  # wherever it is, it does no harm
+    release_memory()  # wherever it is, it does no harm
 
 
 def test_a_number_that_somebody_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CAPACITY, "9")
-    with few_primitives():
+    with limit_primitive_cache():
         assert os.environ[CAPACITY] == "9"
     assert os.environ[CAPACITY] == "9"

@@ -13,7 +13,7 @@ import pytest
 
 from teachonce.support.errors import UserError
 from teachonce.training.trackers import (
-    Facts,
+    RunDescription,
     Trackers,
     check_installed,
     check_known,
@@ -34,15 +34,15 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Facts:
+def facts(tmp_path: Path) -> RunDescription:
     folder = tmp_path / "sweep" / "student"
     folder.mkdir(parents=True)
-    return Facts(folder, SETTINGS)
+    return RunDescription(folder, SETTINGS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_arrive_and_a_resume_goes_on_with_the_run(
-    name: str, file: Path, facts: Facts
+    name: str, file: Path, facts: RunDescription
 ) -> None:
     lines: list[str] = []
     run = Trackers([name], facts, False, lines.append)
@@ -73,7 +73,7 @@ def test_figures_arrive_and_a_resume_goes_on_with_the_run(
     assert not lines
 
 
-def test_mlflow_is_not_waited_for_at_every_step(file: Path, facts: Facts) -> None:
+def test_mlflow_is_not_waited_for_at_every_step(file: Path, facts: RunDescription) -> None:
     run = Trackers(["mlflow"], facts, False, print)
     for step in range(7):
         run.add({"loss": 1.0, "lr": 0.1}, step)
@@ -82,14 +82,14 @@ def test_mlflow_is_not_waited_for_at_every_step(file: Path, facts: Facts) -> Non
     assert sum("log" in each for each in told(file)) == 14
 
 
-def test_settings_are_sent_without_secrets(file: Path, facts: Facts) -> None:
+def test_settings_are_sent_without_secrets(file: Path, facts: RunDescription) -> None:
     secret = replace(facts, settings={"store": "https://me:SECRETPW@host/a.zarr?token=SECRETPW"})
     Trackers(NAMES, secret, False, print).close(True)
     assert "SECRETPW" not in file.read_text() and "https://host/a.zarr" in file.read_text()
 
 
 def test_a_tracker_that_fails_does_not_end_the_training(
-    file: Path, facts: Facts, monkeypatch: pytest.MonkeyPatch
+    file: Path, facts: RunDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
     run = Trackers(["wandb", "trackio"], facts, False, lines.append)
@@ -102,7 +102,7 @@ def test_a_tracker_that_fails_does_not_end_the_training(
 
 
 def test_a_tracker_that_cannot_begin_is_told_in_a_line(
-    file: Path, facts: Facts, monkeypatch: pytest.MonkeyPatch
+    file: Path, facts: RunDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("refuse", "1")
     with pytest.raises(UserError, match=r"--log wandb: cannot begin \(api_key not configured\)"):
@@ -121,6 +121,6 @@ def test_words_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
         check_installed(["mlflow"])
 
 
-def test_the_ids_are_kept_beside_the_student(file: Path, facts: Facts) -> None:
+def test_the_ids_are_kept_beside_the_student(file: Path, facts: RunDescription) -> None:
     Trackers(NAMES, facts, False, print).close(True)
     assert json.loads((facts.folder / "trackers.json").read_text()).keys() == set(NAMES)

@@ -107,7 +107,7 @@ def create_file(file: NewFile) -> h5py.File:
 
 
 def create_group(file: h5py.File, name: str) -> h5py.Group:
-    """Return a group by its name; it and its parents are made where they are missing."""
+    """Return a group by its name; create it and its parents if they are missing."""
     settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     settings.set_obj_track_times(False)
     parents = name.split("/")

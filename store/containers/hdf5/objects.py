@@ -40,7 +40,7 @@ class Object:
         """Return the body of a message that must occur once."""
         found = self.messages.get(kind, [])
         if len(found) != 1:
-            raise Damage(f"{what} is there {len(found)} times, expected once")
+            raise Damage(f"{what} occurs {len(found)} times, expected once")
         return FieldReader(found[0], what)
 
     @property
@@ -116,7 +116,7 @@ def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
     for body in bodies:
         name, kind, address = _link(FieldReader(body, "a link"))
         if name in found or "/" in name or name in ("", ".", ".."):
-            raise Damage(f"link {name!r} is there twice, or cannot be a name")
+            raise Damage(f"link {name!r} occurs twice, or cannot be a name")
         found[name] = kind, address
     return found
 
@@ -175,7 +175,7 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
         parts = [fields.take(-(-size // 8) * 8 if version == 1 else size) for size in sizes]
         name = _text(parts[0][: sizes[0]].rstrip(b"\0"))
         if name in found:
-            raise Damage(f"attribute {name!r} is there twice")
+            raise Damage(f"attribute {name!r} occurs twice")
         kind = FieldReader(parts[1][: sizes[1]], f"the type of attribute {name!r}")
         try:
             shape = dataspace(FieldReader(parts[2], "the shape of an attribute"))
@@ -198,7 +198,8 @@ def _value(fields: FieldReader, kind: FieldReader, shape: tuple[int, ...]) -> by
 
 
 def dataspace(fields: FieldReader) -> tuple[int, ...]:
-    """Read the shape of an array. Raises Damage if it may grow, or if it is not valid."""
+    """Read the shape of an array. Raises Damage for an array that may grow, and for an invalid
+    shape."""
     version = fields.expect("its version", 1, 1, 2)
     rank, flags, kind = (fields.number(1) for _ in range(3))
     if version == 1:

@@ -24,7 +24,7 @@ from teachonce.student_train.sweep.page.charts import (
 from teachonce.student_train.sweep.runs import METRICS, RUNS, read_runs, validations
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import misfit, read_small
+from teachonce.support.json_file import read_small, schema_violation
 from teachonce.support.pages import write_page
 from teachonce.support.redaction import publishable, without_credentials
 
@@ -141,7 +141,11 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite figures of a row, including its scores."""
-    return {name: v for name, v in flat(row).items() if not misfit(v, float) and math.isfinite(v)}
+    return {
+        name: v
+        for name, v in flat(row).items()
+        if not schema_violation(v, float) and math.isfinite(v)
+    }
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

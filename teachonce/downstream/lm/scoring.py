@@ -112,7 +112,7 @@ def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:
     config = load_config(resolved)
     tokenizer = load_tokenizer(resolved)
     if not tokenizer.is_fast:
-        raise UserError(f"model {model}: its tokenizer is no fast one; save it as tokenizer.json")
+        raise UserError(f"model {model}: its tokenizer is not fast; save it as tokenizer.json")
     network, _ = load_with_head(resolved, config, "causal", {"dtype": DTYPES[precision]})
     embeddings: Any = network.get_input_embeddings()
     check_pieces(tokenizer, embeddings.num_embeddings, f"model {model}")
@@ -126,7 +126,7 @@ def _window(settings: LmSettings, config: Any, tokenizer: Any) -> tuple[int, int
     shared = size // 2 if settings.stride is None else settings.stride
     if not 0 < shared < size:
         raise UserError(
-            f"--stride {shared}: neighbouring windows share 1 to {size - 1:,} tokens of"
+            f"--stride {shared}: consecutive windows share 1 to {size - 1:,} tokens of"
             f" --max-length {size:,}; leave it out for half of them"
         )
     return size, shared

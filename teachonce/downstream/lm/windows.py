@@ -11,7 +11,7 @@ import numpy as np
 
 from teachonce.align import Tokens, Vocabulary
 from teachonce.align.byte_edges import PieceBytes
-from teachonce.checkpoints.first_token import own_first
+from teachonce.checkpoints.first_token import prepended_token
 from teachonce.student_train.data.next_tokens import predicted_bytes
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.support.arrays import Array
@@ -29,14 +29,14 @@ class Documents:
 
     @property
     def predicted(self) -> int:
-        """Count the tokens that have a token before them."""
+        """Count the tokens that have a token before them: they are predicted."""
         return sum(len(each) - 1 for each in self.ids)
 
 
 def start_token(tokenizer: Any) -> int | None:
     """Return the token in front of each document: the one that the tokenizer adds to a text, or its
     bos, or its eos; None if it has none of them."""
-    own = own_first(tokenizer.backend_tokenizer)
+    own = prepended_token(tokenizer.backend_tokenizer)
     found = (own, tokenizer.bos_token_id, tokenizer.eos_token_id)
     return next((each for each in found if each is not None), None)
 

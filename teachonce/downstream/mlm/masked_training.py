@@ -107,13 +107,13 @@ def train_mlm(
         f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
         f"learning rate {_lr(settings):g}"
     )
-    if ranks.lead:
+    if ranks.is_main:
         settings.out.mkdir(parents=True, exist_ok=True)
         files.write(
             settings.out / SETTINGS_FILE, json.dumps(recorded_settings(settings), indent=1).encode()
         )
         save_tokenizer(tokenizer, settings.out)  # before training: a resumed run loads it
-    found: dict[str, Any] = ranks.agreed(
+    found: dict[str, Any] = ranks.broadcast(
         _run(settings, model, tokenizer, (rows, dev_rows), say, ranks, callbacks)
     )
     return found
@@ -175,9 +175,9 @@ def _run(
     minutes = clock.spent()
     steps = counted(trainer.state.global_step, "step")
     say(f"held-out loss after:  {after:.4f} ({steps}, {minutes:.1f} min)")
-    if ranks.lead:
+    if ranks.is_main:
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(settings.out)
-        files.open_weights(settings.out)
+        files.apply_umask(settings.out)
     figures = {
         "blocks": {"train": len(rows), "dev": len(dev_rows)},
         "learning_rate": _lr(settings),
@@ -189,7 +189,7 @@ def _run(
         "minutes": minutes,
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
-    if ranks.lead:
+    if ranks.is_main:
         files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
         for left in settings.out.glob(CHECKPOINTS):
             shutil.rmtree(left)

@@ -35,7 +35,7 @@ from teachonce.downstream.tracking import TrackedRun, folder_of
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks
-from teachonce.training.trackers import Facts
+from teachonce.training.trackers import RunDescription
 
 Say = Callable[[str], None]
 ABOUT = {
@@ -89,12 +89,12 @@ def train_seeds(
         one = replace(settings, seed=seed, out=folder, resume=resume)
         if seeds > 1:
             say(f"seed {seed}: {folder}")
-        facts = Facts(folder, recorded_settings(one), "metrics.json and scores.json")
+        facts = RunDescription(folder, recorded_settings(one), "metrics.json and scores.json")
         with TrackedRun(log, facts, resume, say) as tracked:
             figures = finished(one) or train_mlm(one, say, ranks, [tracked])
             tested = str(folder), tests, settings.max_length, say
-            found = _scores(*tested) if tests and ranks.lead else ({}, {})
-            scores, counts = ranks.agreed(found)
+            found = _scores(*tested) if tests and ranks.is_main else ({}, {})
+            scores, counts = ranks.broadcast(found)
             tracked.add_scores(scores)
         run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
         runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})

@@ -182,5 +182,5 @@ def _label(row: Row, columns: Mapping[str, str]) -> str:
     if len(labels) > 1 or (found and found.spans):
         raise several_labels(labels or (found.spans if found else ()), row.where)
     if not labels or not labels[0].strip():
-        raise UserError(f"{row.where}: the text has no label; give one or take the row out")
+        raise UserError(f"{row.where}: the text has no label; give it one, or remove the row")
     return labels[0].strip()

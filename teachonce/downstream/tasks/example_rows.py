@@ -47,7 +47,7 @@ class Row(dict[str, Any]):
             got = "nothing" if value is None or value == "" else f"{value!r:.60}"
             raise UserError(
                 f"{self.where}: expected text in column {columns.get(role, role)!r}, got {got}; "
-                "mend the row or take it out"
+                "correct the row or remove it"
             )
         return value
 

@@ -26,7 +26,7 @@ from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.training.optimizer import ADADELTA_LR, optimizer_of
-from teachonce.training.trackers import Facts
+from teachonce.training.trackers import RunDescription
 
 # BERT's weight decay and betas (Devlin et al. 2019, A.2).
 WEIGHT_DECAY = 0.01
@@ -70,7 +70,7 @@ def fine_tune(
     about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
     for seed in seeds:
         folder = folder_of(log.out, seed, settings.seeds)
-        facts = Facts(folder, about | {"seed": seed}, "scores.json", resumable=False)
+        facts = RunDescription(folder, about | {"seed": seed}, "scores.json", resumable=False)
         with TrackedRun(log.names, facts, False, say, [*task.measures.values()]) as tracked:
             folder_of_first = save_to if seed == seeds[0] else None
             one = replace(settings, seed=seed)
@@ -200,7 +200,7 @@ def _one_seed(
         tracked.add_scores(scores)
         if save_to is not None:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(save_to)
-            files.open_weights(save_to)
+            files.apply_umask(save_to)
             save_tokenizer(tokenizer, save_to)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     return result | scores
@@ -272,7 +272,8 @@ def _scoring(folder: str) -> dict[str, Any]:
 
 
 def _set_steps(trainer: Trainer, settings: FineTuneSettings, lr: float) -> None:
-    """Set the optimizer and gradient accumulation, as far as TrainingArguments cannot."""
+    """Set an optimizer other than AdamW; with gradient accumulation, let the Trainer divide the
+    loss."""
     if settings.optimizer != "adamw":
         assert trainer.model is not None
         trainer.optimizer = optimizer_of(

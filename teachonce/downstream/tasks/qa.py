@@ -108,7 +108,7 @@ def _question(row: Row, columns: Mapping[str, str]) -> Question:
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             f"{row.where}: expected a text, or texts with answer_start, as answer, "
-            f"got {value!r:.60}; mend the row"
+            f"got {value!r:.60}; correct the row"
         ) from None
     return Question(row.text("question", columns), context, answers)
 

@@ -82,7 +82,7 @@ def read_table(
         if not every or (isinstance(cell, list) and len(cell) != len(every)):
             raise UserError(
                 f"{row.where}: expected a tag for every word, got {cell_of(row, tags)!r:.60};"
-                " mend the row or take it out"
+                " correct the row or remove it"
             )
         texts = tuple(found.text[begin:end] for begin, end, _ in every)
         sentences.append(Sentence(texts, tuple(tag for *_, tag in every), row.where))
@@ -106,7 +106,7 @@ def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
                 if not word.strip() or not tag:
                     raise UserError(
                         f"tags {path}, line {line}: expected word<TAB>tag, got {word[:60]!r} with "
-                        f"tag {tag!r}; mend the line or take it out"
+                        f"tag {tag!r}; correct the line or remove it"
                     )
             lines, words, tags = zip(*sentence, strict=True)
             sentences.append(Sentence(words, tags, str(path), lines))
@@ -116,7 +116,7 @@ def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
     texts = sum(" " in word for word in every)
     if texts > len(every) / 2:
         raise UserError(
-            f"tags {path}: {texts} of {len(every)} words contain blanks, like whole texts; give"
+            f"tags {path}: {texts} of {len(every)} words contain spaces, like whole texts; give"
             " word<TAB>tag lines with a blank line between sentences, or use --task classify for"
             " texts with labels"
         )
@@ -345,9 +345,9 @@ def word_tags(
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
 
-    A word without a piece (only blanks) has the prediction "O". A word whose prediction is `later`
-    continues the entity before it: I-PER after B-PER or I-PER, "O" without an entity. So does the
-    evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py).
+    A word without a piece (only white space) has the prediction "O". A word whose prediction is
+    `later` continues the entity before it: I-PER after B-PER or I-PER, "O" without an entity. So
+    does the evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py).
     """
     best = logits.argmax(-1)
     gold = [list(sentence.tags) for sentence in sentences]

@@ -160,7 +160,7 @@ class LabelTask(Task):
                 if label.removesuffix(".0") in none:
                     raise UserError(
                         f"{self.where(example, number)}: {self.what} {label} means no label if"
-                        " labels are numbers; take it out, or give the class a name"
+                        " labels are numbers; remove it, or give the class a name"
                     )
 
     def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:
@@ -172,7 +172,7 @@ class LabelTask(Task):
                 if label not in known:
                     raise UserError(
                         f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
-                        f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, take it out,"
+                        f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, remove it,"
                         " or count it as an error with --unseen-labels count"
                     )
 

@@ -2,8 +2,8 @@
 
 After distillkit/sample_logits_vllm.py, sample_common.py and pack_logits.py of
 github.com/arcee-ai/DistillKit, commit a61c2e7. A row is a text: `input_ids`, and for each token the
-log-probabilities of the next token. Some serving engines omit those of the last id. In packed rows
-`attention_mask` numbers the texts from 1.
+log-probabilities of the next token. Some serving engines omit the log-probabilities of the last id.
+In packed rows `attention_mask` numbers the texts from 1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 write.
 
 A row is a text: `input_ids` [T], and for each of the first T-1 tokens the best ids of the next
-token, their log-probabilities, and the log-probability of the token that follows. The metadata of
+token, their log-probabilities, and the log-probability of the actual next token. The metadata of
 the schema name the engine.
 """
 

@@ -71,7 +71,7 @@ def regular(paths: Iterable[Path]) -> list[Path]:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({reason(error)}); copy it again") from None
         if not stat.S_ISREG(kind):
-            raise UserError(f"{path}: is no file (a pipe, a device or a folder); remove it")
+            raise UserError(f"{path}: is not a file (but a pipe, a device or a folder); remove it")
     return found
 
 

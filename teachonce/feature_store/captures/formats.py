@@ -108,8 +108,8 @@ def format_of(options: ImportOptions) -> Format:
     found = [each for each in map(_load_format, names) if options.format or each.recognises(source)]
     if not found:
         raise UserError(
-            f"{source}: is no capture of a known format ({', '.join(FORMATS)}); check the path, or"
-            " name its format with --format"
+            f"{source}: is not a capture of a known format ({', '.join(FORMATS)}); check the path,"
+            " or name its format with --format"
         )
     if len(found) > 1:
         raise UserError(

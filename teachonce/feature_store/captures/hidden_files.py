@@ -79,7 +79,7 @@ def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
         states = found.get(OLD_STATES.name)
         if not isinstance(states, list) or not states:
             raise UserError(
-                f"{path}: hidden_states is no list of tensors; the file is of another format"
+                f"{path}: hidden_states is not a list of tensors; the file is of another format"
             )
         read = [
             checked((OLD_IDS, OLD_STATES), found | {OLD_STATES.name: state}, str(path))
@@ -108,7 +108,7 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     width = arrays[last].shape[1] if last in arrays else teacher.width
     if not width or layers.shape[1] % width:
         raise UserError(
-            f"{path}: {aux} has width {layers.shape[1]}, which is no multiple of the teacher's"
+            f"{path}: {aux} has width {layers.shape[1]}, which is not a multiple of the teacher's"
             f" hidden size {width or '(unknown)'}; give the teacher's own folder by --tokenizer"
         )
     states = [*np.split(layers, layers.shape[1] // width, axis=1)]
@@ -148,7 +148,7 @@ class HiddenFiles:
         self.settings: dict[str, Any] = {"layers": ",".join(names)}
 
     def _names(self, options: ImportOptions, first: Captured) -> tuple[str, ...]:
-        """Return the names under which a store has the captured layers."""
+        """Return the names of the captured layers as features of a store, such as `layer2`."""
         depth = self._teacher.layers
         if depth is None:
             raise UserError(

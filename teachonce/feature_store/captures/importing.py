@@ -13,7 +13,7 @@ import numpy as np
 
 from teachonce.feature_store.captures.files import Progress, file_versions, identity
 from teachonce.feature_store.captures.formats import Format, ImportOptions, format_of
-from teachonce.feature_store.captures.proof import Places, check_observed, compare_with_model
+from teachonce.feature_store.captures.proof import ShiftCheck, check_observed, compare_with_model
 from teachonce.feature_store.captures.sample import (
     Capture,
     CaptureContents,
@@ -168,11 +168,11 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
     capture's `samples` does.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
-    vocabulary, places = capture.contents.vocabulary, Places()
+    vocabulary, shift = capture.contents.vocabulary, ShiftCheck()
     for sample in capture.samples():
         stop.check()
         samples += 1
-        _check_rows(sample, capture.contents, places)
+        _check_rows(sample, capture.contents, shift)
         if sample.ids is None:
             vector = _vector(sample)
             normalised &= abs(float(np.linalg.norm(vector)) - 1) < UNIT
@@ -184,7 +184,7 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
                 f"{sample.where}: token id {sample.ids[bad.argmax()]:,} is beyond the vocabulary of"
                 f" {vocabulary or 0:,}; give the tokenizer of the teacher that was captured"
             )
-    places.check(options.source)
+    shift.check(options.source)
     if not samples:
         raise UserError("the capture holds no sample; nothing to import")
     if longest > LONGEST:
@@ -195,7 +195,7 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
     return Survey(samples, longest, normalised)
 
 
-def _check_rows(sample: Sample, contents: CaptureContents, places: Places) -> None:
+def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) -> None:
     """Raise UserError if the logits of a sample cannot be read, or contradict its tokens."""
     if not contents.topk:
         return  # `samples` has checked the states, and `_survey` reads the vectors
@@ -209,7 +209,7 @@ def _check_rows(sample: Sample, contents: CaptureContents, places: Places) -> No
     if rows.observed is not None:
         following = sample.ids[1:], best[:-1], logprobs[:-1], rows.observed[:-1]
         check_observed(*following, sample.where)
-    places.add(sample.ids, best, logprobs, rest, vocabulary)
+    shift.add(sample.ids, best, logprobs, rest, vocabulary)
 
 
 def _vector(sample: Sample) -> Array:

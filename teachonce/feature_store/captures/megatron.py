@@ -110,7 +110,7 @@ class Megatron:
                     raise UserError(f"{path}: {META}: {first_line(error)}") from None
                 return found if isinstance(found, dict) else {}
             break
-        raise UserError(f"{path}: does not begin with {META}; it is no archive of Megatron-LM")
+        raise UserError(f"{path}: does not begin with {META}; it is not an archive of Megatron-LM")
 
     def files(self) -> list[Path]:
         """Return the archives, and the file of the tokens."""
@@ -224,7 +224,7 @@ def _microbatches(data: bytes, where: str) -> list[Microbatch]:
     if len(counts) > 1 or not max(counts):
         raise UserError(
             f"{where}: expected {', '.join(field.name for field in FIELDS)}, a list of tensors"
-            f" [{', '.join(DIMS)}] each, all of one length; this is no payload of Megatron-LM"
+            f" [{', '.join(DIMS)}] each, all of one length; this is not a payload of Megatron-LM"
         )
     made = []
     for number, tensors in enumerate(zip(*(each for each in lists if each), strict=True)):
@@ -263,7 +263,10 @@ def _tokens(options: ImportOptions) -> Array:
         # Mapped, as the tokens of a whole run need not fit into memory.
         found = np.load(options.tokens, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy reads the header as an expression of Python
-        raise UserError(f"--tokens {options.tokens}: {first_line(error)}") from None
+        raise UserError(
+            f"--tokens {options.tokens}: cannot be read ({first_line(error)}); give a .npy file"
+            " that numpy.save wrote"
+        ) from None
     if getattr(found, "ndim", 0) != 2 or found.dtype.kind not in "iu" or not found.size:
         raise UserError(
             f"--tokens {options.tokens}: expected whole numbers [sequences, tokens] in a .npy file"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.feature_store.captures.sample import Capture, Sample
-from teachonce.store.format.value_laws import LOG_SLACK, bound_by_kept
+from teachonce.store.format.value_laws import LOG_SLACK, logprob_bounds
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -28,8 +28,8 @@ OUTLIER, TIMES = 0.4, 10.0  # any row at most, or that many times the median row
 # NATS on average and by SIGMAS standard errors.
 ROWS, SIGMAS, NATS = 100, 6.0, 1.0
 CAUSES = (
-    "the rows are those of other tokens: shifted by one place, or left by another text (prefix"
-    " caching, chunked prefill); capture again, as examples/capture_vllm.py does"
+    "the rows belong to other tokens: they are shifted by one position, or cached from another text"
+    " (prefix caching, chunked prefill); capture again, as examples/capture_vllm.py does"
 )
 
 
@@ -38,21 +38,21 @@ def check_observed(
 ) -> None:
     """Raise UserError if `observed` [T], the log-probabilities of the next tokens, contradict the
     best ids and log-probabilities [T,K]."""
-    inside, expected = bound_by_kept(following, ids, logprobs)
+    inside, expected = logprob_bounds(following, ids, logprobs)
     off = (observed > expected + LOG_SLACK) | (inside & (observed < expected - LOG_SLACK))
     if off.any():
         row = int(off.argmax())
         relation = "" if inside[row] else "at most "
         raise UserError(
-            f"{where}, token {row}: the log-probability of the token that follows"
-            f" ({following[row]}) is {observed[row]:.3g}, and by the top-k ids {relation}"
+            f"{where}, token {row}: the log-probability of the next token (id"
+            f" {following[row]}) is {observed[row]:.3g}, but by the top-k ids it is {relation}"
             f"{expected[row]:.3g}: {CAUSES}"
         )
 
 
-class Places:
-    """Compares how well the rows of a capture predict the token that follows, the token itself and
-    the token after the next."""
+class ShiftCheck:
+    """Checks whether the rows of a capture are shifted: they must predict the next token better
+    than the token itself and the token after the next."""
 
     def __init__(self) -> None:
         self._sums = np.zeros((2, 2))  # of differences and of their squares, for both places
@@ -68,7 +68,7 @@ class Places:
         scores = []
         for place in (1, 0, 2):
             tokens = ids[place : len(ids) - 2 + place]
-            inside, found = bound_by_kept(tokens, best[:-2], logprobs[:-2])
+            inside, found = logprob_bounds(tokens, best[:-2], logprobs[:-2])
             scores.append(np.where(inside, np.maximum(found, lowest), outside))
         for number, score in enumerate(scores[1:]):
             better = (score - scores[0]).astype(np.float64)
@@ -76,7 +76,7 @@ class Places:
         self._count += len(ids) - 2
 
     def check(self, source: object) -> None:
-        """Raise UserError if the rows are those of another place."""
+        """Raise UserError if the rows are shifted."""
         if self._count < ROWS:
             return
         mean, squares = (self._sums / self._count).T
@@ -88,8 +88,9 @@ class Places:
         ):
             if better:
                 raise UserError(
-                    f"{source}: the logits of a token give {what} more probability than the token"
-                    " that follows: they are shifted by one place; capture again, or move the rows"
+                    f"{source}: the logits of a token give more probability to {what} than to the"
+                    " next token: they are shifted by one position; capture again, or shift the"
+                    " rows"
                 )
 
 

@@ -126,7 +126,7 @@ def best_first(
         row = int(bad.argmax())
         raise UserError(
             f"{where}, token {row}: the top-k probabilities sum to {total[row]:.3g}, expected 1 at"
-            " most: these are no log-probabilities of one token, but raw logits (capture"
+            " most: these are not log-probabilities of one token, but raw logits (capture"
             " log-probabilities) or values of another compression (check --compression)"
         )
     if found := repeated_id(best, values):

@@ -134,7 +134,7 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
     plain = value.layout == torch.strided and not value.is_quantized and value.device.type == "cpu"
     # Strides of 0 declare any number of elements over a few bytes; a copy would take the memory.
     if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise UserError(f"{where}: {field.name} is no plain tensor of stored numbers; {OTHER}")
+        raise UserError(f"{where}: {field.name} is not a dense tensor of stored numbers; {OTHER}")
     if value.is_complex():
         raise UserError(f"{where}: {field.name} is complex, expected {field.expected}; {OTHER}")
     own = value.detach()

@@ -178,7 +178,7 @@ def vector(cell: Any, where: str, name: str) -> Array:
     cell."""
     values = getattr(cell, "values", None)
     if values is None or values.null_count or not _numeric(values.type):
-        raise UserError(f"{where}: column {name} is no list of numbers")
+        raise UserError(f"{where}: column {name} is not a list of numbers")
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
@@ -191,7 +191,7 @@ def matrix(cell: Any, where: str, name: str) -> Array:
     inner: Any = rows.flatten() if hasattr(rows, "flatten") else None
     known = inner is not None and (_numeric(inner.type) or not len(inner))
     if not known or rows.null_count or inner.null_count:
-        raise UserError(f"{where}: column {name} is no list of lists of numbers")
+        raise UserError(f"{where}: column {name} is not a list of lists of numbers")
     flat = np.asarray(inner.to_numpy(zero_copy_only=False))
     lengths = np.unique(np.asarray(rows.value_lengths().to_numpy(zero_copy_only=False)))
     if len(lengths) > 1:

@@ -73,7 +73,7 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
         if normalised:
             raise UserError(
                 f"--to model2vec: the student keeps {network.truncate_dim} numbers of a normalised"
-                " vector, which is no table of word vectors; give --to onnx"
+                " vector, which is not a table of word vectors; give --to onnx"
             )
         vectors = vectors[:, : network.truncate_dim]
     return np.ascontiguousarray(vectors.detach().numpy(), np.float32), normalised

@@ -140,8 +140,8 @@ def test_a_model_without_a_start_token(tiny_teacher: Teacher, tmp_path: Path) ->
     ("words", "expected"),
     [
         (("--max-length", 4096), "--max-length 4096: the model takes at most 2048 tokens"),
-        (("--max-length", 16, "--stride", 16), "--stride 16: neighbouring windows share 1 to 15"),
-        (("--stride", 0), "--stride 0: neighbouring windows share 1 to 1,023"),
+        (("--max-length", 16, "--stride", 16), "--stride 16: consecutive windows share 1 to 15"),
+        (("--stride", 0), "--stride 0: consecutive windows share 1 to 1,023"),
         (("--lr", 1e-3), "--task lm does not take --lr; leave it out"),
     ],
 )

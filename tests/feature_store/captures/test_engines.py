@@ -140,7 +140,7 @@ def test_rows_of_another_place(
 ) -> None:
     source = rewritten(captured(engine, teacher, tmp_path / "rows.parquet"), change)
     line = importing(source, teacher)
-    says(line, "rows.parquet, row 0, token ", "of the token that follows", "shifted by one place")
+    says(line, "rows.parquet, row 0, token ", "of the next token", "shifted by one position")
 
 
 def test_rows_that_a_cache_kept(teacher: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_rows_of_another_model(
     says(imported(source, tmp_path / "a.zarr", teacher, "--model", teacher, *words), "agree with")
 
 
-@pytest.mark.parametrize(("place", "words"), [(0, "give the token itself"), (2, "after the next")])
+@pytest.mark.parametrize(("place", "words"), [(0, "to the token itself"), (2, "after the next")])
 def test_rows_that_predict_another_place(
     place: int, words: str, teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
@@ -216,7 +216,7 @@ def test_rows_that_predict_another_place(
         values = torch.from_numpy(logits).log_softmax(-1).numpy()
         sure.append(Taught(sample.text, sample.ids, values, sample.states, sample.unnormed))
     line = importing(distillkit(tmp_path / "capture", sure, 16, 16), teacher)
-    says(line, words, "shifted by one place")
+    says(line, words, "shifted by one position")
     # A few rows prove nothing.
     imported(distillkit(tmp_path / "few", sure[:1], 16, 16), tmp_path / "a.zarr", teacher)
 

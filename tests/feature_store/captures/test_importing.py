@@ -81,7 +81,7 @@ def test_info_tells_the_source(teacher: Path, samples: list[Taught], tmp_path: P
     text = run("info", tmp_path / "a.zarr").output
     assert "one (files 2, bytes" in text
     assert "gpt2 (captured by distillkit)" in text
-    assert "topk:8 of 600 of the token that follows" in text
+    assert "topk:8 of 600 of the next token" in text
 
 
 def sample(ids: list[int], **more: Any) -> Sample:
@@ -204,7 +204,7 @@ def test_an_installed_package_adds_a_format(
     (info.parent / "capture_of_lines.py").write_text(CAPTURE)
     source.write_text("".join(f"{text}\t{place}\n" for place, text in enumerate(ENGLISH)), "utf-8")
     words = ("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
-    assert "is no capture of a known format" in refused(*words)
+    assert "is not a capture of a known format" in refused(*words)
     absent = run(*words, "--format", "lines")
     assert absent.exit_code == 2 and "--format lines: expected one of distillkit" in absent.output
     monkeypatch.syspath_prepend(str(info.parent))

@@ -39,7 +39,7 @@ def importing(source: Path, tokenizer: Path, *words: Any) -> str:
 def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     says(importing(tmp_path / "gone", teacher), "gone", "no such file or folder")
     (tmp_path / "empty").mkdir()
-    says(importing(tmp_path / "empty", teacher), "is no capture", "distillkit, megatron")
+    says(importing(tmp_path / "empty", teacher), "is not a capture", "distillkit, megatron")
     both = specforge(tmp_path / "both", samples[:2], (1, 2, 3))
     speculators(both, samples[:2], (1, 2, 3))
     says(importing(both, teacher), "speculators or of specforge", "--format")
@@ -78,7 +78,7 @@ def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path
     settings.unlink()
     says(importing(source, teacher), "compression_config.yaml", "--compression")
     wild = [Taught(s.text, s.ids, s.logprobs + 3, s.states, s.unnormed) for s in samples[:2]]
-    says(importing(distillkit(tmp_path / "wild", wild, 8, 8), teacher), "no log-probabilities")
+    says(importing(distillkit(tmp_path / "wild", wild, 8, 8), teacher), "not log-probabilities")
     nan = [Taught(s.text, s.ids, s.logprobs * np.nan, s.states, s.unnormed) for s in samples[:2]]
     says(importing(distillkit(tmp_path / "nan", nan, 8, 8), teacher), "token 0", "is NaN")
     short = [Taught(s.text, s.ids[:-3], s.logprobs, s.states, s.unnormed) for s in samples[:2]]

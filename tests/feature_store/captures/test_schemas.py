@@ -81,7 +81,7 @@ SPECFORGE: dict[str, tuple[Change, str]] = {
     "a short mask": (lambda t: t.update(loss_mask=t["loss_mask"][:-1]), "and loss_mask"),
     "a few bytes": (
         lambda t: t.update(input_ids=torch.zeros(1, dtype=torch.int64).expand(10**9)),
-        "no plain tensor of stored numbers",
+        "not a dense tensor of stored numbers",
     ),
     "sparse": (
         lambda t: t.update(hidden_state=torch.eye(3).to_sparse()), "pickled objects other than"
@@ -91,7 +91,7 @@ SPECFORGE: dict[str, tuple[Change, str]] = {
         lambda t: t.update(aux_hidden_state=t["aux_hidden_state"][..., :64]), "holds 3 states"
     ),
     "no multiple": (
-        lambda t: t.update(aux_hidden_state=t["aux_hidden_state"][..., :7]), "no multiple"
+        lambda t: t.update(aux_hidden_state=t["aux_hidden_state"][..., :7]), "not a multiple"
     ),
 }  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_files_that_were_cut_off_or_unpack_to_anything(
     says(importing(source, teacher), "data_0.ckpt.gz", "cut off")
     path.unlink()
     os.mkfifo(path)
-    says(importing(source, teacher), "data_0.ckpt.gz: is no file (a pipe")
+    says(importing(source, teacher), "data_0.ckpt.gz: is not a file (but a pipe")
     says(importing(path, teacher), "is a pipe or a device")
 
 
@@ -214,7 +214,7 @@ def test_an_archive_that_was_cut_between_two_members(teacher: Path, run: tuple[P
     says(importing(run[0], teacher, "--tokens", run[1]), "has no end", "copy it again")
     run[1].unlink()
     os.mkfifo(run[1])
-    says(importing(run[0], teacher, "--tokens", run[1]), "tokens.npy: is no file")
+    says(importing(run[0], teacher, "--tokens", run[1]), "tokens.npy: is not a file")
 
 
 ROW = {"input_ids": [2, 9, 3], "token_ids": [[5, 6]] * 3, "top_values": [[-0.7, -1.0]] * 3}
@@ -228,8 +228,8 @@ TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "mask": ({"attention_mask": [1.0, float("nan"), 1.0]}, "attention_mask is float64[3]"),
     "rows": ({"token_ids": [[5, 6]] * 2}, "token_ids has 2 tokens, and top_values 3"),
     "values": ({"top_values": [[-0.7]] * 3}, "values [3, 1]"),
-    "no token": ({"input_ids": [], "token_ids": [], "top_values": []}, "no list of lists"),
-    "text": ({"input_ids": "2 9 3"}, "column input_ids is no list of numbers"),
+    "no token": ({"input_ids": [], "token_ids": [], "top_values": []}, "not a list of lists"),
+    "text": ({"input_ids": "2 9 3"}, "column input_ids is not a list of numbers"),
 }
 
 
@@ -249,7 +249,7 @@ def test_tables_of_other_columns(teacher: Path, tmp_path: Path) -> None:
     stream = tmp_path / "data/b.parquet"
     stream.unlink()
     os.mkfifo(stream)
-    says(importing(tmp_path / "data", teacher), "b.parquet: is no file (a pipe")
+    says(importing(tmp_path / "data", teacher), "b.parquet: is not a file (but a pipe")
 
 
 def test_a_stream_of_arrow_that_was_cut_off(

@@ -143,7 +143,7 @@ def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bucket_lease, "_own", {URL: lease})
         raise_if_taken(s3, "elsewhere")
     s3.write(LEASE, s3.read(LEASE).replace(lease.token.encode(), b"0" * 16))
-    with pytest.raises(UserError, match="has taken over the right to write it"):
+    with pytest.raises(UserError, match="has taken over its lease"):
         lease.check()
     lease.close()
     assert s3.held() == {LEASE}, "a lease that another process has taken over is not ours"
@@ -271,7 +271,7 @@ def test_what_a_bucket_refuses_in_the_middle(
 def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
     s3.write("dumps/a.zarr/notes.txt", b"mine")
     refusals: dict[str, Callable[[], object]] = {
-        "holds objects that are no store .notes.txt": lambda: StoreWriter.check_writable(URL),
+        "holds objects that are not a store .notes.txt": lambda: StoreWriter.check_writable(URL),
         "no such bucket: check its name": lambda: StoreWriter.check_writable("s3://absent/a.zarr"),
         "must end in .zarr": lambda: StoreWriter.check_writable(f"s3://{BUCKET}/a.h5"),
         "stores are written there or to a bucket": lambda: StoreWriter.check_writable(

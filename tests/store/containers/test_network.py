@@ -226,11 +226,11 @@ def test_what_repeating_cannot_change_ends_at_once(s3: S3, fault: str) -> None:
 
 def test_a_web_page_in_the_place_of_a_store(s3: S3) -> None:
     s3.weather = Weather({"page": 1.0})
-    with pytest.raises(Unreachable, match="zarr.json: a web page came") as caught:
+    with pytest.raises(Unreachable, match="zarr.json: the answer is a web page") as caught:
         open_store(URL)
     assert not any(word in str(caught.value) for word in ACCUSATIONS)
     assert s3.weather.met["requests"] == 1
-    refusal(["verify", URL], "a web page came", "a login")
+    refusal(["verify", URL], "the answer is a web page", "a login")
 
 
 def test_a_file_system_that_ignores_ranges_is_named(

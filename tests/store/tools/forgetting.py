@@ -10,11 +10,11 @@ import numpy as np
 import zarr
 
 from teachonce.store import FeatureStore
-from teachonce.store.tools.forget import Wanted, forget
+from teachonce.store.tools.forget import DocumentsToForget, forget
 
 
-def wants(*numbers: int) -> Wanted:
-    return Wanted({number: f"number {number}" for number in numbers})
+def wants(*numbers: int) -> DocumentsToForget:
+    return DocumentsToForget({number: f"number {number}" for number in numbers})
 
 
 def run(path: Path, *numbers: int, request: str = "") -> None:

@@ -149,9 +149,9 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
         ("user/what", NOBODY, ("401", "does not know the token", "hf auth login")),
         ("user/what", READER, ("403", "may not write")),
         ("another/what", WRITER, ("403", "may not write")),
-        ("what", WRITER, ("no name of a repository", "USER/NAME")),
-        ("a/b/c", WRITER, ("no name of a repository", "USER/NAME")),
-        ("user/wh at", WRITER, ("no name of a repository", "USER/NAME")),
+        ("what", WRITER, ("not a valid name of a repository", "USER/NAME")),
+        ("a/b/c", WRITER, ("not a valid name of a repository", "USER/NAME")),
+        ("user/wh at", WRITER, ("not a valid name of a repository", "USER/NAME")),
     ],
 )
 def test_who_may_not_push_is_told_in_a_line(

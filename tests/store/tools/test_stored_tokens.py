@@ -96,14 +96,14 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
         "classification",
         "sequence/label",
         put(3, 4),
-        "holds a number that is no label (-1..3)",
+        "holds a number that is not a label (-1..3)",
     ),
-    "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds a number that is no label"),
+    "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds a number that is not a label"),
     "tag of a special": (
         "tagging",
         "token/tag",
         put(0, 1),
-        "token/tag holds a number that is no label",
+        "token/tag holds a number that is not a label",
     ),
     "classes": (
         "classification",

@@ -22,7 +22,7 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.next_tokens import (
     chunk_targets,
     next_pieces,
-    places_before,
+    predicting_tokens,
 )
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import TargetReader
@@ -112,7 +112,7 @@ def test_runs_of_all_texts_have_the_probability_of_their_tokens(enumerated: Enum
 
 def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -> None:
     """At every place where both begin; none is lost, and none changes its first letter."""
-    rows, before = places_before(enumerated.alignment, enumerated.theirs, enumerated.own)
+    rows, before = predicting_tokens(enumerated.alignment, enumerated.theirs, enumerated.own)
     logprobs, count = enumerated.rows(), len(THEIRS) + 4
     nothing: Any = np.zeros(len(logprobs))  # float64, as the targets then are
     stored = Logits(

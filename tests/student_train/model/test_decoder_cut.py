@@ -13,7 +13,7 @@ import transformers
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model import start_checks
-from teachonce.student_train.model.decoder_cut import chosen_heads, evenly, largest
+from teachonce.student_train.model.decoder_cut import chosen_heads, largest, spread_layers
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
 from teachonce.student_train.model.start_checks import resolved_start
 from teachonce.student_train.output.run import prepare
@@ -163,10 +163,14 @@ def test_heads_with_common_keys_stay_together() -> None:
 
 
 def test_layers_and_places() -> None:
-    assert evenly(30, 4) == [1, 11, 20, 30] and evenly(4, 4) == [1, 2, 3, 4] and evenly(4, 1) == [1]
+    assert (
+        spread_layers(30, 4) == [1, 11, 20, 30]
+        and spread_layers(4, 4) == [1, 2, 3, 4]
+        and spread_layers(4, 1) == [1]
+    )
     assert largest(np.array([1.0, 3.0, 3.0, 0.0]), 2).tolist() == [1, 2]
     with pytest.raises(UserError, match="5 student layers from 4 of the teacher"):
-        evenly(4, 5)
+        spread_layers(4, 5)
 
 
 def test_a_vocabulary_of_its_own_is_in_the_channels_of_the_layers(stores: dict[str, Path]) -> None:

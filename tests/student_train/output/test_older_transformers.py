@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from teachonce.checkpoints.tokenizer_folder import in_common, save_tokenizer
+from teachonce.checkpoints.tokenizer_folder import common_settings, save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from tests.end_to_end.support import Word, Words, ok
@@ -72,7 +72,7 @@ def test_the_settings_of_a_tokenizer_are_those_that_both_know(students: dict[str
 
 def test_a_class_of_its_own_and_a_table_of_tokens_stay() -> None:
     settings = {"tokenizer_class": "BertTokenizer", "extra_special_tokens": {"image": "<i>"}}
-    assert in_common(settings) == settings
+    assert common_settings(settings) == settings
 
 
 def test_a_saved_tokenizer_is_the_same(

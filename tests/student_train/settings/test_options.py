@@ -94,7 +94,7 @@ def test_python_takes_what_the_command_line_takes() -> None:
     ("stage", "told"),
     [
         ({"schedule": "nonsense"}, "stage 2: --schedule nonsense: expected one of linear"),
-        ({"student": "tiny"}, "stage 2: student is no setting of a stage; there are batch_texts"),
+        ({"student": "tiny"}, "stage 2: student is not a setting of a stage; there are batch"),
         ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
         ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
         ({"lr": 1e-5}, "stage 2: --lr-end 0.0001: expected at most --lr, here 1e-05"),

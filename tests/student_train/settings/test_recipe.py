@@ -96,12 +96,12 @@ def test_options_given_win_in_every_stage(own: Path) -> None:
     [
         ("[options]", "[option]", ["unknown key 'option'", "options"]),
         ("about =", "abuot =", ["recipe two", "'abuot'"]),
-        ("vocab =", "vocabulary =", ["vocabulary is no option"]),
+        ("vocab =", "vocabulary =", ["vocabulary is not an option"]),
         ("lr = 1e-3", 'lr = "fast"', ["recipe two: lr", "fast"]),
         ("lr = 1e-3", "lr = { a = 1 }", ["lr: expected a text, a number"]),
-        ("lr = 1e-3", 'store = "b"', ["store is no option"]),
+        ("lr = 1e-3", 'store = "b"', ["store is not an option"]),
         ("lr = 1e-3", 'align = "sideways"', ["align", "span"]),
-        ("steps = 3", "student = 3", ["stage 1", "student is no setting of a stage"]),
+        ("steps = 3", "student = 3", ["stage 1", "student is not a setting of a stage"]),
         ("steps = 3", 'unfreeze = "sideways"', ["stage 1", "unfreeze", "'top-down'"]),
         ('"mlm=1"', '"mlm=much"', ["expected NAME=WEIGHT"]),
         ("[recipes.two]", "[recipes]", ["recipe about"]),
@@ -125,7 +125,7 @@ def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
     says(refused(main, "--store", "a.zarr", "--recipe", f"{own}:three"), str(own), "two")
     says(refused(main, "--store", "a.zarr", "--recipe", tmp_path / "no.toml"), "cannot be read")
     own.write_bytes(b"#" * 2**21)
-    says(refused(main, "--store", "a.zarr", "--recipe", own), "no recipe")
+    says(refused(main, "--store", "a.zarr", "--recipe", own), "not a recipe")
     own.write_bytes(b'source = "\xff"')
     says(refused(main, "--store", "a.zarr", "--recipe", own), "not TOML")
 

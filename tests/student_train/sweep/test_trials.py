@@ -15,7 +15,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.space import Interval, Space
-from teachonce.student_train.sweep.trials import Listed, Study, Trials
+from teachonce.student_train.sweep.trials import ListedRuns, Study, Trials
 from teachonce.support.errors import UserError
 
 pytest.importorskip("optuna")
@@ -111,12 +111,12 @@ def listed(folder: Path, count: int) -> Runs:
     return runs
 
 
-def judge(source: Listed, run: Run, step: int, nats: float) -> str:
+def judge(source: ListedRuns, run: Run, step: int, nats: float) -> str:
     return source.validated(run, step, {"valid_mlm_per_character": nats})
 
 
-def halved(runs: Runs) -> Listed:
-    return Listed(runs, Study("asha", runs.varied, "--prune asha"))
+def halved(runs: Runs) -> ListedRuns:
+    return ListedRuns(runs, Study("asha", runs.varied, "--prune asha"))
 
 
 def test_the_best_third_of_those_that_came_as_far_goes_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import (
-    Spread,
+    StateSpread,
     check_validation,
     evaluate,
     warning_of_constant_states,
@@ -85,12 +85,12 @@ def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureSt
 
 
 def test_nearly_constant_states_are_reported() -> None:
-    spread = Spread()
+    spread = StateSpread()
     assert spread.figures() == {}
     spread.add({"hidden mean": torch.tensor([[1.0, 0.0], [3.0, 0.0]]), "cosine layer1": ONES})
     spread.add({"hidden mean": torch.tensor([[2.0, 0.0]]), "cosine layer1": ONES})
     assert spread.figures() == {"states_varying": 0.0}  # the least: of the cosine's
-    of_one = Spread()
+    of_one = StateSpread()
     of_one.add({"hidden mean": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
     assert of_one.figures()["states_varying"] == pytest.approx(2 * 1 / (1 + 9))
     assert warning_of_constant_states(of_one.figures()) == warning_of_constant_states({}) == ""

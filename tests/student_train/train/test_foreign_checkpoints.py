@@ -74,7 +74,7 @@ def test_a_checkpoint_of_something_else(
     FOREIGN[what](state)
     for path in (tmp_path / "checkpoints").iterdir():
         write_checkpoint(path, state)
-    with pytest.raises(UserError, match="checkpoints: is no checkpoint of this training .* remove"):
+    with pytest.raises(UserError, match="is not a checkpoint of this training .* remove"):
         stopped()
 
 

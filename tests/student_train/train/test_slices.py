@@ -41,7 +41,7 @@ def gradients(distiller: Distiller, batch: Any) -> tuple[dict[str, float], torch
     return {name: float(loss.detach()) for name, loss in found.items()}, torch.cat(every)
 
 
-class Places(TorchDispatchMode):
+class LargestLogits(TorchDispatchMode):
     """Notes the most places of which any tensor of floats has had a number for each piece."""
 
     def __init__(self, pieces: int) -> None:
@@ -90,10 +90,10 @@ def test_slices_change_nothing_and_no_tensor_has_a_logit_of_every_token(
     batches = StudentBatches(store, vocab, **words)
     distiller, batch = distiller_of(batches), max(batches, key=lambda each: each.tokens)
     size, most = len(batches.tokenizer), len(batch.labels)
-    with Places(size) as at_once:
+    with LargestLogits(size) as at_once:
         losses, gradient = gradients(distiller, batch)
     monkeypatch.setattr(slices, "MOST_LOGITS", 128 * size)
-    with Places(size) as sliced:
+    with LargestLogits(size) as sliced:
         again, other = gradients(distiller, batch)
     assert at_once.most == most > 500 and sliced.most == 128
     assert again == pytest.approx(losses, rel=1e-5) and set(losses) == set(LOSSES)

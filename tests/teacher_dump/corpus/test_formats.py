@@ -100,7 +100,7 @@ def test_json(tmp_path: Path) -> None:
     path.write_text(whole)
     corpus = Corpus.open([str(path)], label_column="id")
     corpus.check()
-    assert corpus.met("classification")["1"] == f"{path}, line 6"
+    assert corpus.found_labels("classification")["1"] == f"{path}, line 6"
     for content, told in (
         (whole[:-1], "has no end"),
         (whole[:-9], "not JSON ("),
@@ -186,7 +186,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
         assert golds(source) == ["pos", "neg", None, None], source
         corpus = Corpus.open([str(source)], label_column="label")
         corpus.check()
-        assert set(corpus.met("classification")) == {"pos", "neg"}
+        assert set(corpus.found_labels("classification")) == {"pos", "neg"}
     assert golds(f"hf:{tmp_path}/splits") == ["neg"]  # of `train`
     with pytest.raises(CorpusError, match=r"several splits, 'train', 'test'; name one of them: \S"):
         golds(tmp_path / "splits")
@@ -196,7 +196,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
     forged = b'{"info": {"features": {"label": "ClassLabel"}}}'
     numbers = table.set_column(1, "label", pa.array([5, 0, 0, 0]))
     for meta, told in (
-        (table.schema.metadata, "row 1: 5 is no label of its schema, which has 3 names"),
+        (table.schema.metadata, "row 1: 5 is not a label of its schema, which has 3 names"),
         (
             {b"huggingface": forged},
             "row 1: its cells do not have the type in the schema, 'ClassLabel'",
@@ -282,7 +282,7 @@ def test_conll(tmp_path: Path) -> None:
         (tmp_path / "a.tsv").write_text(content)
         assert texts(tmp_path / "a.tsv") == sentences
     (tmp_path / "a.tsv").write_text(CONLL + "one column\n")
-    with pytest.raises(CorpusError, match="line 13: expected 4 columns with blanks .* got 2 col"):
+    with pytest.raises(CorpusError, match="line 13: expected 4 columns with spaces .* got 2 col"):
         texts(tmp_path / "a.tsv")
     (tmp_path / "a.txt").write_text(CONLL)
     assert "looks like words with tags ('-DOCSTART-" in refusal(tmp_path / "a.txt")

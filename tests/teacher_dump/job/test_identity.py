@@ -110,7 +110,7 @@ def test_another_cut_of_the_same_tokens_is_refused(
 
     monkeypatch.setattr(sequences, "iter_windows", moved)
     monkeypatch.setattr("teachonce.teacher_dump.job.parts.version", lambda name: "9.9")
-    with pytest.raises(UserError, match=r"token/begin differs; teachonce .* then and 9\.9 now"):
+    with pytest.raises(UserError, match=r"token/begin differs; teachonce was .* and is 9\.9"):
         dump(options)
 
 
@@ -156,7 +156,7 @@ def test_another_release_of_transformers_goes_on(stopped: Any) -> None:
     done = dump(options, said.append)
     assert done.resumed_parts == done.parts - 1 and verify(options.out).problems == []
     (line,) = (line for line in said if line.startswith("versions  "))
-    assert f"transformers 5.0.0 then and {version('transformers')} now; 16 sequences of" in line
+    assert f"transformers was 5.0.0 and is {version('transformers')}; 16 sequences of" in line
     assert open_store(options.out).identity["teacher"]["config_hash"] == digest
     assert dump(options).finished_before
 
@@ -190,7 +190,7 @@ def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher
     with pytest.raises(UserError) as error:
         check_numbers(options.out, None, other, print)
     line = str(error.value)
-    assert "gives other numbers with other versions (torch 2.0.0 then and" in line
+    assert "gives other numbers with other versions (torch was 2.0.0 and is" in line
     assert "view0/hidden/mean: " in line and "(pip install torch==2.0.0)" in line
 
 
@@ -202,7 +202,7 @@ def test_another_config_is_told_by_its_fields(stopped: Any, tmp_path: Path) -> N
     (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
     moved = {"id": model.name}
     begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
-    with pytest.raises(UserError, match="config.layer_norm_eps is '1e-12' there and '0.5' now"):
+    with pytest.raises(UserError, match="layer_norm_eps is '1e-12' in the store and '0.5' now"):
         dump(dataclasses.replace(options, model=str(model)))
 
 

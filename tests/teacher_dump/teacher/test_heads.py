@@ -72,8 +72,8 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     """Nor one that does not run, as none does on a CPU."""
     fused_head = pytest.importorskip("teachonce.teacher_dump.teacher.fused_head")
     monkeypatch.setattr(fused_head, "PROGRAMS", 2)
-    fuses, cpu = heads.fuses.__wrapped__, torch.device("cpu")
-    assert not fuses(5, cpu)
+    has_fused_kernel, cpu = heads.has_fused_kernel.__wrapped__, torch.device("cpu")
+    assert not has_fused_kernel(5, cpu)
 
     def kernel(change: Callable[..., Any]) -> Callable[..., Any]:
         def best_logits(weight: Any, bias: Any, states: Any, k: int) -> Any:
@@ -90,6 +90,6 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda ids, best, left: (ids, best, 0.9 * left), False),
     ):
         monkeypatch.setattr(fused_head, "best_logits", kernel(change))
-        assert fuses(5, cpu) == sound
+        assert has_fused_kernel(5, cpu) == sound
     monkeypatch.setattr(fused_head, "best_logits", kernel(lambda *found: found))
-    assert fuses(fused_head.MOST, cpu) and not fuses(fused_head.MOST + 1, cpu)
+    assert has_fused_kernel(fused_head.MOST, cpu) and not has_fused_kernel(fused_head.MOST + 1, cpu)

@@ -38,8 +38,11 @@ def test_labels(tmp_path: Path, suffix: str) -> None:
     assert golds == ["good", "bad", None, "good", "1", None]
     assert [document.text for document in corpus] == [*TEXTS, "one more"]
     corpus.check()
-    assert set(corpus.met("classification")) == {"good", "bad", "1"}
-    assert str(path) in corpus.met("classification")["bad"] and corpus.met("tagging") == {}
+    assert set(corpus.found_labels("classification")) == {"good", "bad", "1"}
+    assert (
+        str(path) in corpus.found_labels("classification")["bad"]
+        and corpus.found_labels("tagging") == {}
+    )
     assert corpus.identity()["label_column"] == "mood"
     with pytest.raises(CorpusError, match=r"no column 'x' of labels; its columns are 's', 'mood'"):
         list(Corpus.open([str(path)], "s", "x"))
@@ -68,7 +71,7 @@ def test_tags_of_words(tmp_path: Path) -> None:
     assert one.gold and two.gold and one.gold.tags == ((0, 1, "O"), (2, 4, "B-PER"))
     assert two.gold.tags == ((0, 2, "O"),)
     corpus.check()
-    assert corpus.met("tagging") == {"O": f"{path}, line 2", "B-PER": f"{path}, line 3"}
+    assert corpus.found_labels("tagging") == {"O": f"{path}, line 2", "B-PER": f"{path}, line 3"}
 
 
 def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
     path.write_text("a\tI-PER\nb\tB-PER\nc\t\nd\tI-PER\n\ne\tO\nf\t2\n", encoding="utf-8")
     corpus = Corpus.open([str(path)])
     corpus.check()
-    steps = corpus.steps()
+    steps = corpus.tag_pairs()
     assert steps == {
         (BEGINNING, "I-PER"): f"{path}, line 1",
         ("I-PER", "B-PER"): f"{path}, line 2",
@@ -235,7 +238,9 @@ def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Any) -
     corpus = Corpus.open([str(path)])
     corpus.check()
     labels = Labels(task, "t", said.append)
-    labels.check(corpus.met("tagging"), corpus.steps(), {}, corpus.met(ENTITIES))
+    labels.check(
+        corpus.found_labels("tagging"), corpus.tag_pairs(), {}, corpus.found_labels(ENTITIES)
+    )
     (window, _) = labels.numbered(iter_windows(corpus, make_tokenizer("wordpiece"), 64))
     assert window.numbers is not None
     return [task.labels[number] for number in window.numbers if number >= 0] + said
@@ -310,7 +315,7 @@ def test_classes_of_a_data_set_are_those_of_the_teacher(
         corpus, said = Corpus.open([str(path)], column, "y"), list[str]()
         corpus.check()
         labels = Labels(task, "t", said.append)
-        labels.check(corpus.met(task.kind), corpus.steps())
+        labels.check(corpus.found_labels(task.kind), corpus.tag_pairs())
         windows = labels.numbered(iter_windows(corpus, make_tokenizer("wordpiece"), 32))
         found = [[n for n in w.numbers if n >= 0] for w in windows if w.numbers is not None]
         assert [[task.labels[n] for n in numbers] for numbers in found] == expected
@@ -319,6 +324,6 @@ def test_classes_of_a_data_set_are_those_of_the_teacher(
         Dataset.from_dict(rows, features=features).to_parquet(path)
         corpus = Corpus.open([str(path)], "text", "y")
         corpus.check()
-        found_names = corpus.met("classification")
+        found_names = corpus.found_labels("classification")
         assert {*found_names} == met
         assert {isinstance(name, ClassName) for name in found_names} == {named}
