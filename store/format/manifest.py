@@ -166,27 +166,28 @@ class Manifest:
     @cached_property
     def _content(self) -> str:
         # The hashed JSON object is made piece by piece: for a million parts it has gigabytes.
-        found, separator = hashlib.sha256(b"{"), ""
+        found, separator = hashlib.sha256(b"{"), b""
         for lines in self._checksums():
-            found.update(f"{separator}{', '.join(lines)}".encode("ascii"))
-            separator = ", "
+            found.update(separator + lines)
+            separator = b", "
         found.update(b"}")
         return found.hexdigest()
 
-    def _checksums(self) -> Iterator[list[str]]:
-        """Yield non-empty lists of `path: checksum`, as JSON, of all arrays, sorted by path."""
+    def _checksums(self) -> Iterator[bytes]:
+        """Yield JSON `path: checksum` of all arrays, sorted by path, never empty."""
         names = sorted(self.arrays)
         middle = bisect(names, "parts/")
-        before, after = names[:middle], names[middle:]
-        if before:
-            yield [_line(name, self.arrays[name]) for name in before]
+        if middle:
+            yield _lines("", self.arrays, names[:middle])
         # Sorted as text, as the keys of the hashed JSON are: part 10 comes before part 2.
-        for place in np.argsort(self.numbers.astype("S"), kind="stable").tolist():
-            part = self.parts[place]
-            here = f"parts/{part.number}/"
-            yield [_line(here + name, part.arrays[name]) for name in sorted(part.arrays)]
-        if after:
-            yield [_line(name, self.arrays[name]) for name in after]
+        yield from self._checksums_of(np.argsort(self.numbers.astype("S"), kind="stable").tolist())
+        if middle < len(names):
+            yield _lines("", self.arrays, names[middle:])
+
+    def _checksums_of(self, places: Sequence[int]) -> Iterator[bytes]:
+        """Yield the JSON of all arrays of each of these parts."""
+        for part in map(self.parts.__getitem__, places):
+            yield _lines(f"parts/{part.number}/", part.arrays, sorted(part.arrays))
 
     def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:
         """Return the manifest as it is stored. `index`, if given, is written in place of the list
@@ -203,8 +204,9 @@ class Manifest:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def _line(path: str, entry: Entry) -> str:
-    return f'"{path}": "{entry.sha256}"'
+def _lines(folder: str, entries: Mapping[str, Entry], names: Sequence[str]) -> bytes:
+    lines = (f'"{folder}{name}": "{entries[name].sha256}"' for name in names)
+    return ", ".join(lines).encode("ascii")
 
 
 def digest(values: Array) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -70,6 +70,9 @@ class IndexedManifest(Manifest):
     @cached_property
     def numbers(self) -> Array:
         return self.parts.numbers()
+
+    def _checksums_of(self, places: Sequence[int]) -> Iterator[bytes]:
+        return self.parts.checksums(places)
 
 
 def _read_lengths(value: object, features: Features, sequences: int, where: str) -> Array | None:

@@ -17,7 +17,7 @@ from teachonce.store.format.manifest import Manifest
 from teachonce.store.read.cached_arrays import CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part import PartReader
-from teachonce.support.arrays import Array, begins
+from teachonce.support.arrays import Array, begins, ranges
 
 OPEN_PARTS = 16
 PARTS_AT_ONCE = 1024  # whose lengths are in memory while blocks are computed
@@ -98,6 +98,13 @@ class PartIndex:
             self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
         first = int(self.first[place])
         return self._lengths[place][begin - first : end - first].astype(np.int64)
+
+    def lengths_of(self, blocks: Array) -> Array:
+        """Return int64 [n]: tokens of the sequences of blocks, one block after another."""
+        if self._known is None:
+            return np.concatenate([self.lengths(begin, end) for begin, end in blocks.tolist()])
+        rows = ranges(blocks[:, 0], blocks[:, 1] - blocks[:, 0])
+        return np.asarray(self._known[rows], np.int64)
 
     def all_lengths(self) -> Array:
         """Return int64 [n]: the numbers of tokens of all sequences."""

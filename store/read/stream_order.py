@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypedDict
 
 import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.read.part_index import PartIndex
-from teachonce.support.arrays import Array, permutation
+from teachonce.support.arrays import Array, permutation, starts
 
 KINDS = ("hidden", "logits", "attention", "task", "embedding")
 PARTS_TOGETHER = 8  # parts that are shuffled together
 BATCHES_OF_POOL = 8  # batches of a pool, if their size is a number of texts
+POOLS_AT_ONCE = 16  # whose lengths are read together
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -74,33 +76,54 @@ class StreamOrder:
     def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
         """Yield the blocks of each pool, and its batches as positions among the sequences of these
         blocks."""
+        for number, (taken, lengths) in enumerate(self._pools(index)):
+            yield taken, self._batches(lengths, number)
+
+    def _pools(self, index: PartIndex) -> Iterator[tuple[Array, Array]]:
+        """Yield the blocks of each pool, and the lengths of their sequences."""
         rows = self.blocks
         if self.shuffle:
             # Blocks, not sequences: of compressed arrays 10,000 to 50,000 tokens a second can be
             # read one sequence at a time.
             rows = rows[order_blocks(index.part_of(rows[:, 0]), self.seed, self.epoch)]
         size = max(self.pool_blocks, BATCHES_OF_POOL * (self.batch_texts or 0))
-        for number, first in enumerate(range(0, len(rows), size)):
-            taken = rows[first : first + size]
-            lengths = np.concatenate([index.lengths(int(b), int(e)) for b, e in taken])
-            if self.shuffle:
-                key = self.seed, self.epoch, number
-                yield taken, shuffled_batches(lengths, self.batch_tokens, *key, self.batch_texts)
-            else:
-                yield taken, plain_batches(lengths, self.batch_tokens, self.batch_texts)
+        first = 0
+        while first < len(rows):
+            # Lengths of a block at a time took most of the 8.7 s of a plan of a million parts. The
+            # first batch waits for those of its pool alone.
+            pools = min(max(1, first // size), POOLS_AT_ONCE)
+            some = rows[first : first + pools * size]
+            lengths, start = index.lengths_of(some), starts(some[:, 1] - some[:, 0])
+            for begin in range(0, len(some), size):
+                taken = some[begin : begin + size]
+                yield taken, lengths[start[begin] : start[begin + len(taken)]]
+            first += len(some)
+
+    def _batches(self, lengths: Array, pool: int) -> list[Array]:
+        """Return the batches of a pool as positions among its sequences."""
+        if self.shuffle:
+            key = self.seed, self.epoch, pool
+            return shuffled_batches(lengths, self.batch_tokens, *key, self.batch_texts)
+        return plain_batches(lengths, self.batch_tokens, self.batch_texts)
+
+    def _count(self, lengths: Array) -> int:
+        """Count the batches of a pool, which do not depend on how it is shuffled."""
+        ordered = -np.sort(-lengths) if self.shuffle else lengths
+        return len(_edges(ordered, self.batch_tokens, self.batch_texts, self.shuffle)) - 1
 
     def chosen_pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
         """Yield `pools` with only the batches that `skip` and `every` choose, if there are any."""
         first = self.skip
-        for taken, batches in self.pools(index):
-            if first < len(batches):
-                yield taken, batches[first :: self.every]
-                first += -(-(len(batches) - first) // self.every) * self.every
-            first -= len(batches)
+        for number, (taken, lengths) in enumerate(self._pools(index)):
+            count = self._count(lengths)
+            if first < count:
+                yield taken, self._batches(lengths, number)[first :: self.every]
+                first += -(-(count - first) // self.every) * self.every
+            first -= count
 
     def batch_count(self, index: PartIndex) -> int:
         """Count the batches of all pools, including those that `skip` and `every` leave out."""
-        return sum(len(batches) for _, batches in self.pools(index))
+        return sum(self._count(lengths) for _, lengths in self._pools(index))
 
 
 def order_blocks(parts: Array, seed: int, epoch: int) -> Array:
@@ -133,25 +156,35 @@ def shuffled_batches(
     mixed = permutation(len(lengths), seed, epoch, 2, pool)
     # Shuffled before a stable sort: sequences of one length have other neighbours in each epoch.
     ordered = mixed[np.argsort(-lengths[mixed], kind="stable")]
-    batches = _fill(ordered, lengths, batch_tokens, batch_texts)
+    batches = _cut(ordered, _edges(lengths[ordered], batch_tokens, batch_texts, descending=True))
     return [batches[number] for number in permutation(len(batches), seed, epoch, 3, pool)]
 
 
 def plain_batches(lengths: Array, batch_tokens: int, batch_texts: int | None = None) -> list[Array]:
     """Return batches in the given order; sizes as for `shuffled_batches`."""
-    return _fill(np.arange(len(lengths)), lengths, batch_tokens, batch_texts)
+    return _cut(np.arange(len(lengths)), _edges(lengths, batch_tokens, batch_texts))
 
 
-def _fill(
-    ordered: Array, lengths: Array, batch_tokens: int, batch_texts: int | None
-) -> list[Array]:
+def _cut(ordered: Array, edges: Sequence[int]) -> list[Array]:
+    return [ordered[left:right] for left, right in pairwise(edges)]
+
+
+def _edges(
+    lengths: Array, batch_tokens: int, batch_texts: int | None, descending: bool = False
+) -> Sequence[int]:
+    """Return where each batch begins among sequences of these lengths, and the number of them."""
+    count = len(lengths)
     if batch_texts is not None:
-        return np.split(ordered, range(batch_texts, len(ordered), batch_texts))
-    edges, longest, begin = [0], 0, 0
-    for place, length in enumerate(lengths[ordered].tolist()):
+        return [*range(0, count, batch_texts), count]
+    edges, longest = [0], 0
+    if descending:  # a step for each batch, not for each sequence
+        while (begin := edges[-1]) < count:
+            longest = int(lengths[begin])
+            edges.append(min(count, begin + max(1, batch_tokens // longest if longest else count)))
+        return edges
+    for place, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
-        if place > begin and longest * (place - begin + 1) > batch_tokens:
+        if place > edges[-1] and longest * (place - edges[-1] + 1) > batch_tokens:
             edges.append(place)
-            begin, longest = place, length
-    edges.append(len(ordered))
-    return [ordered[left:right] for left, right in zip(edges[:-1], edges[1:], strict=True)]
+            longest = length
+    return [*edges, count]
