@@ -124,6 +124,10 @@ class StoreSource(Protocol):
         """Announce that small one-dimensional arrays are read soon, so that all are requested at
         once. Does nothing for a local store."""
 
+    def expect(self, group: str, name: str, spec: ArraySpec, fingerprint: str) -> None:
+        """Take the metadata of an array of a part as read, if they are what this software writes:
+        the manifest has their checksum. Does nothing for a local store."""
+
     def array(self, name: str) -> Slices:
         """Open an array by its path; its data is read later. Raises StoreError if it is missing."""
 

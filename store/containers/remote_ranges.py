@@ -84,16 +84,20 @@ class RemoteRanges:
                 self._ranges.move_to_end(wanted)
         on_disk = self._disk if future is None else None
         if on_disk and (piece := on_disk.get(self._store, *wanted)):
-            with self._lock:
-                self._drop(wanted)
-                self._ranges[wanted] = Future()
-                self._ranges[wanted].set_result(piece)
-                self._hold(wanted, piece)
+            self.put(wanted, piece)
             return piece
         try:
             return (future or self._request(wanted)).result()
         except CancelledError:
             raise self._failure or Unreachable(f"{self._fetch.retrier.url}: was closed") from None
+
+    def put(self, wanted: ByteRange, piece: FetchedBytes) -> None:
+        """Hold a range in memory that need not be fetched."""
+        with self._lock:
+            self._drop(wanted)
+            self._ranges[wanted] = Future()
+            self._ranges[wanted].set_result(piece)
+            self._hold(wanted, piece)
 
     def _request(self, wanted: ByteRange, ahead: bool = False) -> Future[FetchedBytes]:
         """Return the future of a range, and request the range unless it was requested before."""

@@ -118,6 +118,14 @@ class PartReader:
             )
         return RankedIds(self.array(f"{group}/places"), distinct, f"{self.where}: {group}")
 
+    def expect(self, name: str) -> None:
+        """Spare a request for the metadata of an array, if it can be known without one."""
+        if name in self._open or name not in self._specs:  # ids of ranked logits are computed
+            return
+        if fingerprint := self.part.arrays[name].fingerprint:
+            group = f"parts/{self.part.number}"
+            self._source.expect(group, name, self._specs[name], fingerprint)
+
     def _opened(self, name: str) -> Slices:
         spec, path = self._specs[name], f"parts/{self.part.number}/{name}"
         try:

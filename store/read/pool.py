@@ -282,8 +282,10 @@ class Pool:
         parts = dict.fromkeys(part for part, _ in self._parts)
 
         def opened(wanted: tuple[str, PartReader]) -> None:
+            name, part = wanted
             with suppress(StoreError):
-                wanted[1].array(wanted[0])
+                part.expect(name)
+                part.array(name)
 
         with ThreadPoolExecutor(AT_ONCE, "open-at-once") as readers:
             for some in (["sequence/token_start"], names):

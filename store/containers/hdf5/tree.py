@@ -205,6 +205,9 @@ class Hdf5Source:
     def announce(self, names: Iterable[str]) -> None:
         """Do nothing: HDF5 stores are local files, so reading ahead saves no requests."""
 
+    def expect(self, *metadata: Any) -> None:
+        """Do nothing: HDF5 stores are local files."""
+
     def forget(self, name: str) -> None:
         """Do nothing: nothing is cached."""
 

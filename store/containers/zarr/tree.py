@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.containers.disk_cache import DiskCache
+from teachonce.store.containers.disk_cache import DiskCache, FetchedBytes
 from teachonce.store.containers.interface import Flaw, SealContent, Slices, damaged_chunks
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.network import (
@@ -52,6 +52,12 @@ MAX_DIGESTS = 4096
 BLOSC_GRAIN = 2**17  # the blocks of Blosc
 REMOTE_GRAIN = 2**24  # a chunk of wide rows is fetched whole
 GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+
+
+def _rows_and_node(name: str, spec: ArraySpec) -> tuple[int, bytes]:
+    """Return the rows of a chunk, and the zarr.json, that this software writes for an array."""
+    rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
+    return rows, json.dumps(array_node(name, spec, rows), indent=2).encode()
 
 
 def shard_path(name: str, shape: tuple[int, ...]) -> str:
@@ -112,8 +118,7 @@ class ZarrSink:
             group = "/".join(parents[:depth])
             if group not in self._groups:
                 self.attributes(group, {})
-        rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
-        node = json.dumps(array_node(name, spec, rows), indent=2).encode()
+        rows, node = _rows_and_node(name, spec)
         target = self.folder / name / "zarr.json"
         target.parent.mkdir()
         target.write_bytes(node)
@@ -238,6 +243,14 @@ class ZarrSource:
             for name in names:
                 self.ranges.prefetch(ByteRange(f"{name}/zarr.json", 0, MAX_JSON))
                 self.ranges.prefetch(ByteRange(shard_path(name, (1,)), 0, RUN))
+
+    def expect(self, group: str, name: str, spec: ArraySpec, fingerprint: str) -> None:
+        if self.ranges is not None:
+            _, node = _rows_and_node(name, spec)
+            if _digest(node) == fingerprint:
+                wanted = ByteRange(f"{group}/{name}/zarr.json", 0, MAX_JSON)
+                data = np.frombuffer(node, np.uint8)
+                self.ranges.put(wanted, FetchedBytes(data, len(node), set()))
 
     def array(self, name: str) -> Slices:
         return with_refetches(self.remote, lambda: self._opened(name))
