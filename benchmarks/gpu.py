@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu [--corpus TEXT]
 
-The teacher is of BERT-base's size, with random weights and a vocabulary of 120,000. The student is
+The teacher is of BERT-base's size, with random weights and a vocabulary of 120,000; a second one is
+a decoder of the size of Llama 3.2 1B. The student, by default the `tiny` of Kolesnikova et al., is
 timed from its second epoch on, when what a cache keeps is there, and beside a teacher in memory.
 The peak is what the maker says of dense bfloat16 products.
 """
@@ -22,7 +23,7 @@ import torch
 
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
-from benchmarks.common.small_store import on_small_store, random_teacher
+from benchmarks.common.small_store import on_small_store, random_decoder, random_teacher
 from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
 from teachonce.store import open_store
@@ -38,6 +39,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "states": {"head": "none", "attention": "none", "logits": "none"},
     "states and logits": {"head": "auto", "attention": "none", "logits": "topk:16"},
 }
+OF_DECODER: dict[str, dict[str, Any]] = {
+    "a decoder's logits": {
+        "head": "causal", "hidden": "none", "attention": "none", "logits": "topk:16",
+    },
+}  # fmt: skip
 KEPT = (16, 64)
 HEAD_OF_DUMPS = ("features", "", "tokens/s", "of the bare pass", "times straightforward", "of peak")
 HEAD_OF_HEADS = ("logits", "", "tokens/s", "times plain", "of peak")
@@ -58,17 +64,19 @@ def operations(options: DumpOptions) -> float:
     weights = sum(
         weight.numel()
         for name, weight in model.named_parameters()
-        if "embeddings" not in name and "pooler" not in name  # which reads a token of a text
+        if "embed" not in name and "pooler" not in name  # which reads a token of a text
     )
     config = model.config
     decoder = 0 if options.head == "none" else config.vocab_size * config.hidden_size
     return float(2 * (weights + decoder))
 
 
-def dumps(options: DumpOptions, repeats: int) -> list[list[object]]:
+def dumps(
+    options: DumpOptions, repeats: int, kinds: dict[str, dict[str, Any]] = FEATURES
+) -> list[list[object]]:
     """A row for each setting of the dump."""
     rows: list[list[object]] = []
-    for features, words in FEATURES.items():
+    for features, words in kinds.items():
         one = replace(options, **words)
         found = interleaved(dumping.compared(one), repeats)
         speed = {name: figures["speed"] for name, figures in found.items()}
@@ -150,6 +158,8 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
 @of_text(400_000)
 @click.option("--vocabulary", default=120_000, help="Of the teacher.")
 @click.option("--layers", default=12, help="Of the teacher.")
+@click.option("--decoder-width", default=2048, help="Of the second teacher; heads of 64.")
+@click.option("--decoder-layers", default=16)
 @click.option("--part-tokens", default=100_000)
 @click.option("--dump-batch", default=32_768, help="Tokens of the teacher's batches.")
 @click.option("--student", default="264x3x12")
@@ -161,23 +171,35 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
 @click.option("--repeats", default=3)
 @command_errors
 def main(
-    model: str, corpus: str, tokens: int, vocabulary: int, layers: int, part_tokens: int,
-    dump_batch: int, student: str, vocab: str, batch_tokens: int, steps: int, device: str,
-    precision: str, repeats: int, results: Path,
+    model: str, corpus: str, tokens: int, vocabulary: int, layers: int, decoder_width: int,
+    decoder_layers: int, part_tokens: int, dump_batch: int, student: str, vocab: str,
+    batch_tokens: int, steps: int, device: str, precision: str, repeats: int, results: Path,
 ) -> None:  # fmt: skip
     """Print the tables and put them into RESULTS.md. `--model` lends its tokenizer."""
     check_device(device, torch.cuda.device_count())
     with tempfile.TemporaryDirectory() as folder:
         teacher = random_teacher(
-            Path(folder), model, head=True, vocab_size=vocabulary, num_hidden_layers=layers
+            Path(folder) / "encoder",
+            *(model, True),
+            vocab_size=vocabulary,
+            num_hidden_layers=layers,
         )
+        decoder = random_decoder(
+            Path(folder) / "decoder", corpus, vocab_size=vocabulary, hidden_size=decoder_width,
+            intermediate_size=4 * decoder_width, num_hidden_layers=decoder_layers,
+            num_attention_heads=decoder_width // 64, num_key_value_heads=decoder_width // 256 or 1,
+        )  # fmt: skip
         options = DumpOptions(
             model=teacher, corpus=(corpus,), out=Path("store.zarr"), limit=tokens,
             part_tokens=part_tokens, batch_tokens=dump_batch, device=device, precision=precision,
             max_length=128,
         )  # fmt: skip
         tables = [
-            table(HEAD_OF_DUMPS, dumps(options, repeats)),
+            table(
+                HEAD_OF_DUMPS,
+                dumps(options, repeats)
+                + dumps(replace(options, model=decoder), repeats, OF_DECODER),
+            ),
             table(HEAD_OF_HEADS, head_rows(options, repeats, dump_batch, runs=5)),
         ]
         settings: dict[str, Any] = {
@@ -194,6 +216,7 @@ def main(
     publish(
         f"On a GPU: {torch.cuda.get_device_name(device)}",
         f"`python -m benchmarks.gpu --tokens {tokens}`; a teacher of {layers} layers, 768 wide,"
+        f" and a decoder of {decoder_layers} layers, {decoder_width} wide, both"
         f" with random weights and a vocabulary of {vocabulary:,}, {precision}, windows of at most"
         f" 128 tokens, batches of {dump_batch:,}; a student {student} with {vocab} WordPiece,"
         f" batches of {batch_tokens:,}, {steps} steps after an epoch; medians of {repeats}"

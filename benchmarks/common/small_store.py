@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,5 +56,27 @@ def random_teacher(folder: Path, like: str, head: bool = False, **config: int) -
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **config}
     settings = BertConfig(**sizes)
     (BertForMaskedLM if head else BertModel)(settings).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def random_decoder(folder: Path, corpus: str, **config: int) -> str:
+    """A decoder with random weights, of the size of Llama 3.2 1B where `config` says nothing else,
+    and a vocabulary of the corpus."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from teachonce.teacher_dump.corpus.documents import Corpus
+    from teachonce.training.byte_level import SPECIALS, train_byte_level
+
+    texts = (document.text for document in islice(Corpus.open((corpus,)), 10_000))
+    sizes: dict[str, Any] = {
+        "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, **config,
+    }  # fmt: skip
+    backend = train_byte_level(texts, sizes["vocab_size"], "llama-bpe")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
+    ids = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in SPECIALS}
+    settings = LlamaConfig(tie_word_embeddings=True, **ids, **sizes)
+    LlamaForCausalLM(settings).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

@@ -83,9 +83,10 @@ def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
 
 def network(options: DumpOptions, **settings: Any) -> Any:
     """The teacher as transformers loads it, on its device."""
-    from transformers import AutoModel, AutoModelForMaskedLM
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-    kind = AutoModelForMaskedLM if options.head == "auto" else AutoModel
+    kinds: dict[str, Any] = {"auto": AutoModelForMaskedLM, "causal": AutoModelForCausalLM}
+    kind = kinds.get(options.head, AutoModel)
     folder = resolve_model(options.model).path_or_id
     dtype = PRECISIONS[options.precision]
     model = kind.from_pretrained(folder, dtype=dtype, **settings).eval()

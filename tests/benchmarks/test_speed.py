@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
@@ -105,37 +106,40 @@ def test_steps(base: TrainOptions) -> None:
 
 
 def test_what_a_gpu_is_measured_by(
-    base: TrainOptions,
-    tiny_teacher: Callable[..., Path],
-    corpus: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = random_teacher(
-        tmp_path,
-        str(tiny_teacher("bert")),
-        head=True,
-        vocab_size=900,
-        intermediate_size=64,
-        **small,
-    )
+    """The command itself, on a CPU at toy size."""
     monkeypatch.setattr(
         gpu, "interleaved", lambda works, _: {name: work() for name, work in works.items()}
     )
-    options = DumpOptions(
-        *(model, Path("none.zarr"), (corpus,)), limit=1500, part_tokens=700, device="cpu",
-        precision="fp32", max_length=64,
-    )  # fmt: skip
-    rows = gpu.dumps(options, 1)
-    assert [row[0] for row in rows] == [name for name in gpu.FEATURES for _ in range(3)]
-    assert rows[0][3:] == ["1.00", rows[0][4], ""] and rows[2][4] == "1.00"
+    words = {
+        "model": tiny_teacher("bert"), "corpus": corpus, "tokens": 1500, "vocabulary": 900,
+        "layers": 1, "decoder-width": 64, "decoder-layers": 1, "part-tokens": 700,
+        "dump-batch": 512, "student": "16x1x2", "vocab": 200, "batch-tokens": 1000, "steps": 4,
+        "device": "cpu", "precision": "fp32",
+    }  # fmt: skip
+    found = CliRunner().invoke(gpu.main, [f"--{name}={value}" for name, value in words.items()])
+    assert found.exit_code == 0, found.output
+    lines = [line for line in found.output.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    kinds = [*gpu.FEATURES, *gpu.OF_DECODER]
+    dumped = [row for row in rows if row[0] in kinds]
+    assert [row[0] for row in dumped] == [kind for kind in kinds for _ in range(3)]
+    assert dumped[0][3:] == ["1.00", dumped[0][4], ""] and dumped[2][4] == "1.00"
+    assert [row[1] for row in rows if row[0].startswith("topk:")] == ["plain"] * 2
+    assert [row[0].split()[-1] for row in rows[-4:]] == [*CACHES, "memory"][-4:]
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    assert gpu.of_peak(98.9e12, "cuda") == "10.0%" and gpu.of_peak(1.0, "cpu") == ""
+
+
+def test_operations_of_a_token_are_those_of_its_weights(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    like = str(tiny_teacher("bert"))
+    model = random_teacher(tmp_path, like, True, vocab_size=900, intermediate_size=64, **small)
+    options = DumpOptions(*(model, Path("none.zarr"), ("none.txt",)), precision="fp32")
     with_head = gpu.operations(replace(options, **gpu.FEATURES["states and logits"]))
     without = gpu.operations(replace(options, **gpu.FEATURES["states"]))
     # the decoder, the transform before it (a matrix, a bias, a norm) and its bias
     assert with_head - without == 2 * (900 * 32 + 32 * 32 + 3 * 32 + 900)
-    assert [row[1] for row in gpu.head_rows(options, 1, rows=40, runs=1)] == ["plain"] * 2
-    rows = gpu.students(replace(base, batch_tokens=2000, steps=4), model, 1)
-    assert [str(row[0]).split()[-1] for row in rows] == [*CACHES, "memory"]
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
-    assert gpu.of_peak(98.9e12, "cuda") == "10.0%" and gpu.of_peak(1.0, "cpu") == ""
