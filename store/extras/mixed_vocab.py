@@ -46,7 +46,7 @@ class MixedVocab:
         return load_tokenizer(self.tokenizer, f"{GROUP}/{TOKENIZER}")
 
     def read_settings(self) -> dict[str, Any]:
-        """Read the settings of the tokenizer. Raises StoreError if they are no JSON object."""
+        """Read the settings of the tokenizer. Raises StoreError if they are not a JSON object."""
         return json_object(self.settings, f"{GROUP}/{SETTINGS}")
 
     @staticmethod

@@ -321,4 +321,4 @@ def _send(folder: Path, remote: RemoteFiles, name: str, target: str) -> None:
     data = (folder / name).read_bytes()
     remote.write(name, data)
     if remote.size(name) != len(data):
-        raise StoreError(f"{target}: {name} has not arrived whole; type the command again")
+        raise StoreError(f"{target}: {name} arrived incomplete; type the command again")

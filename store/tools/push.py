@@ -116,5 +116,5 @@ def _send_folder(
     for each in sorted(known - {ROOT}):
         if there.get(f"{name}/{each}") != (folder / each).stat().st_size:
             raise UserError(
-                f"{target.id}: {name}/{each} has not arrived whole; type the command again"
+                f"{target.id}: {name}/{each} arrived incomplete; type the command again"
             )

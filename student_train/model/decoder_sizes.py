@@ -108,7 +108,7 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
             )
     if own.groups > head_sets(theirs, own):
         raise UserError(
-            f"{start}: {own.heads // own.groups} heads of queries share a head of keys in the"
+            f"{start}: {own.heads // own.groups} query heads share a key-value head in the"
             f" student, and {theirs.heads // theirs.groups} in {where}, which has {theirs.groups}:"
             f" choose --student {shape.kind}:HxLxAxFxKV with another KV, such as"
             f" {own.heads if head_sets(theirs, own) == 0 else head_sets(theirs, own)}"

@@ -104,7 +104,10 @@ class TrainOptions(OptionFields):
         if self.batch_texts and self.batch_tokens != default_of(TrainOptions, "batch_tokens"):
             raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
         if (judged := self.judged_by()) and not self.held_out:
-            raise UserError(f"{judged[0]} and --held-out 0: nothing to validate on")
+            raise UserError(
+                f"{judged[0]} and --held-out 0: nothing to validate on; give --held-out a share"
+                f" above 0, or leave {judged[0]} out"
+            )
         if self.lr_end and self.schedule in ENDLESS:
             raise UserError(
                 f"--lr-end {self.lr_end:g} and --schedule {self.schedule}: a {self.schedule}"
@@ -167,7 +170,7 @@ class TrainOptions(OptionFields):
                 for loss in registry.LOSSES
                 if loss.head == "vocabulary" and loss.of_next == causal
             )
-            what = "a decoder, which predicts next tokens" if causal else "no decoder"
+            what = "a decoder, which predicts next tokens" if causal else "not a decoder"
             raise UserError(
                 f"--loss {wrong[0]}: --student {self.student} is {what}; use {', '.join(able)} or"
                 " losses of hidden states"

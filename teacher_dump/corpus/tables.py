@@ -389,7 +389,8 @@ def is_table(path: Path) -> bool:
 
 
 def named_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the place of every row of a table that is not blank, and its cells by column.
+    """Yield, for every row of a table that is not blank, its place (file and line or row) and its
+    cells by column.
 
     Raises CorpusError like `open_table`, and if two columns have the same name.
     """

@@ -66,7 +66,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedSequence:
-    """An input of the network: ids int64 [L] and own bool [L].
+    """An input of the network: ids int64 [L], and own bool [L], true for the student's pieces.
 
     `places` int64 [M] are the positions of masked pieces, `labels` int64 [M] their original ids.
     """

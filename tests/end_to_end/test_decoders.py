@@ -123,11 +123,11 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
     [
         (("--loss", "mlm"), ("--loss mlm", "a decoder", "next, kl-next")),
         (("--loss", "kl=1,next=1"), ("--loss kl", "a decoder", "next, kl-next")),
-        (("--align", "kl-next=span"), ("--align kl-next=span", "trims blanks", "kl-next=bytes")),
+        (("--align", "kl-next=span"), ("--align kl-next=span", "white space", "kl-next=bytes")),
         (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
-        (("--student", "32x2x4", "--loss", "next"), ("--loss next", "no decoder", "mlm")),
+        (("--student", "32x2x4", "--loss", "next"), ("--loss next", "not a decoder", "mlm")),
         (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L, L the number",)),
         (("--student", "llama:32x2x4x64x3"), ("4 heads are not a multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),

@@ -148,7 +148,7 @@ def test_a_file_that_does_not_arrive_whole_is_told(
     memory = type(fsspec.filesystem("memory"))
     real = memory.pipe_file
     monkeypatch.setattr(memory, "pipe_file", lambda self, there, data: real(self, there, data[:-1]))
-    with pytest.raises(StoreError, match="not arrived whole; type the command again"):
+    with pytest.raises(StoreError, match="arrived incomplete; type the command again"):
         upload_store(path, "memory://torn/a.zarr")
     with pytest.raises(StoreError, match="no Zarr store"):
         open_store("memory://torn/a.zarr")

@@ -102,7 +102,7 @@ def test_what_has_not_arrived_whole_is_not_sealed(
 
     upload_folder = HfApi.upload_folder
     monkeypatch.setattr(HfApi, "upload_folder", send_half)
-    with pytest.raises(UserError, match=r"a.zarr/parts/\S+ has not arrived whole"):
+    with pytest.raises(UserError, match=r"a.zarr/parts/\S+ arrived incomplete"):
         push(store, "user/what")
     assert "a.zarr/zarr.json" not in lfs.repositories[NAME].files()
 
