@@ -66,7 +66,6 @@ def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> 
     ("file", "fields", "line"),
     (
         (CONFIG, {"position_embedding_type": "relative_key"}, "is 'relative_key' in config.json"),
-        (SETTINGS, {"similarity_fn_name": "swirl"}, "similarity_fn_name is 'swirl'"),
         (SETTINGS, {"similarity_fn_name": "euclidean"}, "compared by euclidean"),
     ),
 )
@@ -86,19 +85,6 @@ def test_a_folder_that_makes_no_vector_is_one_line(tiny_teacher: Teacher, tmp_pa
     words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
     line = refused(*words, "--out", tmp_path / "out")
     assert "no pooling in it (modules.json), so it gives no vector of a text; save it with" in line
-
-
-def test_another_activation_is_not_taken_in_its_place(
-    tiny_teacher: Teacher, tmp_path: Path
-) -> None:
-    parts = (pooling("mean"), dense(32, 8))
-    folder = modules(*parts, base=tiny_teacher("bert"), folder=tmp_path / "model")
-    path = folder / "2_Dense" / "config.json"
-    path.write_text(path.read_text().replace("Tanh", "Sharp"))
-    pairs = alike(tmp_path / "test.tsv", 8, 0)
-    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
-    line = refused(*words, "--out", tmp_path / "out")
-    assert "2_Dense/config.json: unknown activation 'Sharp': expected one of torch.nn" in line
 
 
 def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path) -> None:

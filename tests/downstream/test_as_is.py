@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from teachonce.downstream.cli import main
 from teachonce.downstream.tasks.tagging import read_tagged
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces
 from teachonce.store.format.features import TaskSpec
@@ -30,7 +32,8 @@ from tests.downstream.learnable import (
 )
 from tests.downstream.test_bilstm import saved
 from tests.downstream.test_cli import run
-from tests.end_to_end.support import dumped, ok
+from tests.end_to_end.support import Words, dumped, ok
+from tests.end_to_end.support import refused as refused_by
 from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
 Teacher = Callable[..., Path]
@@ -46,12 +49,7 @@ def scored(task: str, model: Path, test: Path, out: Path, *more: object) -> Any:
     return json.loads((out / "scores.json").read_text())
 
 
-def refused(*arguments: object) -> str:
-    """The one error line of a run that must fail."""
-    result = run(*arguments)
-    assert result.exit_code == 1 and "Traceback" not in result.output
-    (line,) = result.stderr.strip().splitlines()
-    return line
+refused = partial(refused_by, main)
 
 
 def renamed(path: Path, size: int, seed: int) -> Path:
@@ -221,5 +219,5 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
         (("--task", "mlm", "--model", "m"), "--task mlm --as-is needs --test, --out"),
     ],
 )
-def test_options_of_training_are_refused(arguments: tuple[object, ...], message: str) -> None:
+def test_options_of_training_are_refused(arguments: Words, message: str) -> None:
     assert message in refused("--as-is", *arguments)

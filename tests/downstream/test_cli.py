@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from transformers import AutoTokenizer
 
 from teachonce.downstream.cli import main
-from tests.downstream.learnable import entities, write_tagged
+from tests.downstream.learnable import entities
 from tests.end_to_end.support import Words
 from tests.texts import SENTENCES
 
@@ -168,12 +168,3 @@ def test_an_output_that_exists_is_left_alone(
     result = run(*required, "--out", text)
     assert result.exit_code == 1 and "exists already" in result.output
     assert text.read_text(encoding="utf-8").startswith(SENTENCES[0])
-
-
-def test_tags_that_are_no_entities_are_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    tagged = write_tagged(tmp_path / "train", 3, 0)
-    required = ("--task", "ner", "--model", tiny_teacher("bert"), "--train", tagged)
-    result = run(*required, "--dev", tagged, "--out", tmp_path / "out")
-    assert result.exit_code == 1 and "--task pos" in result.output
-    result = run(*required, "--out", tmp_path / "out")
-    assert result.exit_code == 1 and "needs --dev" in result.output

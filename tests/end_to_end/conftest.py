@@ -10,6 +10,7 @@ import torch
 
 from teachonce.store import FeatureStore, open_store
 from tests.end_to_end.support import dumped, write_corpus
+from tests.end_to_end.test_students_of_pairs import trained_reader
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -36,6 +37,15 @@ def store(
 ) -> Path:
     folder = tmp_path_factory.mktemp("store")
     return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", hidden="mean,groups:2")
+
+
+@pytest.fixture(scope="session")
+def causal(
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path], corpus: Path
+) -> Path:
+    """What a decoder says of the corpus."""
+    folder = tmp_path_factory.mktemp("causal")
+    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
 
 
 @pytest.fixture(scope="session")
@@ -71,3 +81,14 @@ def tags(
     model = tiny_teacher("bert", "tagging", TAGS)
     options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
     return open_store(dumped(model, corpus, folder / "tags.h5", **options))
+
+
+@pytest.fixture(scope="session")
+def pair_teacher(
+    tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], object]
+) -> Path:
+    """A classifier of pairs: are the middle words of both texts the same?"""
+    folder = tmp_path_factory.mktemp("pair_teacher")
+    for each in trained_reader(make_tokenizer):
+        each.save_pretrained(folder)
+    return folder

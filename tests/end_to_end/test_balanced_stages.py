@@ -22,6 +22,7 @@ from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says
+from tests.student_train.stopping import resume, same_weights, stop
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 LOSS = {"ce": 10.0, "log-odds": 0.5}
@@ -102,23 +103,14 @@ def test_an_epoch_reads_all_of_what_there_is_more_of(classes: FeatureStore) -> N
 
 
 def test_a_stopped_training_takes_the_same_batches(classes: FeatureStore, tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(step: int, found: dict[str, float]) -> None:
-        if step > 3:
-            raise Killed
-
     options = options_for(classes, steps=6, checkpoint_every=1, accumulate=2)
     straight, collator, _ = prepare(options, classes)
     expected = train(classes, straight, collator, options).validation
     assert {"valid_ce", "valid_log-odds"} <= expected.keys()
-    with pytest.raises(Killed):
-        train(classes, prepare(options, classes)[0], collator, options, tmp_path, on_step=killed)
-    again = prepare(options, classes)[0]
-    assert train(classes, again, collator, options, tmp_path, resume=True).validation == expected
-    for name, value in straight.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
+    stop(classes, options, tmp_path, 3)
+    again, resumed, _ = resume(classes, options, tmp_path)
+    assert resumed.validation == expected
+    same_weights(straight, again)
 
 
 def test_from_the_command_line(classes: FeatureStore, tmp_path: Path, tiny_teacher: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,9 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import ok, refused, says
 
 SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precision", "fp32")
-
-
-@pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("causal")
-    corpus = write_corpus(folder / "corpus.txt", 20)
-    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,6 @@ STEPS: Words = ("--batch-tokens", 256, "--accumulate", 2, "--steps", 5, "--eval-
 
 
 @pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("causal")
-    corpus = write_corpus(folder / "corpus.txt", 60)
-    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
-
-
-@pytest.fixture(scope="module")
 def alone(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "student"
     words = ("--store", causal, *DECODER, *STEPS, "--dropout", 0.1, "--out", out)

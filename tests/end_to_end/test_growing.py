@@ -262,25 +262,16 @@ def test_several_processes_and_stops(
     assert verify(broken).problems == verify(broken).unknown == []
 
 
-def test_killed_while_it_grows(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
-    _kill_and_go_on(tmp_path, tiny_teacher, corpus, (0.0, 0.1))
-
-
 @pytest.mark.apart
 def test_killed_often_while_it_grows(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
-    _kill_and_go_on(tmp_path, tiny_teacher, corpus, tuple(0.02 * n for n in range(30)))
-
-
-def _kill_and_go_on(
-    folder: Path, tiny_teacher: Teachers, corpus: Path, delays: tuple[float, ...]
-) -> None:
     """Kill a process so many seconds after it has begun the store; the next one goes on."""
+    folder = tmp_path
     lines, teacher = lines_of(corpus)[:40], tiny_teacher("bert")
     text = written(folder / "text.txt", lines)
     options = {**OPTIONS, "part_tokens": 100}
     old = dumped(teacher, written(folder / "first.txt", lines[:25]), folder / "old.zarr", **options)
     out = folder / "new.zarr"
-    for delay in delays:
+    for delay in (0.02 * n for n in range(30)):
         if not (child := os.fork()):
             try:
                 dumped(teacher, text, out, grow_from=old, **options)

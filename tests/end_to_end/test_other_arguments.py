@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from teachonce.store.write.writer import StoreWriter
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import dump_options, tree, write_corpus
+from tests.store.dying import unsealed
 
 
 def other_weights(model: Path) -> None:
@@ -51,19 +51,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("ext", ["zarr", "h5"])
-def test_what_differs_is_named(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, ext: str
-) -> None:
-    corpus, out = write_corpus(tmp_path / "corpus.txt", 30), tmp_path / f"store.{ext}"
+def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    """Of an HDF5 store, too: tests/store/write/test_writing.py."""
+    corpus, out = write_corpus(tmp_path / "corpus.txt", 30), tmp_path / "store.zarr"
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     spare = Path(shutil.copytree(model, tmp_path / "spare"))
 
-    def stop(_writer: StoreWriter) -> None:
-        raise UserError("stopped before the seal")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="before the seal"):
-        patch.setattr(StoreWriter, "seal", stop)
+    with unsealed():
         dump(dump_options(model, corpus, out, views=2))
     before = {name: data for name, data in tree(tmp_path).items() if name.startswith("store")}
     text = corpus.read_bytes()

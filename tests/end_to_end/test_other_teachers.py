@@ -14,17 +14,9 @@ from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.downstream.learnable import classified
-from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import STUDENT, Words, ok, refused, says
 
 STEPS = ("--vocab", "500", "--steps", "3", *STUDENT, "--init", "svd")
-
-
-@pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("causal")
-    corpus = write_corpus(folder / "corpus.txt", 60)
-    model = tiny_teacher("gpt2")
-    return dumped(model, corpus, folder / "store.zarr", head="causal", attention="none")
 
 
 def test_states_of_a_causal_teacher(tmp_path: Path, causal: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import FeatureStore, StoreWriter, UserError, open_store
+from teachonce.store import FeatureStore, UserError, open_store
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
@@ -32,6 +32,7 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.training.wordpiece import SPECIALS
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says
+from tests.store.dying import unsealed
 from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
@@ -158,18 +159,12 @@ def test_masked_views_mask_words_of_both_texts(pairs: FeatureStore) -> None:
     assert sides == {False, True}
 
 
-def test_copies_and_a_dump_that_goes_on(
-    tmp_path: Path, pairs: FeatureStore, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_and_a_dump_that_goes_on(tmp_path: Path, pairs: FeatureStore, corpus: Path) -> None:
     model = Path(pairs.path).parent / "bert"
     options = {**PAIR, "label_column": "gold", "hidden": "layer:4", "views": 2, "part_tokens": 300}
     half = dump_options(model, corpus, tmp_path / "half.h5", **options)
 
-    def killed(_: StoreWriter) -> None:
-        raise UserError("killed")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
-        patch.setattr(StoreWriter, "seal", killed)
+    with unsealed():
         dumped(model, corpus, Path(half.out), **options)
     assert list(open_store(half.out, allow_partial=True).texts()) == list(pairs.texts())
     dumped(model, corpus, Path(half.out), **options)

@@ -26,7 +26,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
-from tests.end_to_end.support import ROOT, STUDENT, dumped, ok, refused, tree, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT, ok, refused, tree, write_corpus
 
 STEPS = 60
 SETTINGS = (
@@ -37,15 +37,8 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("resume")
-    corpus = write_corpus(folder / "corpus.txt", 40)
-    return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(store: Path) -> Path:
-    out = store.parent / "undisturbed"
+def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "student"
     ok(student_train, "--store", store, "--out", out, *SETTINGS)
     return out
 

@@ -12,7 +12,6 @@ from transformers import AutoModelForSequenceClassification
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.student_train.losses.task import ce, log_odds
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
@@ -55,17 +54,6 @@ def test_each_loss_moves_its_own_output(
     shared.student.load_state_dict(distiller.student.state_dict())
     assert shared.scores is None
     torch.testing.assert_close(shared(batch), distiller(batch))
-
-
-def test_two_classes_pull_one_output_apart_and_not_two(classes: FeatureStore) -> None:
-    """softmax(a, -a) = sigmoid(2a): the output that has the teacher's log odds is too sure."""
-    odds = torch.tensor([[1.0, -1.0]])
-    teacher = torch.stack([odds[:, 0], torch.zeros(1)], dim=1)  # its softmax has these log odds
-    assert log_odds(odds, teacher) < 1e-12
-    assert odds.softmax(1)[0, 0] == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item())
-    soft = ce(odds, torch.tensor([0])), ce(odds / 2, torch.tensor([0]))
-    assert soft[1] == pytest.approx(-torch.log(torch.sigmoid(torch.tensor(1.0))).item())
-    assert soft[0] < soft[1]
 
 
 def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStore) -> None:

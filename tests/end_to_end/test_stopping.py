@@ -87,15 +87,9 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
     assert len(open_store(store).manifest.parts) > int(found[1])
 
 
-@pytest.mark.parametrize("number", CODES)
-def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) -> None:
-    store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "student"
-    assert (
-        finish(
-            fork(in_small_parts, "teachonce.teacher_dump.cli", *words, store, log=tmp_path / "dump")
-        )
-        == 0
-    )
+def test_stopped_training(tmp_path: Path, store: Path) -> None:
+    """By SIGTERM: tests/end_to_end/test_resume.py."""
+    number, log, out = signal.SIGINT, tmp_path / "log", tmp_path / "student"
     settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
     train = ("teachonce.student_train.cli", "--store", store, "--out", out, *settings)
     early = fork(in_small_parts, *train, log=log)
@@ -117,14 +111,8 @@ def test_stopped_training(tmp_path: Path, words: Words, number: signal.Signals) 
     )
 
 
-def test_stopped_sweep(tmp_path: Path, words: Words) -> None:
-    store, log, out = tmp_path / "store.h5", tmp_path / "log", tmp_path / "sweep"
-    assert (
-        finish(
-            fork(in_small_parts, "teachonce.teacher_dump.cli", *words, store, log=tmp_path / "dump")
-        )
-        == 0
-    )
+def test_stopped_sweep(tmp_path: Path, store: Path) -> None:
+    log, out = tmp_path / "log", tmp_path / "sweep"
     settings = ("--vocab", 500, *STUDENT, "--steps", 60, "--loss", "mlm=1", "--loss", "hidden=1")
     sweep = ("teachonce.student_train.sweep", "--store", store, "--out", out, *settings)
     stopped = fork(in_small_parts, *sweep, log=log)

@@ -71,9 +71,8 @@ def reader_of_pairs(make_tokenizer: Callable[..., Any], **head: Any) -> tuple[An
     return network, tokenizer
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]) -> Path:
-    """A BERT that was fine-tuned as anybody would."""
+def trained_reader(make_tokenizer: Callable[..., Any]) -> tuple[Any, Any]:
+    """A BERT that was fine-tuned on pairs as anybody would, and its tokenizer."""
     network, tokenizer = reader_of_pairs(make_tokenizer, id2label=dict(enumerate(LABELS)))
     optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
     for _ in range(130):
@@ -83,23 +82,20 @@ def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[.
         optimizer.step()
         optimizer.zero_grad()
     assert accuracy(network, tokenizer, rows(7, 200)) > 0.95
-    folder = tmp_path_factory.mktemp("pair_teacher")
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return network, tokenizer
 
 
 @pytest.mark.parametrize(
     ("out", "align"), [("a.zarr", "span"), pytest.param("a.h5", "match", marks=pytest.mark.apart)]
 )
 def test_a_student_learns_pairs_from_the_store_alone(
-    tmp_path: Path, teacher: Path, out: str, align: str
+    tmp_path: Path, pair_teacher: Path, out: str, align: str
 ) -> None:
     corpus = tmp_path / "pairs.csv"
     lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]  # the teacher alone says which are the same
     corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
     hidden = {"hidden": "layer:2", "attention": "none"}
-    store = dumped(teacher, corpus, tmp_path / out, **PAIR, **hidden)
+    store = dumped(pair_teacher, corpus, tmp_path / out, **PAIR, **hidden)
     words: Words = ("--student", "32x2x4", "--vocab", "60", "--steps", 220)
     words += ("--lr", "3e-3", "--align", align, "--loss", "logit=1,hidden=1")
     words += ("--batch-tokens", 1024, "--device", "cpu", "--precision", "fp32")

@@ -13,7 +13,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
-from teachonce.support.arrays import Array
 from tests.end_to_end.support import STUDENT, dumped, ok, start, write_corpus
 
 TEXT = "The old lighthouse keeper {} the stairs every evening."
@@ -53,13 +52,13 @@ def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
     check_student(tmp_path / "student", 400)
 
 
-@pytest.mark.parametrize("init", ["teacher", "layers:2,4", "svd", "random"])
-def test_initialisation(tmp_path: Path, store: Path, init: str) -> None:
-    """So little a rate that what is saved is where the student started."""
+def test_initialisation(tmp_path: Path, store: Path) -> None:
+    """So little a rate that what is saved is where the student started; for the other starts see
+    tests/student_train/model/test_start.py."""
     out = tmp_path / "student"
     said = ok(
         student_train,
-        *("--store", store, "--vocab", "teacher", "--init", init, "--out", out, *STUDENT),
+        *("--store", store, "--vocab", "teacher", "--init", "layers:2,4", "--out", out, *STUDENT),
         *("--steps", "1", "--lr", "1e-12"),
     )
     model: Any = AutoModelForMaskedLM.from_pretrained(out)
@@ -68,20 +67,10 @@ def test_initialisation(tmp_path: Path, store: Path, init: str) -> None:
     taught = np.asarray(weights["embeddings.word_embeddings.weight"], np.float32)
     check_student(out, len(taught))
     first = model.bert.encoder.layer[0].output.dense.weight.detach().numpy()
-    layers = [
-        np.asarray(weights[f"transformer.layer.{i}.ffn.lin2.weight"], np.float32) for i in range(4)
-    ]
-    start: dict[str, Array] = {"teacher": (layers[0] + layers[1]) / 2, "layers:2,4": layers[1]}
-    if init in start:
-        np.testing.assert_allclose(words, taught, atol=1e-4)
-        np.testing.assert_allclose(first[:, : start[init].shape[1]], start[init], atol=1e-4)
-        assert "cut to 32" in said
-    elif init == "svd":  # a rotation: what pieces have to do with one another is kept
-        ours, theirs = ((rows @ rows.T).ravel() for rows in (words, taught))
-        assert np.corrcoef(ours, theirs)[0, 1] > 0.999 and "SVD to 32" in said
-    else:
-        assert abs(np.corrcoef(words.ravel(), taught.ravel())[0, 1]) < 0.1
-        assert "random weights" in said
+    second = np.asarray(weights["transformer.layer.1.ffn.lin2.weight"], np.float32)
+    np.testing.assert_allclose(words, taught, atol=1e-4)
+    np.testing.assert_allclose(first[:, : second.shape[1]], second, atol=1e-4)
+    assert "cut to 32" in said
 
 
 def test_vocabulary_of_a_folder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from teachonce.feature_store.arguments import MOST
 from teachonce.feature_store.cli import main
 from teachonce.store import FeatureStore, open_store
 from tests.browser import PHONE, WIDE, check_accessible, opened
+from tests.end_to_end.support import refused as refused_by
 from tests.store.making import PIECES, TOKENIZER, features_of, make_store
 
 pytest.importorskip("jinja2")
@@ -28,12 +30,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["page", *map(str, arguments)])
 
 
-def refused(*arguments: object) -> str:
-    done = run(*arguments)
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1
-    return lines[0]
+refused = partial(refused_by, main, "page")
 
 
 def data_of(page: Path) -> Any:

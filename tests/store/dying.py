@@ -1,10 +1,14 @@
-"""A process that dies at a rename."""
+"""A process that dies at a rename, or before it seals a store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from teachonce.store import StoreWriter, UserError
 from teachonce.support import files
 
 rename = files.rename
@@ -27,3 +31,15 @@ def dies_at(number: int, *, done: bool) -> Callable[[Path, Path], None]:
             raise Killed
 
     return stop
+
+
+@contextmanager
+def unsealed() -> Iterator[None]:
+    """Writes within end before the seal: the store has all of its parts, and is not finished."""
+
+    def seal(writer: StoreWriter) -> None:
+        raise UserError("killed before the seal")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="before the seal"):
+        patch.setattr(StoreWriter, "seal", seal)
+        yield

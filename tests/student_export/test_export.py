@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from teachonce.support.arrays import Array
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
+from tests.end_to_end.support import refused as refused_by
 from tests.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
@@ -50,12 +52,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
-def refused(*words: object) -> str:
-    """The one error line of a run that must fail."""
-    result = run(*words)
-    assert result.exit_code == 1 and "Traceback" not in result.output, result.output
-    (line,) = result.stderr.strip().splitlines()
-    return line
+refused = partial(refused_by, main)
 
 
 def by_example(folder: Path, *texts: str) -> Array:

@@ -12,8 +12,6 @@ import teachonce
 import teachonce.student_train.train as rooms
 from teachonce import store, student_train, teacher_dump
 from teachonce.support import environment
-from tests.store.making import make_store
-from tests.store.write.test_writing import SMALL
 
 
 @pytest.mark.parametrize("package", [store, teachonce, student_train, teacher_dump, rooms])
@@ -29,7 +27,9 @@ def test_every_listed_name_is_there(package: object) -> None:
 def test_commands_begin_without_what_their_work_needs() -> None:
     program = """
 import sys
-import teachonce.teacher_dump.cli, teachonce.feature_store.cli
+import teachonce.feature_store.cli, teachonce.support.console
+assert "rich" not in sys.modules
+import teachonce.teacher_dump.cli
 import teachonce.student_train.cli, teachonce.downstream.cli
 heavy = {"zarr", "h5py", "torch", "transformers", "datasets", "tokenizers", "scipy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
@@ -77,34 +77,3 @@ def test_an_exported_class_is_the_one_of_its_room() -> None:
 
     assert store.Features is Features
     assert pickle.loads(pickle.dumps(store.Features())) == Features()
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("teachonce.student_train.cli", "--vocab many"),
-        ("teachonce.student_train.cli", "--student huge"),
-        ("teachonce.student_train.cli", "--init magic"),
-        ("teachonce.student_train.cli", "--view 7"),
-        ("teachonce.student_train.cli", "--loss ce=1"),
-        ("teachonce.student_train.cli", "--recipe nowhere"),
-        ("teachonce.student_train.sweep", "--lr 0.1 --lr -3"),
-        ("teachonce.student_train.sweep", "--loss mlm=1 --loss ce=1"),
-    ],
-)
-def test_a_mistake_is_told_before_torch_is_loaded(
-    module: str, words: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    store = tmp_path_factory.mktemp("early") / "store.zarr"
-    make_store(store, SMALL, parts=1)
-    program = f"""
-import sys
-sys.argv = ["command", "--store", {str(store)!r}, *{words.split()!r}]
-from {module} import main
-try:
-    main()
-finally:
-    assert not {{"torch", "transformers"}} & set(sys.modules)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 1 and run.stderr.startswith("Error: "), run.stderr

@@ -9,13 +9,6 @@ from transformers import get_cosine_schedule_with_warmup
 from teachonce.training.schedule import Schedule
 
 
-def test_half_a_wave_by_hand() -> None:
-    cosine = Schedule("cosine", 100, 10)
-    steps = (0, 9, 10, 40, 55, 70, 100, 101)  # a third of 90 steps: cos(60 degrees) = 1/2
-    expected = [0.1, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    assert [cosine.factor(step) for step in steps] == pytest.approx(expected)
-
-
 def test_a_constant_rate_stays_after_warm_up() -> None:
     constant = Schedule("constant", 100, 10)
     assert [constant.factor(step) for step in (0, 9, 10, 99, 200)] == [0.1, 1, 1, 1, 1]

@@ -27,7 +27,7 @@ from teachonce.downstream.settings import LmSettings
 from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.test_as_is import refused
 from tests.downstream.test_cli import run
-from tests.end_to_end.support import dumped, write_corpus
+from tests.end_to_end.support import Words, dumped, write_corpus
 from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
@@ -146,7 +146,7 @@ def test_a_model_without_a_start_token(tiny_teacher: Teacher, tmp_path: Path) ->
     ],
 )
 def test_bad_settings_are_refused(
-    near_sighted: Path, text: Path, tmp_path: Path, words: tuple[object, ...], expected: str
+    near_sighted: Path, text: Path, tmp_path: Path, words: Words, expected: str
 ) -> None:
     given = ("--task", "lm", "--model", near_sighted, "--test", text, "--out", tmp_path / "out")
     assert expected in refused(*given, *words)

@@ -155,19 +155,6 @@ def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path)
     assert not said
 
 
-def test_missing_encoder_weights_are_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = tiny_teacher("bert")
-    weights = load_file(folder / "model.safetensors")
-    cut = {name: value for name, value in weights.items() if "layer.2." not in name}
-    save_file(cut, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    lacking = r"lacks weights of its encoder, 16, first bert\.encoder\.layer\.2.*; copy the whole"
-    with pytest.raises(UserError, match=lacking):
-        load_masked_lm(resolve_model(str(tmp_path)))
-
-
 def test_from_scratch(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = train_mlm(settings(text, out, "scratch:16x2x2", vocab="600", lr=3e-3))

@@ -61,10 +61,6 @@ def test_ids_and_tokenizers_that_do_not_fit(
     says(importing(source, tmp_path / "gone"), "no such folder")
     (tmp_path / "empty").mkdir()
     says(importing(source, tmp_path / "empty"), "it has no tokenizer.json, nor", "give a folder")
-    far = [Taught(s.text, s.ids + 600, s.logprobs, s.states, s.unnormed) for s in samples[:2]]
-    says(
-        importing(distillkit(tmp_path / "far", far, 8, 8), teacher), "beyond the vocabulary of 600"
-    )
 
 
 def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
@@ -73,8 +69,6 @@ def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path
     told = yaml.safe_load(settings.read_text())
     settings.write_text(yaml.safe_dump(told | {"k": 9, "exact_k": 9}))
     says(importing(source, teacher), "settings of compression make 18 and 12", "--compression")
-    settings.write_text("{")
-    says(importing(source, teacher), "not the settings of DistillKit's compression")
     settings.unlink()
     says(importing(source, teacher), "compression_config.yaml", "--compression")
     wild = [Taught(s.text, s.ids, s.logprobs + 3, s.states, s.unnormed) for s in samples[:2]]
@@ -123,11 +117,6 @@ def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -
         "token_ids has 33 tokens",
         "hidden_states 34",
     )
-    broken = sound["hidden_states"].clone()
-    broken[2, 1] = torch.nan
-    save_file(sound | {"hidden_states": broken}, path)
-    line = importing(source, teacher, *layers)
-    says(line, "hs_1.safetensors, token 2: hidden_states is NaN or infinite")
     save_file({"other": sound["token_ids"]}, path)
     says(importing(source, teacher, *layers), "has no token_ids")
     path.write_bytes(b"{}")

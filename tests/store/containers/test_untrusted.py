@@ -80,14 +80,12 @@ FORGERIES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda m: _part(m)["counts"].update(tokens=10**9), "expected .*1000000000"),
     (lambda m: _part(m)["counts"].update(spans=[0]), "spans must have one number for each view"),
     (lambda m: _part(m)["arrays"].update({"../x": {}}), "arrays do not match"),
-    (lambda m: _part(m)["arrays"].pop("token/id"), "arrays do not match"),
     (lambda m: _part(m)["arrays"].update({"token/id": 7}), "entry is not valid"),
     (lambda m: _part(m)["arrays"]["token/id"].update(sha256="\ud800"), "entry is not valid"),
     (lambda m: _part(m)["arrays"]["token/id"].update(dtype="object"), "is object"),
     (lambda m: m["arrays"].update({"teacher/files/../../x": {}}), "does not belong|cannot be a"),
     (lambda m: m["arrays"].update({"teacher/files/..": {}}), "cannot be a name"),
     (lambda m: m["arrays"].update({"/etc/passwd": {}}), "does not belong in a store"),
-    (lambda m: m["attributes"].update(version=3), "root attributes were altered"),
 ]
 
 
@@ -238,13 +236,6 @@ def test_hdf5_of_other_shapes(tmp_path: Path, copy: Copy) -> None:
         file["calibration/hidden/mean/mean"] = np.zeros(3, "f4")
     with pytest.raises(StoreError, match="the manifest says"):
         open_store(path)
-    path.unlink()
-    path = copy("h5")
-    with h5py.File(path, "r+") as file:
-        del file["parts/0/token/id"]
-        file["parts/0/token/id"] = h5py.SoftLink("/parts/0/token")
-    with pytest.raises(StoreError, match="token/id is a link, which is not followed"):
-        open_store(path)[0].token_ids  # noqa: B018
 
 
 def test_parts_beside_a_sealed_file_are_not_read(copy: Copy) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models
 from teachonce.feature_store.cli import main
 from teachonce.store import open_store
 from teachonce.store.tools.copy import convert
+from tests.end_to_end.support import refused as refused_by
 from tests.store.making import IDENTITY, LABELS, begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]
@@ -24,14 +26,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def refused(*arguments: object) -> str:
-    """The one line of a command that fails."""
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    line = result.output.strip().splitlines()[-1]
-    assert line.startswith("Error: ")
-    return line
+refused = partial(refused_by, main)
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
@@ -250,16 +245,3 @@ def test_a_task_is_shown_by_name(made: Made) -> None:
                 assert record.tags is not None
                 names = [LABELS[tag] for tag in record.tags if tag >= 0]
                 assert all(name in said for name in names) and "│ tag" in said.replace("┃", "│")
-
-
-def test_help_needs_no_heavy_import() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, teachonce.feature_store.cli, teachonce.support.console\n"
-        "print([m for m in ('torch', 'transformers', 'tokenizers', 'rich') if m in sys.modules])"
-    )
-    root = Path(__file__).parents[3]
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert result.stdout.strip() == "[]", result.stderr

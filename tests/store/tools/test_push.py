@@ -16,6 +16,7 @@ from teachonce.store import UserError, open_store
 from teachonce.store.tools.push import push
 from teachonce.store.tools.store_card import hub_datasets, store_card
 from teachonce.store.tools.verify import verify
+from tests.end_to_end.support import says
 from tests.hub_contents import NOBODY, READER, WRITER, Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.store.making import features_of, make_store
@@ -38,10 +39,6 @@ def refused(*words: object) -> str:
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("Error: "))
     assert result.stderr.endswith(f"{line}\n") and "Traceback" not in result.stderr
     return line
-
-
-def says(line: str, *words: str) -> None:
-    assert all(word in line for word in words), line
 
 
 @pytest.fixture(params=["xet", "lfs"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,30 +15,6 @@ from tests.store.write.test_writing import contents
 from tests.support.leased import Writer
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize("ext", ("zarr", "h5"))
-def test_killed_writers_lose_nothing(tmp_path: Path, ext: str) -> None:
-    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
-    whole.parent.mkdir()
-    broken.parent.mkdir()
-    began = time.perf_counter()
-    killed.main(whole)
-    duration = time.perf_counter() - began
-    chance, kills = random.Random(ext), 0
-    for _ in range(5):
-        command = [sys.executable, "-m", "tests.store.write.killed", str(broken)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(chance.uniform(0, duration / 3))
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        process.stdout.close()
-    killed.main(broken)
-    assert kills > 0
-    assert contents(whole) == contents(broken)
-    assert [file.name for file in broken.parent.iterdir()] == [broken.name]
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))

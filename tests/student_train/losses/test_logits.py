@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from teachonce.student_train.data.targets import fold
 from teachonce.student_train.losses.logits import (
-    LogitTargets,
     SharedTargets,
     hard,
     kl,
@@ -30,47 +29,6 @@ from tests.student_train.kept_logits import (
 )
 
 LN2 = math.log(2)
-
-
-def one_run() -> LogitTargets:
-    """Half for piece 0, a quarter for piece 2, a quarter for all others; log-partition 1."""
-    return LogitTargets(
-        ids=torch.tensor([[0, 2]]),
-        logprobs=torch.tensor([[-LN2, -2 * LN2]]),
-        valid=torch.tensor([[True, True]]),
-        rest=torch.tensor([-2 * LN2]),
-        log_partition=torch.tensor([1.0]),
-    )
-
-
-def test_losses_of_one_run_are_the_numbers_worked_out_by_hand() -> None:
-    even = torch.tensor([[0.0, LN2, 0.0]])  # 1/4, 1/2, 1/4
-    # KL(1/2, 1/4, 1/4 || 1/4, 1/4, 1/2) = 1/2 ln 2 + 0 - 1/4 ln 2
-    assert kl(even, one_run(), 1.0).item() == pytest.approx(LN2 / 4, rel=1e-5)
-    assert hard(even, one_run()).item() == pytest.approx(2 * LN2, rel=1e-5)
-    # the teacher's logits are 1 - ln 2 and 1 - 2 ln 2, the student's 0 and 1
-    logits = torch.tensor([[0.0, 9.0, 1.0]])
-    assert logit(logits, one_run()).item() == pytest.approx(1.0079854, rel=1e-5)
-    assert mlm(even.repeat(2, 1), torch.tensor([0, 1])).item() == pytest.approx(1.5 * LN2, rel=1e-5)
-
-
-def test_kl_over_shared_pieces_is_the_number_worked_out_by_hand() -> None:
-    # Kolesnikova et al. 2022, eq. 4 and 8. The teacher's outputs of the shared pieces 0 and 2 are
-    # 5 + 2 ln 3 and 5: at T = 2 these are 3/4 and 1/4. The student's are equal; piece 1 does not
-    # count.
-    targets = SharedTargets(
-        ids=torch.tensor([[0, 2]]),
-        logits=torch.tensor([[5 + 2 * math.log(3), 5.0]]),
-        valid=torch.tensor([[True, True]]),
-    )
-    want = 4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5))
-    for other in (-3.0, 0.0, 40.0):
-        found = kl_shared(torch.tensor([[1.0, other, 1.0]]), targets, 2.0)
-        assert found.item() == pytest.approx(want, rel=1e-5)
-    half = replace(targets, valid=torch.tensor([[True, False]]))  # one piece alone has all
-    assert kl_shared(torch.tensor([[1.0, 2.0, 3.0]]), half, 2.0).item() == pytest.approx(
-        0, abs=1e-6
-    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -90,6 +48,9 @@ def test_slots_that_are_not_valid_change_nothing(seed: int, slots: int) -> None:
         valid=torch.cat([targets.valid, torch.zeros_like(empty, dtype=torch.bool)], dim=1),
     )
     assert kl(logits, wider, 2.0).item() == pytest.approx(kl(logits, targets, 2.0).item(), rel=1e-5)
+    both = (SharedTargets(each.ids, each.logprobs, each.valid) for each in (wider, targets))
+    filled, plain = (kl_shared(logits, each, 2.0).item() for each in both)
+    assert filled == pytest.approx(plain, rel=1e-5, abs=1e-9)
     assert torch.equal(logit(logits, wider), logit(logits, targets))
     assert torch.equal(hard(logits, wider), hard(logits, targets))
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from teachonce.student_train.losses import logits, maps, states, task
+from teachonce.student_train.losses import logits, maps, states
 from teachonce.student_train.losses.logits import SharedTargets
+from teachonce.student_train.losses.registry import losses_for
 from teachonce.support.arrays import Floats
 
 RANDOM = np.random.default_rng(35)
@@ -43,6 +44,12 @@ def gelu(values: Floats) -> Floats:
 
 def kullback_leibler(p: Floats, q: Floats) -> float:
     return float((p * np.log(p / q)).sum(axis=-1).mean())
+
+
+def measure(name: str) -> Callable[..., Tensor]:
+    """The formula that a loss of this name has for a student that classifies."""
+    (loss,) = losses_for("one label", [name])
+    return loss.measure
 
 
 def masked_lm() -> tuple[float, Tensor]:
@@ -102,7 +109,7 @@ def gold_labels() -> tuple[float, Tensor]:
     """Mukherjee & Awadallah 2019, eq. 3, whose sign the paper leaves out; 2020, eq. 2."""
     scores, gold = drawn(G, C), RANDOM.integers(C, size=G)
     wanted = -np.log(softmax(scores)[np.arange(G), gold]).mean()
-    return float(wanted), task.ce(torch.tensor(scores), torch.tensor(gold))
+    return float(wanted), measure("ce")(torch.tensor(scores), torch.tensor(gold))
 
 
 def log_odds() -> tuple[float, Tensor]:
@@ -111,7 +118,7 @@ def log_odds() -> tuple[float, Tensor]:
     own, teacher = drawn(G, C), drawn(G, C)
     p = softmax(teacher)
     wanted = (((own - np.log(p / (1 - p))) ** 2).sum(axis=1) / 2).mean()
-    return float(wanted), task.half_log_odds(torch.tensor(own), torch.tensor(teacher))
+    return float(wanted), measure("log-odds-half")(torch.tensor(own), torch.tensor(teacher))
 
 
 def representation() -> tuple[float, Tensor]:
@@ -119,7 +126,7 @@ def representation() -> tuple[float, Tensor]:
     student's side is before the gelu, and the teacher's state."""
     own, teacher = drawn(G, D), drawn(G, D)
     wanted = (((gelu(own) - teacher) ** 2).sum(axis=1) / 2).mean()
-    return float(wanted), states.half_gelu(torch.tensor(own), torch.tensor(teacher))
+    return float(wanted), measure("sentence-gelu-half")(torch.tensor(own), torch.tensor(teacher))
 
 
 def representation_kl() -> tuple[float, Tensor]:
@@ -127,14 +134,14 @@ def representation_kl() -> tuple[float, Tensor]:
     the direction of the divergence, are ours."""
     own, teacher = drawn(G, D), drawn(G, D)
     wanted = kullback_leibler(softmax(teacher), softmax(gelu(own)))
-    return wanted, states.hidden_kld(torch.tensor(own), torch.tensor(teacher))
+    return wanted, measure("hidden-kld")(torch.tensor(own), torch.tensor(teacher))
 
 
 def hard_targets() -> tuple[float, Tensor]:
     """Mukherjee & Awadallah 2019, section 4.1, Hard Predictions: the teacher's argmax as label."""
     own, teacher = drawn(G, C), drawn(G, C)
     wanted = -np.log(softmax(own)[np.arange(G), teacher.argmax(axis=1)]).mean()
-    return float(wanted), task.hard(torch.tensor(own), torch.tensor(teacher))
+    return float(wanted), measure("hard")(torch.tensor(own), torch.tensor(teacher))
 
 
 @pytest.mark.parametrize(

@@ -257,11 +257,6 @@ def test_layer_groups() -> None:
             layer_groups(chosen, teacher, student)
 
 
-def test_unknown_words_are_refused(started: Start) -> None:
-    with pytest.raises(UserError, match="--init sideways"):
-        started("sideways")
-
-
 def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
     started: Start, store: FeatureStore
 ) -> None:

@@ -94,7 +94,7 @@ def test_a_suggested_size_holds_the_letters_twice(
 
 @pytest.mark.parametrize("size", [3, 60])
 def test_impossible_sizes_are_refused(size: int) -> None:
-    with pytest.raises(UserError, match=f"--vocab {size}"):
+    with pytest.raises(UserError, match=f"--vocab {size}: .*characters.*give more"):
         train_wordpiece(SENTENCES, size, None)
 
 

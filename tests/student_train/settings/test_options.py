@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ from teachonce.support.options import options_of, scoped
         ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
+        ({"lr": -1.0}, "--lr -1: expected a finite number above 0"),
+        ({"lr": math.nan}, "--lr nan: expected a finite number above 0"),
+        ({"epochs": math.inf}, "--epochs inf: "),
+        ({"temperature": math.inf}, "--temperature inf: expected a finite"),
+        ({"weight_decay": -1.0}, "--weight-decay -1: "),
+        ({"weight_decay": math.inf}, "--weight-decay inf: "),
+        ({"warmup": 1.0}, "--warmup 1: expected a share"),
+        ({"held_out": 1.0}, "--held-out 1: expected a share"),
+        ({"loss": {"kl": math.nan}}, "--loss: at least one loss, each with a weight above 0"),
+        ({"seed": -1}, "--seed -1: expected 0 to 4294967295"),
         ({"eval_every": 0}, "--eval-every 0: expected at least 1"),
         ({"eval_every": "day"}, "--eval-every day: expected a whole number, or epoch"),
         ({"patience": 0}, "--patience 0: expected at least 1"),

@@ -5,13 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from numpy.testing import assert_allclose
-from scipy.special import erf
 
-from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import Recipe, all_recipes
@@ -137,48 +132,3 @@ def test_table_4_step_by_step() -> None:
     for step in steps:
         rates = [step.resolved_lr * step.schedule_over(100).factor(at) for at in (0, 50, 100)]
         assert rates == pytest.approx([1e-3, (1e-3 + 1e-8) / 2, 1e-8])
-
-
-def formula(name: str) -> Any:
-    (found,) = losses_for("one label", [name])
-    return found.measure
-
-
-def gelu(values: Any) -> Any:
-    return values * (1 + erf(values / np.sqrt(2))) / 2  # Hendrycks & Gimpel 2016
-
-
-def test_equations_by_hand() -> None:
-    """One text, or token, at a time; the mean over those of a batch is equation 8's 1 / |D|."""
-    draw = np.random.default_rng(0)
-    texts, classes, width = 5, 3, 7
-    scores, logits = draw.normal(size=(2, texts, classes))
-    linear, states = draw.normal(size=(2, texts, width)) * 2
-    gold = np.array([0, 2, 1, 1, 0])
-    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    student = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    odds = np.log(probabilities / (1 - probabilities))  # 2019, section 4.1
-    flat, teacher, wide, raw = (
-        torch.from_numpy(each.astype(np.float32)) for each in (scores, logits, linear, states)
-    )
-
-    def softmax(values: Any) -> Any:
-        return np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
-
-    own = softmax(gelu(linear))
-    expected = {
-        # 2019, eq. 3, and 2020, eq. 2
-        "ce": (flat, torch.from_numpy(gold), -np.log(student[np.arange(texts), gold])),
-        # 2019, section 4.1, hard predictions: the teacher's best class in eq. 3
-        "hard": (flat, teacher, -np.log(student[np.arange(texts), probabilities.argmax(axis=1)])),
-        # 2019, eq. 5, and 2020, eq. 4
-        "log-odds-half": (flat, teacher, ((scores - odds) ** 2).sum(axis=1) / 2),
-        # 2019, eq. 7
-        "sentence-gelu-half": (wide, raw, ((gelu(linear) - states) ** 2).sum(axis=1) / 2),
-        # 2020, eq. 5 and 6; the softmaxes are ours
-        "hidden-kld": (
-            wide, raw, (softmax(states) * np.log(softmax(states) / own)).sum(axis=1),
-        ),
-    }  # fmt: skip
-    for name, (here, there, each) in expected.items():
-        assert_allclose(formula(name)(here, there), each.mean(), rtol=2e-5, err_msg=name)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModelForMaskedLM
 
 from teachonce.store import FeatureStore, open_store
@@ -23,6 +22,7 @@ from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+from tests.student_train.stopping import resume, same_weights, stop
 
 SMALL: dict[str, Any] = {"vocab": "400", "batch_tokens": 512, "device": "cpu", "precision": "fp32"}
 KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
@@ -177,32 +177,19 @@ STAGES: tuple[dict[str, Any], ...] = (
 def test_a_stopped_training_goes_on_in_its_stage(
     store: FeatureStore, tmp_path: Path, stop_at: int
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(step: int, found: dict[str, float]) -> None:
-        if step > stop_at:
-            raise Killed
-
     options = options_for(store, stages=STAGES, checkpoint_every=1)
     whole, collator, _ = prepare(options, store)
     straight = train(store, whole, collator, options)
     out = tmp_path / "student"
-    out.mkdir()
-    torn, _, _ = prepare(options, store)
-    with pytest.raises(Killed):
-        train(store, torn, collator, options, out, on_step=killed)
-    again, _, _ = prepare(options, store)
-    said: list[str] = []
-    resumed = train(store, again, collator, options, out, resume=True, say=said.append)
+    stop(store, options, out, stop_at)
+    again, resumed, said = resume(store, options, out)
     assert said[0] == f"resume    after step {stop_at}"
     lines = (out / "metrics.jsonl").read_text().splitlines()
     rates = [row["lr"] for row in map(json.loads, lines) if "lr" in row]
     wave = [1.5e-3 + 5e-4 * math.cos(math.pi * step / 5) for step in range(5)]
     assert len(rates) == 12 and rates[7:] == pytest.approx(wave)
     assert resumed.validation == straight.validation and resumed.steps == straight.steps == 12
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
+    same_weights(whole, again)
 
 
 def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Path) -> None:

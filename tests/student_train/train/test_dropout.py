@@ -16,6 +16,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate
 from teachonce.student_train.train.student_training import train
+from tests.student_train.stopping import resume, stop
 
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 DROPPED = {
@@ -45,22 +46,11 @@ def weights(model: Any) -> torch.Tensor:
 def test_a_stopped_training_drops_the_same(
     store: FeatureStore, tmp_path: Path, student: str
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(step: int, found: dict[str, float]) -> None:
-        if step > 3:
-            raise Killed
-
     options = options_for(store, student, dropout=0.3)
     straight, collator, _ = prepare(options, store)
     expected = train(store, straight, collator, options).validation
-    torn, _, _ = prepare(options, store)
-    with pytest.raises(Killed):
-        train(store, torn, collator, options, tmp_path, on_step=killed)
-    again, _, _ = prepare(options, store)
-    said: list[str] = []
-    resumed = train(store, again, collator, options, tmp_path, resume=True, say=said.append)
+    stop(store, options, tmp_path, 3)
+    again, resumed, said = resume(store, options, tmp_path)
     assert said == ["resume    after step 3", MASKS] and resumed.validation == expected
     assert torch.equal(weights(again), weights(straight))
     plain, _, _ = prepare(replace(options, dropout=0.0), store)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
@@ -17,16 +16,13 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.student_train.train.training_log import METRICS
 from tests.end_to_end.support import ok, refused, says
+from tests.student_train.stopping import resume, same_weights, stop
 
 AWAY = 0.3  # a rate that drives a student away from what it had learnt
 STAGES: tuple[dict[str, Any], ...] = (
     {"lr": AWAY, "patience": 2, "eval_every": 2, "steps": 40},
     {"loss": {"hidden": 1.0}, "steps": 4},
 )
-
-
-class Killed(BaseException):
-    pass
 
 
 def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
@@ -67,21 +63,12 @@ def test_a_stop_about_the_early_end_changes_nothing(
     straight = tmp_path / "straight"
     straight.mkdir()
     trained = train(store, whole, collator, options, straight)
-    stop_at = trained.steps - 4 + later
-
-    def killed(step: int, found: dict[str, float]) -> None:
-        if step > stop_at:
-            raise Killed
-
-    torn, again = tmp_path / "torn", prepare(options, store)[0]
-    torn.mkdir()
-    with pytest.raises(Killed):
-        train(store, prepare(options, store)[0], collator, options, torn, on_step=killed)
-    resumed = train(store, again, collator, options, torn, resume=True)
+    torn = tmp_path / "torn"
+    stop(store, options, torn, trained.steps - 4 + later)
+    again, resumed, _ = resume(store, options, torn)
     assert resumed.steps == trained.steps and resumed.validation == trained.validation
     assert validations(torn) == validations(straight)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
+    same_weights(whole, again)
 
 
 def test_validation_once_an_epoch(store: FeatureStore, tmp_path: Path) -> None:

@@ -11,40 +11,22 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.student_training import train
 from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
 from teachonce.training.checkpoint import load_checkpoint, write_checkpoint
+from tests.student_train.stopping import resume, stop
 
 
 @pytest.fixture
 def stopped(store: FeatureStore, tmp_path: Path) -> Callable[[], list[str]]:
     """Kill a training behind its third step; called, it goes on and gives the lines it says."""
-
-    class Killed(BaseException):
-        pass
-
-    def killed(step: int, found: dict[str, float]) -> None:
-        if step > 3:
-            raise Killed
-
     options = TrainOptions(
         store=store.path, student="16x2x2", vocab="400", loss={"mlm": 1.0}, steps=5,
         batch_tokens=512, checkpoint_every=1, device="cpu", precision="fp32",
     ).resolved()  # fmt: skip
-    student, collator, _ = prepare(options, store)
-    with pytest.raises(Killed):
-        train(store, student, collator, options, tmp_path, on_step=killed)
-
-    def go_on() -> list[str]:
-        again, fitting, _ = prepare(options, store)
-        said: list[str] = []
-        train(store, again, fitting, options, tmp_path, resume=True, say=said.append)
-        return said
-
-    return go_on
+    stop(store, options, tmp_path, 3)
+    return lambda: resume(store, options, tmp_path)[2]
 
 
 def without(key: str) -> Callable[[dict[str, Any]], object]:

@@ -23,6 +23,7 @@ from teachonce.student_train.train.student_training import BETAS, train
 from teachonce.support.errors import UserError
 from teachonce.training.optimizer import optimizer_of
 from tests.end_to_end.support import ok, refused, says
+from tests.student_train.stopping import resume, same_weights, stop
 from tests.training.lamb import LONGEST, check_steps
 
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
@@ -71,13 +72,6 @@ def test_steps_of_adadelta_are_those_of_the_paper() -> None:
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     store: FeatureStore, tmp_path: Path, optimizer: str, precision: str
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(step: int, found: dict[str, float]) -> None:
-        if step > 3:
-            raise Killed
-
     options = options_for(
         store, checkpoint_every=1, precision=precision, optimizer=optimizer,
         lr=1.0 if optimizer == "adadelta" else 1e-2,
@@ -87,16 +81,10 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     losses: list[float] = []
     train(store, straight, collator, options, on_step=lambda _, found: losses.append(found["loss"]))
     assert losses[-1] < losses[0]
-    out = tmp_path / "student"
-    out.mkdir()
-    with pytest.raises(Killed):
-        train(store, prepare(options, store)[0], collator, options, out, on_step=killed)
-    again, _, _ = prepare(options, store)
-    said: list[str] = []
-    train(store, again, collator, options, out, resume=True, say=said.append)
+    stop(store, options, tmp_path, 3)
+    again, _, said = resume(store, options, tmp_path)
     assert said == ["resume    after step 3", MASKS]
-    for name, value in straight.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
+    same_weights(straight, again)
     assert any((value != before[name]).any() for name, value in straight.state_dict().items())
 
 

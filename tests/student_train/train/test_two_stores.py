@@ -15,7 +15,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.combined_teachers import geometric_mean
-from teachonce.student_train.losses.logits import LogitTargets, kl
+from teachonce.student_train.losses.logits import LogitTargets
 from teachonce.student_train.output.run import make_collator, prepare
 from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.settings.options import TrainOptions
@@ -92,23 +92,6 @@ def test_of_the_same_windows_they_teach_the_same_texts(
         )
     for some in batches:
         some.close()
-
-
-def test_the_mean_of_two_divergences_teaches_the_mean_distribution() -> None:
-    torch.manual_seed(1)
-    logits = torch.randn(6, 9, requires_grad=True)
-    one, other = (torch.randn(6, 10).softmax(1) for _ in range(2))
-    ids = torch.arange(9).expand(6, 9)
-
-    def slope(teacher: torch.Tensor) -> torch.Tensor:
-        logprobs, rest = teacher[:, :9].log(), teacher[:, 9].log()
-        kept = torch.ones(6, 9, dtype=torch.bool)
-        targets = LogitTargets(ids, logprobs, kept, rest, torch.zeros(6))
-        outcomes = torch.cat([logits, torch.zeros(6, 1)], dim=1)  # one piece more than is kept
-        (found,) = torch.autograd.grad(kl(outcomes, targets, 1.0), logits)
-        return found
-
-    torch.testing.assert_close((slope(one) + slope(other)) / 2, slope((one + other) / 2))
 
 
 def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: FeatureStore) -> None:

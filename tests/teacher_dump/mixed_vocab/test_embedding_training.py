@@ -1,4 +1,4 @@
-"""Training of the embeddings: the loss falls, a stopped training goes on, LAMB's steps."""
+"""Training of the embeddings: the loss falls, a stopped training goes on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import pytest
 
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped, stoppable
-from teachonce.teacher_dump.mixed_vocab.embedding_training import BETAS, WEIGHT_DECAY, train
+from teachonce.teacher_dump.mixed_vocab.embedding_training import train
 from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from teachonce.training.loop import Training
-from teachonce.training.optimizer import optimizer_of
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
-from tests.training.lamb import check_steps
 
 
 def options(out: Path, steps: int, **changes: Any) -> MixedVocabOptions:
@@ -103,12 +101,3 @@ def test_a_step_of_several_batches_and_its_warm_up(
         trained("cut", until=2)
     assert np.array_equal(trained("cut"), whole)  # goes on with batch 6, not with batch 2
     assert [step for *_, step in taken] == [3, 4]
-
-
-def test_steps_of_lamb_are_those_of_the_paper(
-    tiny_teacher: Callable[..., Path], small: Any
-) -> None:
-    teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
-    model = MixedTeacher(teacher, len(small), WIDTH, seed=1)
-    made = optimizer_of(model, "lamb", lr=3e-3, weight_decay=WEIGHT_DECAY, betas=BETAS)
-    check_steps(made, model, BETAS, WEIGHT_DECAY)

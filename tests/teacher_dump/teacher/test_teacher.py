@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from teachonce.store import open_store
@@ -88,23 +87,9 @@ def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
     AutoModel.from_pretrained(tiny_teacher(kind)).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny_teacher(kind) / name).read_bytes())
-    with pytest.raises(UserError, match="no masked-LM head"):
+    with pytest.raises(UserError, match="no masked-LM head.*--head none"):
         load_teacher(str(tmp_path), head="mlm")
     assert load_teacher(str(tmp_path), head="auto").decoder is None
-
-
-def test_a_checkpoint_that_lacks_a_layer_is_refused(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
-) -> None:
-    source = tiny_teacher("bert")
-    for file in source.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    lost = next(name for name in weights if "layer.2.output.dense.weight" in name)
-    del weights[lost]
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="lacks weights"):
-        load_teacher(str(tmp_path))
 
 
 def test_draws_are_unbiased(tiny_teacher: Callable[..., Path]) -> None:

@@ -1,0 +1,46 @@
+"""Trainings that end behind a step, as by a kill, and are resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from teachonce.store import FeatureStore
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import Trained, train
+
+
+class Killed(BaseException):
+    """What nobody catches."""
+
+
+def stop(store: FeatureStore, options: TrainOptions, out: Path, last: int) -> None:
+    """Train into a folder and end behind step `last`."""
+
+    def killed(step: int, losses: dict[str, float]) -> None:
+        if step > last:
+            raise Killed
+
+    out.mkdir(exist_ok=True)
+    student, collator, _ = prepare(options, store)
+    with pytest.raises(Killed):
+        train(store, student, collator, options, out, on_step=killed)
+
+
+def resume(store: FeatureStore, options: TrainOptions, out: Path) -> tuple[Any, Trained, list[str]]:
+    """Resume it: the student, what its training returns, and the lines that it prints."""
+    student, collator, _ = prepare(options, store)
+    said: list[str] = []
+    done = train(store, student, collator, options, out, resume=True, say=said.append)
+    return student, done, said
+
+
+def same_weights(one: Any, other: Any) -> None:
+    """Check that two students have the same weights, to the last bit."""
+    weights = other.state_dict()
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, weights[name]), name
