@@ -29,6 +29,7 @@ from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.growing import CopyPlan
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import (
+    FirstPass,
     NumberedPart,
     check_published,
     count,
@@ -124,13 +125,15 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
         say(plan.features_line())
         grown_from = plan.growth.store if plan.growth else None
         check_numbers(plan.options.out, grown_from, plan.teacher, say)
-        writer = open_writer(plan, first, words, say)
+        first_pass = FirstPass()
+        writer = open_writer(plan, first, words, say, first_pass=first_pass)
         with closing(writer):
             if copy_plan:
                 copy_plan.copy(writer, stop.check)
             resumed = len(writer.published)
             every = itertools.chain([first] if first else [], parts)
-            counters.update(_write(plan, writer, every, words, copy_plan, say, stop))
+            passes = zip(every, itertools.chain([first_pass], itertools.repeat(None)), strict=False)
+            counters.update(_write(plan, writer, passes, words, copy_plan, say, stop))
             # A corpus that was edited during the dump would give a store that no corpus gives.
             plan.corpus.check_unchanged()
             if copy_plan:
@@ -145,11 +148,13 @@ def open_writer(
     words: WordCounts | None,
     say: Callable[[str], object],
     lease: Lease | None = None,
+    first_pass: FirstPass | None = None,
 ) -> StoreWriter:
     """Create the store, or open the unfinished one.
 
     The calibration is copied from the store of --grow-from, or measured on the `first` part; `say`
-    receives its progress. Pass the store's `lease` if other processes write parts, too.
+    receives its progress. Pass the store's `lease` if other processes write parts, too, and a
+    `first_pass` if this process writes the first part.
     """
     from teachonce.teacher_dump.job.part_writing import calibration
 
@@ -158,7 +163,7 @@ def open_writer(
         plan.options.out,
         identity=plan.identity,
         features=plan.features,
-        calibration=growth.calibration if growth else calibration(plan, first, say),
+        calibration=growth.calibration if growth else calibration(plan, first, say, first_pass),
         files=teacher.files(),
         weights=teacher.weights() if plan.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,
@@ -203,7 +208,7 @@ def word_counts(plan: DumpPlan) -> WordCounts | None:
 def _write(
     plan: DumpPlan,
     writer: StoreWriter,
-    parts: Iterable[list[Window]],
+    parts: Iterable[tuple[list[Window], FirstPass | None]],
     words: WordCounts | None,
     copy_plan: CopyPlan | None,
     say: Callable[[str], object],
@@ -231,14 +236,14 @@ def _write(
             stop.check()
             progress.advance(tokens)
 
-        for number, windows in enumerate(parts, done["parts"]):
+        for number, (windows, first_pass) in enumerate(parts, done["parts"]):
             start = time.perf_counter()
             progress.begin(windows)
             if number in writer.published:
                 check_published(writer, number, windows)
                 progress.skip(windows)
             else:
-                part = NumberedPart(number, done["sequences"], windows)
+                part = NumberedPart(number, done["sequences"], windows, first_pass)
                 # A signal is raised by `advance`, between batches, not inside of a library.
                 with stop.deferred():
                     write_part(plan, writer, part, words, done, advance, behind)

@@ -14,7 +14,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.background import Calls
 from teachonce.support.console import counted
-from teachonce.teacher_dump.job.parts import NumberedPart, sequences_of, tokens_of
+from teachonce.teacher_dump.job.parts import FirstPass, NumberedPart, sequences_of, tokens_of
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.job.progress import Progress
 from teachonce.teacher_dump.teacher.forward import BatchOutput, Logits, forward
@@ -75,6 +75,9 @@ def write_part(
             continue
         read = _reader(teacher.decoder, features, keys, windows)
         run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
+        if view == 0 and part.first_pass and part.first_pass.outputs:
+            run = part.first_pass.take()
+            tally.update(part.first_pass.tally)
         for output in run:
             rows = ranges(start[output.sequences], lengths[output.sequences])
             behind.call(_put, writing, view, rows, output, features)
@@ -141,14 +144,18 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
 
 
 def calibration(
-    plan: DumpPlan, windows: list[Window], say: Callable[[str], object]
+    plan: DumpPlan,
+    windows: list[Window],
+    say: Callable[[str], object],
+    first_pass: FirstPass | None = None,
 ) -> dict[str, tuple[Array, Array]]:
-    """Return mean and deviation [D] of the channels of each hidden state. Codecs encode relative to
+    """Return mean and deviation [D] of the channels of each hidden state; codecs encode relative to
     them.
 
     An unfinished store has them already. Otherwise they are measured on windows spread evenly over
-    the first part, which the teacher then reads once more. `say` receives the number of windows,
-    and the progress.
+    the first part, over which the teacher then runs again. If these are all of its windows,
+    `first_pass` receives the outputs, so that nothing is computed twice. `say` receives the number
+    of tokens, and the progress.
     """
     teacher, out = plan.teacher, plan.options.out
     if not teacher.hidden.groups:
@@ -163,14 +170,23 @@ def calibration(
     batches = [chosen[batch] for batch in found]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
     tokens = tokens_of([windows[i] for i in chosen])
+    # Other windows make other batches, in which the teacher may round otherwise.
+    whole = first_pass if step == 1 and all(w.read is None for w in windows) else None
+    how = ", the first part, are read" if whole else " of the first part are read twice:"
     say(
-        f"calibrate {counted(tokens, 'token')} of the first part are read twice: before it is"
-        " written, for mean and deviation of the states"
+        f"calibrate {counted(tokens, 'token')}{how} before it is written, for mean and deviation of"
+        " the states"
     )
+    tally, read = Counter[str](), None
+    if whole:
+        keys = [(plan.options.seed, 0, i) for i in range(len(windows))]
+        tally, read = whole.tally, _reader(teacher.decoder, plan.features, keys, windows)
     with Progress(None, tokens, False, say, "calibrate") as progress:
-        for output in forward(teacher, windows, inputs, batches, 0, Counter()):
+        for output in forward(teacher, windows, inputs, batches, 0, tally, read):
             for name, values in output.hidden.items():
                 states[name].append(values)
+            if whole:
+                whole.outputs.append(output)
             progress.advance(int(output.lengths.sum()))
     return {name: mean_and_deviation(parts) for name, parts in states.items()}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
 from teachonce.teacher_dump.windows.sequences import windows_of
 from teachonce.teacher_dump.windows.window import Window
 
+if TYPE_CHECKING:
+    from teachonce.teacher_dump.teacher.forward import BatchOutput
+
 VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a corpus into sequences
 
 
@@ -36,12 +40,30 @@ class Tokens(Protocol):
 Cut = TypeVar("Cut", bound=Tokens)
 
 
+@dataclass
+class FirstPass:
+    """The teacher's output for view 0 of the whole first part, if the calibration has computed it.
+
+    It is empty if the calibration read fewer windows, and once the part is written. `tally` is that
+    of `forward`.
+    """
+
+    outputs: list[BatchOutput] = field(default_factory=list)
+    tally: Counter[str] = field(default_factory=Counter)
+
+    def take(self) -> Iterator[BatchOutput]:
+        """Yield the outputs in the order of `forward`, and drop them."""
+        while self.outputs:
+            yield self.outputs.pop(0)
+
+
 class NumberedPart(NamedTuple):
     """The windows of a part, its number, and the number of its first sequence in the store."""
 
     number: int
     first_sequence: int
     windows: list[Window]
+    first_pass: FirstPass | None = None
 
 
 def parts_of(

@@ -254,3 +254,38 @@ def test_a_weight_that_is_nan_is_named(
         document = int(str(refused.value).split("(document ")[1].split(",")[0])
         assert document >= bad and piece in used[document]
         assert repr(text[document][:40])[1:-1] in str(refused.value)
+
+
+def test_the_calibration_of_a_small_first_part_costs_no_pass(
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The teacher's output is written, not computed again; a part that is computed again after the
+    calibration, as by a process that continues a stopped dump, has the same bytes."""
+    model, sequences = tiny_teacher("bert"), [0]
+    whole, run = part_writing.calibration, Teacher.run
+
+    def counted(self: Teacher, ids: Any, *more: Any) -> Any:
+        sequences[-1] += len(ids)
+        return run(self, ids, *more)
+
+    def apart(plan: Any, windows: Any, say: Any, first_pass: Any) -> Any:
+        return whole(plan, windows, say)
+
+    monkeypatch.setattr(Teacher, "run", counted)
+    once, twice = (
+        dump_options(model, corpus, tmp_path / name, part_tokens=400, logits="topk:4", views=2)
+        for name in ("once.zarr", "twice.zarr")
+    )
+    dump(once)
+    sequences.append(0)
+    monkeypatch.setattr(part_writing, "calibration", apart)
+    dump(twice)
+    with open_store(once.out) as one, open_store(twice.out) as other:
+        assert one.manifest.content() == other.manifest.content()
+        assert len(one.manifest.parts) > 1
+        # Loading a teacher runs it over some sequences, too.
+        first = one.manifest.parts[0].counts.sequences
+        assert first and sequences[1] - sequences[0] == first
