@@ -1,10 +1,11 @@
-"""The site: `make docs` builds it into docs/_build, offline."""
+"""The site: `make docs` builds it into docs/_build, without links to other sites if offline."""
 
 from __future__ import annotations
 
 import re
 from importlib import import_module, metadata
 from typing import Any
+from urllib.request import urlopen
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -18,6 +19,7 @@ release = version = metadata.version("teachonce")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
     "sphinx_click",
     "sphinx_copybutton",
@@ -35,6 +37,24 @@ myst_enable_extensions = ["dollarmath", "substitution"]
 copybutton_exclude = ".linenos, .gp, .go"
 myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_missing", "myst.header"]  # links to files outside the site
+
+OTHER_SITES = {
+    "python": "https://docs.python.org/3",
+    "numpy": "https://numpy.org/doc/stable",
+    "torch": "https://docs.pytorch.org/docs/stable",
+    "zarr": "https://zarr.readthedocs.io/en/stable",
+}
+
+
+def _reachable(site: str) -> bool:
+    try:
+        urlopen(f"{site}/objects.inv", timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+intersphinx_mapping = {name: (site, None) for name, site in OTHER_SITES.items() if _reachable(site)}
 
 
 def _losses() -> str:
