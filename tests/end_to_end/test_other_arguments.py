@@ -79,7 +79,7 @@ def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Pat
             changes = others[what]
         with pytest.raises(UserError, match=line) as refused:
             dump(dump_options(model, corpus, out, views=2, **changes))
-        assert "use the same arguments to go on, or give another name" in str(refused.value)
+        assert "use the same arguments to continue, or give another name" in str(refused.value)
         if what != "max length":
             assert str(refused.value).count(" in the store and ") == 1, refused.value
         shutil.rmtree(model)

@@ -163,7 +163,7 @@ def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
     assert not (tmp_path / "two.zarr.mixed-vocab").exists()
     *_, refused = made(4, "three.zarr")
     assert set(refused.codes) == {1}
-    assert "--accumulate 3 and 4 processes: a step has too few batches" in refused.said[0]
+    assert "--accumulate 3 and 4 processes: a step has fewer batches" in refused.said[0]
 
 
 def joins(code: str) -> None:

@@ -133,7 +133,7 @@ FOREVER = {
 
 def silent(error: Unreachable, key: str, said: str) -> None:
     line = str(error)
-    assert line.startswith(f"{URL}: cannot be reached: {key}: asked ") and said in line
+    assert line.startswith(f"{URL}: cannot be reached: {key}: requested ") and said in line
     assert " times in " in line and "check the network, and type the same command again" in line
     assert "\n" not in line and not any(word in line for word in ACCUSATIONS)
 
@@ -169,7 +169,7 @@ def test_every_command_says_it_in_one_line(s3: S3, tmp_path: Path) -> None:
     for strikes in (later("zarr"), later("parts/1/token/id"), later("parts/1/token/id/c/0")):
         s3.weather = Weather({"503": 1.0}, strikes)
         for words in (["verify", URL], ["convert", URL, str(tmp_path / "b.zarr")]):
-            refusal(words, "asked", "HTTP 503")
+            refusal(words, "requested", "HTTP 503")
     s3.weather = Weather({"503": 1.0})
     for words in (
         ["info", URL],
@@ -325,7 +325,7 @@ def test_an_upload_that_breaks_off_can_be_made_again(
 ) -> None:
     url = f"s3://{BUCKET}/broken.zarr"
     s3.weather = Weather({"reset": 1.0}, later("broken.zarr/parts/1"))
-    with pytest.raises(Unreachable, match="cannot be reached: parts/1/.*: asked .* time"):
+    with pytest.raises(Unreachable, match="cannot be reached: parts/1/.*: requested .* time"):
         upload(small, url)
     s3.weather = Weather()
     with pytest.raises(StoreError, match="no Zarr store"):
@@ -338,7 +338,7 @@ def test_an_upload_that_breaks_off_can_be_made_again(
 
 @pytest.mark.usefixtures("hurry")
 def test_nobody_answers() -> None:
-    with pytest.raises(Unreachable, match="zarr.json: asked .* time.* in .*error sending request"):
+    with pytest.raises(Unreachable, match="requested .* time.* in .*error sending request"):
         open_store(URL, storage_options={"endpoint_url": "http://127.0.0.1:1"})
 
 
