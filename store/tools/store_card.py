@@ -14,13 +14,14 @@ from teachonce.support.console import counted, readable
 from teachonce.support.redaction import publishable
 
 SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+UNNAMED = "an unnamed teacher"
 TASKS = {"classification": "text-classification", "tagging": "token-classification"}
 
 
 def store_card(store: FeatureStore, repository: str, name: str) -> str:
     """Write Markdown, with the hub's metadata, for a store that is in `repository` under `name`."""
     about = describe(store)
-    teacher = _teacher_of(store)
+    teacher = teacher_name(store.identity)
     disk = about["bytes_on_disk"] or {}
     size = f", {readable(disk['total'])}" if disk else ""
     return f"""---
@@ -71,7 +72,7 @@ print(store[0].text)
 def _metadata(store: FeatureStore) -> str:
     """Write the hub's metadata as YAML; each value is JSON, which YAML reads."""
     rows: dict[str, Any] = {
-        "pretty_name": f"What {_teacher_of(store)} knew",
+        "pretty_name": f"What {teacher_name(store.identity)} knew",
         "tags": ["teachonce", "distillation", "features"],
         "size_categories": [_size(store.meta["sequences"])],
         "viewer": False,  # the hub's viewer shows tables
@@ -99,10 +100,13 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
                 yield str(source["name"])
 
 
-def _teacher_of(store: FeatureStore) -> str:
-    teacher = store.identity.get("teacher")
+def teacher_name(identity: Mapping[str, Any]) -> str:
+    """Return the name of a store's teacher for people: of a path, its last folder. If that is
+    `model`, as `downstream --save` names every teacher, with the folder that it is in."""
+    teacher = identity.get("teacher")
     name = teacher.get("id") if isinstance(teacher, Mapping) else None
-    return PurePath(str(name)).name if name else "an unnamed teacher"
+    path = PurePath(str(publishable(str(name or ""))))
+    return "/".join(path.parts[-2:] if path.name == "model" else path.parts[-1:]) or UNNAMED
 
 
 def _facts(store: FeatureStore) -> str:

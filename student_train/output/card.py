@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, OutputKind
-from teachonce.store.tools.store_card import hub_datasets
+from teachonce.store.tools.store_card import hub_datasets, teacher_name
 from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.report import trained_losses
@@ -131,9 +131,8 @@ def model_card(
     """
     report = publishable(report)  # no local paths or credentials: cards are published
     settings, result = report["settings"], report["result"]
-    teacher = _teacher(report["store"]["identity"])
-    name = base_model or _model_name(teacher)
-    more = [_model_name(_teacher(other["identity"])) for other in report.get("others", ())]
+    name = base_model or teacher_name(report["store"]["identity"])
+    more = [teacher_name(other["identity"]) for other in report.get("others", ())]
     # the hub has no word for distillation: a model that depends on another by training is finetune
     base = f"base_model: {base_model}\nbase_model_relation: finetune\n" if base_model else ""
     if corpora := sorted(_corpora(report)):
@@ -397,10 +396,6 @@ def _teacher(identity: dict[str, Any]) -> dict[str, Any]:
     """Return a store's description of its teacher, or {}. Its keys are not specified."""
     teacher = identity.get("teacher")
     return teacher if isinstance(teacher, dict) else {}
-
-
-def _model_name(teacher: dict[str, Any]) -> str:
-    return PurePath(str(teacher.get("id", "an unnamed teacher"))).name
 
 
 def _format(value: Any) -> str:

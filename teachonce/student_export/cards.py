@@ -16,6 +16,8 @@ from teachonce.student_export.student_inputs import DECODER
 from teachonce.support import files
 from teachonce.support.console import readable
 
+STUDENT = "float32, torch"
+"""The row of the student itself in a table of exports."""
 BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
 HEADINGS = (
     "file",
@@ -32,6 +34,8 @@ HEADINGS = (
 LOADING = re.compile(
     r'```python\n(?:(?!```).)*"this folder".*?(?=^#|\nIts classifier|\Z)', re.MULTILINE | re.DOTALL
 )
+# A sentence on a file that an export does not have.
+RECORD = re.compile(r"^`training\.json` has .*\n", re.MULTILINE)
 FRONT = re.compile(r"\A---\n.*?^---\n", re.MULTILINE | re.DOTALL)
 
 
@@ -75,7 +79,7 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     """Return the card of an export, made from its student's card, with code that runs its files."""
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
-    body = LOADING.sub("", body)
+    body = RECORD.sub("", LOADING.sub("", body))
     place = body.find("\n## ") + 1 or len(body)
     sections = [_how_to_run(student, each) for each in made]
     if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):
@@ -120,19 +124,24 @@ print(model.encode(["A text.", "Another text."]))
 ```"""
 
 
-def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
+def write_card(card: str, own: Exported, made: Sequence[Exported], path: Path) -> None:
     """Write a model card with a table that compares the exports with the student in float32.
 
-    If `card` already has such a table, its rows for other files remain.
+    own: the student itself, as the row STUDENT.
+
+    If `card` already has such a table, its rows for other files remain, and the student's score if
+    `own` has none.
     """
     before, _, rest = card.partition(BEGIN)
     old, _, after = rest.partition(END)
     rows = _table_rows(old)
-    rows["float32, torch"] = ["", "1", *_cost_cells(own)]
+    scored = rows.get(STUDENT, [""])[:2] if own.score is None else [""]
+    rows[STUDENT] = _cells(own)
+    if scored[0]:
+        rows[STUDENT][:2] = scored
     for each in made:
         left = f", but for {', '.join(each.kept_float)}" if each.kept_float else ""
-        cells = _cost_cells(each.figures)
-        rows[f"`{each.file}`{left}"] = [each.shown_score(), each.shown_agreement(), *cells]
+        rows[f"`{each.file}`{left}"] = _cells(each)
     table = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for name, (score, agreement, size, *others) in rows.items():
         table.append(f"| {' | '.join([name, size, agreement, score, *others])} |")
@@ -141,7 +150,9 @@ def write_card(card: str, own: Costs, made: list[Exported], path: Path) -> None:
     files.write(path, f"{before.rstrip()}\n\n{section}\n{after.lstrip()}".encode())
 
 
-def _cost_cells(costs: Costs) -> list[str]:
+def _cells(made: Exported) -> list[str]:
+    """Return the cells of a row as `_table_rows` does: score, agreement, size and costs."""
+    costs = made.figures
     figures = (
         (costs.sentence_ms, lambda ms: f"{ms:.2f} ms"),
         (costs.per_second, lambda rate: f"{rate:,.0f} texts/s"),
@@ -149,7 +160,7 @@ def _cost_cells(costs: Costs) -> list[str]:
         (costs.memory, readable),
     )
     shown = ["not known" if value is None else text(value) for value, text in figures]
-    return [readable(costs.bytes), *shown]
+    return [made.shown_score(), made.shown_agreement(), readable(costs.bytes), *shown]
 
 
 def _table_rows(section: str) -> dict[str, list[str]]:

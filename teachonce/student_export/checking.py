@@ -149,7 +149,7 @@ def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
         )
     heading = next(name for name, key in task.measures.items() if key == task.primary)
     return ExportCheck(
-        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / own, score=score
+        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / own, score, own
     )
 
 

@@ -61,7 +61,9 @@ def decoder_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
 
     first = _first_tokens(student, lines)
     measure = f"{MEASURE}, {len(first):,} lines of {path.name}"
-    return ExportCheck(measure, _share(student, first), score, "bits/byte", first)
+    return ExportCheck(
+        measure, _share(student, first), score, score(student.run), "bits/byte", first
+    )
 
 
 def own_texts(student: LoadedStudent) -> list[str]:

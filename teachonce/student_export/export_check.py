@@ -16,6 +16,7 @@ class ExportCheck:
     share: given an export's `Runner`, returns its score as a share of the student's, or the
         agreement of their outputs; 1 is full agreement.
     score: given a `Runner`, returns its task score; None if no task is scored.
+    own: the student's own score; None if no task is scored.
     unit: of `score`; "" for a share, which is printed in percent.
     texts: texts whose token ids are also compared, if a format has a tokenizer of its own.
     """
@@ -23,5 +24,6 @@ class ExportCheck:
     measure: str
     share: Callable[[Runner], float]
     score: Callable[[Runner], float] | None = None
+    own: float | None = None
     unit: str = ""
     texts: Sequence[str] = ()

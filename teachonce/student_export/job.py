@@ -15,7 +15,7 @@ from teachonce.checkpoints.loading import input_limit, load_tokenizer
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.student_export.cards import Exported, export_card, write_card
+from teachonce.student_export.cards import STUDENT, Exported, export_card, write_card
 from teachonce.student_export.checking import BATCH, export_check, random_texts
 from teachonce.student_export.costs import Costs, costs_of, size_of
 from teachonce.student_export.export_check import ExportCheck
@@ -148,7 +148,8 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
     try:
         made = [_exported(student, check, name, options, scratch, say) for name in options.to]
-        own = _costs(student, None, options.folder)
+        costs = _costs(student, None, options.folder)
+        own = Exported(STUDENT, check.measure, 1.0, check.own, costs, unit=check.unit)
         write_tokenizer(student, scratch)
         write_metadata(student, made, scratch)
         write_modules(student, scratch)

@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, 
 
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
 from teachonce.downstream.tasks.sts import SentenceSimilarity
-from teachonce.student_export.cards import Exported, write_card
+from teachonce.student_export.cards import STUDENT, Exported, write_card
 from teachonce.student_export.checking import export_check
 from teachonce.student_export.cli import main
 from teachonce.student_export.costs import Costs
@@ -157,17 +157,27 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
     folder = bilstm(make_tokenizer, tmp_path / "student")
-    (folder / "README.md").write_text("# Mine\n\nWords of mine.\n")
+    record = "`training.json` has all of these values in full.\n"
+    (folder / "README.md").write_text(f"# Mine\n\nWords of mine.\n{record}")
     check = write_tagged(tmp_path / "tags.tsv", 12, 0)
     first = run(folder, "--to", "onnx", "--check", check, "--out", tmp_path / "out")
     assert first.exit_code == 0, first.output
     made = json.loads((tmp_path / "out" / "export.json").read_text())["files"][0]
+    exported = (tmp_path / "out" / "README.md").read_text()
+    assert record not in exported and "Words of mine." in exported  # it is in the student's folder
     figures = Costs(**made["figures"])
     second = Exported("torchscript/model.pt", "as much", 0.995, None, figures)
-    write_card((folder / "README.md").read_text(), figures, [second], folder / "README.md")
+    own = Exported(STUDENT, "as much", 1.0, None, figures)
+    write_card((folder / "README.md").read_text(), own, [second], folder / "README.md")
     card = (folder / "README.md").read_text()
-    assert card.startswith("# Mine\n\nWords of mine.\n") and card.count("## Exports") == 1
-    assert card.count("float32, torch") == 1
+    assert card.startswith(f"# Mine\n\nWords of mine.\n{record}")
+    assert card.count("## Exports") == 1 and card.count("float32, torch") == 1
+    rows = {line.split(" | ")[0]: line.split(" | ")[2:4] for line in card.splitlines()}
+    score = f"{100 * made['score']:.2f}"  # the student's own, as the export's agreement is 1
+    assert made["keeps"] == 1 and float(score) > 0
+    same = ["100.00 % (macro F1 of pos on tags.tsv)", score]
+    assert rows["| float32, torch"] == rows["| `onnx/model.onnx`"] == same
+    assert rows["| `torchscript/model.pt`"] == ["99.50 % (as much)", ""]
     assert [line[:9] for line in card.splitlines() if line[:1] == "|"] == [
         "| file | ",
         "|---|---|",

@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 
 from teachonce.store import open_store
 from teachonce.store.format.features import TaskSpec
+from teachonce.store.tools.store_card import teacher_name
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.output.card import how_to_load
@@ -86,6 +87,20 @@ def test_a_head_that_no_loss_trained_fills_no_mask(
     capsys.readouterr()
     exec(code.replace("this folder", str(tmp_path / "student")), {})
     assert capsys.readouterr().out.startswith("tensor([[[")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "name"),
+    [
+        ("work/tagger/model", "tagger/model"),  # as `downstream --save` writes it
+        ("work/tagger", "tagger"),
+        ("model", "model"),
+        ("/home/ann/model", "model"),  # no card names the folders of a machine
+        (None, "an unnamed teacher"),
+    ],
+)
+def test_a_teacher_is_named_by_its_folder(teacher: str | None, name: str) -> None:
+    assert teacher_name({"teacher": {"id": teacher}}) == name
 
 
 @pytest.mark.parametrize("task", [None, "classification", "tagging"])
