@@ -58,7 +58,8 @@ HEADS = {
         "AutoModelForTokenClassification",
         "token-classification",
         "tagger of tokens",
-        '"A text."',
+        # Other pieces of a word than the first are not trained.
+        '"A text.", aggregation_strategy="first"',
     ),
 }
 SEVERAL_LABELS = Head(

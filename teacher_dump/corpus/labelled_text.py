@@ -312,8 +312,8 @@ def check_tag(tag: str, where: str) -> None:
     """Raise UserError, which names `where`, if a tag is not O, B-X or I-X."""
     if tag != OUTSIDE and not tag.startswith((FIRST, OTHER)):
         raise UserError(
-            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags, use"
-            " downstream --task pos for other tags"
+            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags;"
+            " `downstream --task pos` reads other tags, and a line that is a comment must go"
         )
 
 

@@ -290,6 +290,11 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
         RepositoryNotFoundError,
     )
 
+    if name.startswith("scratch:"):
+        raise UserError(
+            f"model {name!r}: a network from nothing is trained by `downstream --task mlm` alone;"
+            " do that first, and give the folder of its --out here"
+        )
     unreachable = False
     try:
         commit = Path(hf_hub_download(name, "config.json")).parent.name

@@ -146,7 +146,9 @@ class DownstreamOptions:
         read=read_paths,
     )
     dev: Path | None = _option(
-        "Held-out examples.", TRAINED, default_text="mlm: a hundredth of the lines of --train"
+        "Held-out examples.",
+        TRAINED,
+        default_text="mlm: every 20th line of --train, every 100th of 10,000",
     )
     test: tuple[Path, ...] = _option(
         "Score on this file as well. Repeatable, e.g. one file per language: prints the scores of"

@@ -46,6 +46,10 @@ $inputs
     $running
 
 
+def show(answer):
+    print(json.dumps(answer, ensure_ascii=False))
+
+
 $body"""
 ARRAYS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 PARTS = {
@@ -62,30 +66,30 @@ PARTS = {
 }
 VECTORS = """${texts}vectors = run(tokenizer.encode_batch([${prompt}text for text in texts]))
 for text, vector in zip(texts, vectors):
-    print(json.dumps({"text": text, "vector": vector.tolist()}))
+    show({"text": text, "vector": vector.tolist()})
 """
 ONE_LABEL = """${softmax}${labels}${texts}logits = run(tokenizer.encode_batch(texts))
 for text, shares in zip(texts, softmax(logits)):
     order = np.argsort(-shares)
     found = {labels[n]: float(shares[n]) for n in order}
-    print(json.dumps({"text": text, "label": labels[order[0]], "probabilities": found}))
+    show({"text": text, "label": labels[order[0]], "probabilities": found})
 """
 SEVERAL_LABELS = """${labels}${texts}outputs = run(tokenizer.encode_batch(texts))
 for text, logits in zip(texts, outputs):
     shares = 1 / (1 + np.exp(-logits))
     found = {labels[n]: float(shares[n]) for n in np.argsort(-shares)}
     chosen = [label for label in labels if found[label] >= 0.5]
-    print(json.dumps({"text": text, "labels": chosen, "probabilities": found}))
+    show({"text": text, "labels": chosen, "probabilities": found})
 """
 NUMBERS = """${labels}${texts}for text, values in zip(texts, run(tokenizer.encode_batch(texts))):
-    print(json.dumps({"text": text, "scores": dict(zip(labels, values.tolist()))}))
+    show({"text": text, "scores": dict(zip(labels, values.tolist()))})
 """
 NUMBER = """${texts}for text, (value,) in zip(texts, run(tokenizer.encode_batch(texts))):
-    print(json.dumps({"text": text, "score": float(value)}))
+    show({"text": text, "score": float(value)})
 """
 SCORES = """pairs = [("A question?", "A text."), ("A question?", "Another text.")]
 for (a, b), (logit,) in zip(pairs, run(tokenizer.encode_batch(pairs))):
-    print(json.dumps({"text_a": a, "text_b": b, "score": float($score)}))
+    show({"text_a": a, "text_b": b, "score": float($score)})
 """
 ACTIVATIONS = {
     "Sigmoid": "1 / (1 + np.exp(-logit))",
@@ -105,7 +109,7 @@ for text in ["A text of some words.", "Another text."]:
         tag = labels[shares[piece].argmax()]
 ${later}        span = {"word": word, "begin": begin, "end": end}
         found.append({**span, "tag": tag, "probability": float(shares[piece].max())})
-    print(json.dumps({"text": text, "words": found}))
+    show({"text": text, "words": found})
 """
 LATER = """        if tag == "$label":  # continues the entity of the word before
             before = found[-1]["tag"] if found else "O"
@@ -118,7 +122,7 @@ for text in [f"The {mask} is old.", f"A {mask}."]:
     for place in (n for n, piece in enumerate(encoding.tokens) if piece == mask):
         best = np.argsort(-shares[place])[:5]
         found = {tokenizer.decode([n]): float(shares[place, n]) for n in best}
-        print(json.dumps({"text": text, "pieces": found}))
+        show({"text": text, "pieces": found})
 """
 
 

@@ -111,6 +111,11 @@ def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
         resolve_model("rubert base?")
 
 
+def test_a_network_from_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="trained by `downstream --task mlm` alone; do that first"):
+        resolve_model("scratch:64x2x2")
+
+
 def test_rubert_brings_its_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_names, "_fetched", lambda name, weights: "1" * 40)
     found = resolve_model("rubert-base")
