@@ -388,9 +388,9 @@ def is_table(path: Path) -> bool:
     return is_saved(path) if path.is_dir() else suffix_of(path) in TABLES
 
 
-def named_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield, for every row of a table that is not blank, its place (file and line or row) and its
-    cells by column.
+def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
+    """Yield, for every row of a table that is not blank, its place (file and line or row), its
+    cells by column, and the place of the names of the columns: of the header or the row.
 
     Raises CorpusError like `open_table`, and if two columns have the same name.
     """
@@ -403,4 +403,5 @@ def named_rows(path: Path) -> Iterator[tuple[str, Row]]:
         )
     for number, row in table.rows(()):
         if row is not None:
-            yield f"{path}, {table.unit} {number}", row
+            place = f"{path}, {table.unit} {number}"
+            yield place, row, table.where if table.header else place

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.downstream.tasks.tagging import continued
-from teachonce.downstream.tasks.word_windows import WordWindow, word_windows
+from teachonce.downstream.tasks.word_windows import Spans, WordWindow, word_windows
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.student_inputs import StudentInputs
 from teachonce.student_export.words import word_spans
@@ -23,7 +23,7 @@ from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.tag_schemes import entities, scheme_of
+from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities, scheme_of
 
 Answer = dict[str, Any]
 BATCH = 16
@@ -51,10 +51,16 @@ class Predictor:
         self.student, self.run, self.given, self.top = student, run, given, top
         self.blank = self.long = 0
         self.pairs = len(given[0].texts) == 2
+        self.names = ("text_a", "text_b") if self.pairs else ("text",)
         if self.pairs and student.kind in ("mlm", "tagging"):
             raise UserError(
                 f"{given[0].where}: is a pair, and the student reads single texts ({student.kind});"
                 " give a text a line (column text)"
+            )
+        if given[0].words and student.kind != "tagging":
+            raise UserError(
+                f"{given[0].where}: has words with tags, and the student reads texts"
+                f" ({student.kind}); give a text a line (.txt), or a table with column text"
             )
         numbers = student.task is not None and student.task.output_kind == "numbers"
         if top is not None and (numbers or student.kind not in ("classification", "mlm")):
@@ -73,10 +79,9 @@ class Predictor:
             some = self.given[begin : begin + BATCH]
             found = iter(answer([each for each in some if not each.blank]))
             for each in some:
-                names = ("text_a", "text_b") if self.pairs else ("text",)
                 self.blank += each.blank
                 more = {"empty": True} if each.blank else next(found)
-                yield {**dict(zip(names, each.texts, strict=True)), **more}
+                yield {**dict(zip(self.names, each.texts, strict=True)), **more}
 
     def notes(self) -> Iterator[str]:
         """Yield a line on the blank texts, and one on the long texts."""
@@ -84,7 +89,7 @@ class Predictor:
         if self.blank:
             yield f"{self.blank:,} of {counted(total, 'text')} blank: without an answer"
         if self.long:
-            how = "cut" if self._truncates else "read in windows; their answers have `windows`"
+            how = "cut" if self._truncates else "read in windows"
             yield f"{self.long:,} of {counted(total, 'text')} longer than {limit} tokens: {how}"
 
     @property
@@ -123,11 +128,11 @@ class Predictor:
 
     def _windows(
         self, given: Sequence[InputText], first: str = ""
-    ) -> Iterator[tuple[str, list[tuple[int, int]], list[tuple[WordWindow, Array]], Answer]]:
+    ) -> Iterator[tuple[str, Spans, list[tuple[WordWindow, Array]], Answer]]:
         """Yield for each text: the text, its spans of words, its windows with outputs, and the key
         `windows` of its answer."""
         texts = [each.texts[0] for each in given]
-        spans = [word_spans(text, first) for text in texts]
+        spans: list[Spans] = [each.words or word_spans(each.texts[0], first) for each in given]
         length, tokenizer = self.student.max_length, self.student.tokenizer
         windows = [
             list(word_windows(tokenizer, text, words, length))
@@ -190,12 +195,16 @@ class Predictor:
         task = self.student.task
         assert task is not None  # a tagger has labels
         joins = scheme_of(label for label in task.labels if label != task.later_label) is not None
-        for text, spans, windows, more in self._windows(given):
+        for each, (text, spans, windows, more) in zip(given, self._windows(given), strict=True):
             words = list[Answer]()
             for window, logits in windows:
                 shares = _softmax(logits)
                 for number, run in zip(window.words, window.pieces, strict=True):
-                    if number not in window.own or not run:
+                    if number not in window.own or not (run or each.words):
+                        continue
+                    span = _span(text, *spans[number])
+                    if not run:  # a given word without a token, as `word_tags` scores it
+                        words.append({**span, "tag": OUTSIDE, "probability": 0.0})
                         continue
                     best = int(shares[run.start].argmax())
                     tag = task.labels[best]
@@ -203,7 +212,7 @@ class Predictor:
                         tag = continued([word["tag"] for word in words[-1:]])
                     words.append(
                         {
-                            **_span(text, *spans[number]),
+                            **span,
                             "tag": tag,
                             "probability": _rounded(shares[run.start, best]),
                         }

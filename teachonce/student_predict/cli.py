@@ -16,8 +16,8 @@ from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options
 from teachonce.support.usage_errors import OneLineCommand
 
-HELP = """Print an answer to each TEXT as a line of JSON. FOLDER is a student, any other model of
-transformers or sentence-transformers, or a folder of student-export.
+HELP = """Print an answer to each TEXT as a line of JSON, or as a table (--format tsv). FOLDER is a
+student, any other model of transformers or sentence-transformers, or a folder of student-export.
 
 \b
 classifier    label, probabilities of the labels; several labels or scores
@@ -35,6 +35,7 @@ mean. Long texts of an embedder and long pairs are truncated: the answer has `cu
 EXAMPLES = examples(
     'student-predict moods "What a lovely day." "It rained again."',
     "student-predict ready --input lines.txt > answers.jsonl",
+    "student-predict tagger --input tags.tsv --format tsv > predicted.tsv",
 )
 
 
@@ -66,12 +67,14 @@ def main(**words: Any) -> None:
 
     from teachonce.student_predict.answers import Predictor
     from teachonce.student_predict.loading import load
+    from teachonce.student_predict.tsv_lines import tsv_lines
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     predictor = Predictor(*load(options.folder, options.file), given, options.top)
-    for answer in predictor.answers():
-        click.echo(json.dumps(answer, ensure_ascii=False))
+    objects = (json.dumps(answer, ensure_ascii=False) for answer in predictor.answers())
+    for line in tsv_lines(predictor) if options.format == "tsv" else objects:
+        click.echo(line)
     for note in predictor.notes():
         click.echo(note, err=True)
 

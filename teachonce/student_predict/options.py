@@ -24,7 +24,8 @@ class PredictOptions:
     input: Path | None = option(
         None,
         "Read the texts of this file: a line each of a .txt, or column text (text_a and text_b for"
-        " pairs) of a .tsv, .csv, .jsonl or .parquet.",
+        " pairs) of a .tsv, .csv, .jsonl or .parquet. For a tagger also a file of words and tags"
+        " (word<TAB>tag, CoNLL): its own words are tagged.",
         default_text="the words of the command line; without any, the lines of stdin",
     )
     pairs: bool = option(False, "Each line or TEXT is two texts with a TAB between them.")
@@ -37,6 +38,12 @@ class PredictOptions:
         within=at_least(1),
         default_text="all labels, 5 pieces",
     )
+    format: str = option(
+        "jsonl",
+        "tsv: of a tagger a word and its tag in each line, with an empty line between texts; of a"
+        " classifier a table of texts and labels.",
+        choices=("jsonl", "tsv"),
+    )
     text_column: str | None = _column("text")
     text_a_column: str | None = _column("text_a")
     text_b_column: str | None = _column("text_b")
@@ -47,6 +54,8 @@ class PredictOptions:
             raise UserError("give texts on the command line or --input, not both")
         if self.columns and not self.input:
             raise UserError("--text-column, --text-a-column and --text-b-column need --input FILE")
+        if self.top is not None and self.format == "tsv":
+            raise UserError("--top: --format tsv prints the best label alone; leave --top out")
         if self.pairs and self.columns:
             raise UserError(
                 "--pairs is for lines with a TAB, and a table has its pairs in columns text_a and"

@@ -7,21 +7,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
+from teachonce.downstream.tasks.example_rows import PAIR, Row, read_rows, text_roles
+from teachonce.downstream.tasks.word_windows import joined
 from teachonce.student_predict.options import PredictOptions
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import is_table
+from teachonce.teacher_dump.corpus.tagged_files import TAGGED, is_tagged, tagged_sentences
 from teachonce.teacher_dump.corpus.text_files import read_lines
 
 TAB = "\t"
+WORDS = "; a file of word<TAB>tag lines has an empty line after each sentence, or the suffix .conll"
+"""What else a person without a column of texts may have given."""
 
 
 @dataclass(frozen=True)
 class InputText:
-    """A text, or the two texts of a pair, and the place where it was given, for errors."""
+    """A text, or the two texts of a pair, and the place where it was given, for errors.
+
+    words: the (begin, end) of each word, if the words were given; () if they are to be found.
+    """
 
     texts: tuple[str, ...]
     where: str
+    words: tuple[tuple[int, int], ...] = ()
 
     @property
     def blank(self) -> bool:
@@ -55,6 +64,10 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
         yield from _lines(options.texts, "TEXT", options.pairs)
     elif path is None or str(path) == "-":
         yield from _lines((line.rstrip("\r\n") for line in _stdin()), "stdin, line", options.pairs)
+    elif _has_words(path, options.columns):
+        if options.pairs:
+            raise UserError(f"--pairs: {path} has words with tags; leave --pairs out")
+        yield from _sentences(path)
     elif is_table(path):
         if options.pairs:
             raise UserError(f"--pairs: {path} is a table; name its columns text_a and text_b")
@@ -63,6 +76,31 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
             yield InputText(tuple(_cell(row, role, options.columns) for role in roles), row.where)
     else:
         yield from _lines(_file(path), f"{path}, line", options.pairs)
+
+
+def _has_words(path: Path, columns: dict[str, str]) -> bool:
+    """Return whether a file has words and tags. A .tsv with a column of texts is a table."""
+    try:
+        return suffix_of(path) in TAGGED or (
+            suffix_of(path) == ".tsv" and not columns and is_tagged(path, {"text", *PAIR})
+        )
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _sentences(path: Path) -> Iterator[InputText]:
+    try:
+        for sentence in tagged_sentences(path):
+            for line, word, _ in sentence:
+                if not word.strip():
+                    raise UserError(
+                        f"{path}, line {line}: expected a word, got {word!r}; correct the line or"
+                        " remove it"
+                    )
+            text, spans = joined([word for _, word, _ in sentence])
+            yield InputText((text,), f"{path}, line {sentence[0][0]}", tuple(spans))
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def _stdin() -> Iterator[str]:
@@ -78,9 +116,11 @@ def _file(path: Path) -> Iterator[str]:
     try:
         yield from read_lines(path)
     except OSError as error:
-        raise UserError(
-            f"--input {path}: cannot be read: {error.strerror}; check the path"
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"--input {path}: cannot be read: {error.strerror}; check the path")
 
 
 def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]:
@@ -95,7 +135,7 @@ def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]
 
 
 def _cell(row: Row, role: str, columns: dict[str, str]) -> str:
-    value = row.cell(role, columns)
+    value = row.cell(role, columns, WORDS)
     if value is not None and not isinstance(value, str):
         raise UserError(f"{row.where}: expected text, got {value!r:.60}; name the column of texts")
     return value or ""

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from teachonce.checkpoints import bilstm
 from teachonce.checkpoints.bilstm import BiLstmConfig
+from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.student_export.cli import main as student_export
 from teachonce.student_export.job import write_metadata, write_tokenizer
 from teachonce.student_export.loaded_student import load_student
@@ -257,7 +258,7 @@ def test_long_texts(students: dict[str, Path]) -> None:
     tagged, short = map(json.loads, result.stdout.splitlines())
     assert [word["word"] for word in tagged["words"]] == long.split()
     assert tagged["windows"] > 1 and "windows" not in short
-    note = "1 of 2 texts longer than 128 tokens: read in windows; their answers have `windows`\n"
+    note = "1 of 2 texts longer than 128 tokens: read in windows\n"
     assert result.stderr == note
     (labelled,) = answers(students["classifier"], long)
     assert labelled["windows"] == tagged["windows"]
@@ -304,6 +305,11 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
         ("classifier", ["a", "--text-column", "b"], "need --input FILE"),
         ("tagger", ["a\tb", "--pairs"], "TEXT 1: is a pair, and the student reads single texts"),
         ("tagger", ["a", "--top", "2"], "--top: the answers of this student are not lists"),
+        ("embedder", ["a", "--format", "tsv"], "and this student gives vectors; leave --format"),
+        ("mlm", ["[MASK]", "--format", "tsv"], "and this student gives filled masks; leave"),
+        ("reranker", ["a\tb", "--pairs", "--format", "tsv"], "gives scores; leave --format out"),
+        ("several labels", ["a", "--format", "tsv"], "gives several labels; leave --format out"),
+        ("classifier", ["a", "--format", "tsv", "--top", "1"], "--top: --format tsv prints the"),
         ("mlm", ["a [MASK]", "b"], "TEXT 2: has no [MASK]; write [MASK] where the masked LM"),
     ],
 )
@@ -311,6 +317,69 @@ def test_what_does_not_fit_is_one_line(
     students: dict[str, Path], kind: str, words: list[str], message: str
 ) -> None:
     assert message in refused(students[kind], *words, input="")
+
+
+def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: Path) -> None:
+    """The tags are those that the task scores, in the form of the file that they were read from."""
+    sentences = [["old", "--", "..."], ["the keeper", "\u200d", "U.S."] * 60, ["moss"]]
+    content = "\n\n".join("\n".join(f"{w}\tNOUN" for w in words) for words in sentences)
+    path = tmp_path / "tags.tsv"
+    path.write_text(content + "\n", "utf-8")
+    folder = students["tagger of words"]
+    result = run(folder, "--input", path, "--format", "tsv")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "1 of 3 texts longer than 128 tokens: read in windows\n"
+    found = [block.split("\n") for block in result.stdout.rstrip("\n").split("\n\n")]
+    student, task = load_student(folder), PartsOfSpeech()
+    assert student.task is not None
+    examples = task.read(path)
+    task.adopt(student.task, {"test": examples})
+    rows = task.encode(student.tokenizer, examples, student.max_length)
+    logits = np.zeros((len(rows), student.max_length, len(student.task.labels)))
+    for number, row in enumerate(rows):
+        (output,) = student.run(student.batch([row]))
+        logits[number, : len(output)] = output
+    _, tags = task.tags_of_words(examples, rows, logits)
+    assert found == [
+        [f"{word}\t{tag}" for word, tag in zip(words, own, strict=True)]
+        for words, own in zip(sentences, tags, strict=True)
+    ]
+    assert tags[1][1] == "O" and {tag for own in tags for tag in own} > {"O"}
+    own, *_ = answers(folder, "--input", path)
+    assert own["text"] == "old -- ..." and [w["word"] for w in own["words"]] == sentences[0]
+    assert [word["tag"] for word in own["words"]] == tags[0]
+    conll = tmp_path / "one.conll"
+    conll.write_text("old NOUN\nmoss NOUN\n")
+    (one,) = answers(folder, "--input", conll)
+    assert [word["word"] for word in one["words"]] == ["old", "moss"]
+    message = "line 1: has words with tags, and the student reads texts (classification)"
+    assert message in refused(students["classifier"], "--input", path)
+    assert "--pairs: " in refused(folder, "--input", path, "--pairs")
+    path.write_text("old\tADJ\nmoss\tNOUN\n")  # may be a table with a header
+    line = refused(folder, "--input", path)
+    assert f"{path}, line 1: no column 'text'; " in line and "or the suffix .conll" in line
+    path.write_text("old\tADJ\n\tNOUN\n\nmoss\tNOUN\n")
+    assert f"{path}, line 2: expected a word, got ''" in refused(folder, "--input", path)
+
+
+def test_a_table_of_labels_is_read_again(students: dict[str, Path], tmp_path: Path) -> None:
+    folder, texts = students["classifier"], (TEXTS[0], "the\tlamp\r\nmoss", "", TEXTS[2])
+    result = run(folder, *texts, "--format", "tsv")
+    assert result.exit_code == 0, result.output
+    labels = [each["label"] for each in answers(folder, *(text for text in texts if text))]
+    labels.insert(2, "")
+    cells = (TEXTS[0], "the lamp moss", "", TEXTS[2])
+    lines = [f"{text}\t{label}" for text, label in zip(cells, labels, strict=True)]
+    assert result.stdout.splitlines() == ["text\tlabel", *lines]
+    path = tmp_path / "labels.tsv"
+    path.write_text(result.stdout)
+    found = [each["text"] for each in answers(folder, "--input", path)]
+    assert found == [cell for cell in cells if cell]  # a row without cells is no row
+    (pair,) = answers(folder, "a\tb", "--pairs")
+    result = run(folder, "a\tb", "--pairs", "--format", "tsv")
+    assert result.stdout == f"text_a\ttext_b\tlabel\na\tb\t{pair['label']}\n"
+    spans = run(students["tagger"], "moss", "", "old", "--format", "tsv").stdout.split("\n")
+    assert [line.split("\t")[0] for line in spans] == ["moss", "", "", "old", ""]
 
 
 def test_an_export_that_was_changed_is_one_line(

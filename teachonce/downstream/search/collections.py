@@ -122,7 +122,7 @@ def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        yield from named_rows(path)
+        yield from ((where, cells) for where, cells, _ in named_rows(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the folder") from None
 

@@ -22,22 +22,23 @@ from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 class Row(dict[str, Any]):
-    """The cells of a row by column. `where` is its file and line, for errors."""
+    """The cells of a row by column. `where` is its file and line, `header` the line that names its
+    columns, for errors."""
 
-    def __init__(self, where: str, cells: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, cells: Mapping[str, Any], header: str) -> None:
         super().__init__(cells)
-        self.where = where
+        self.where, self.header = where, header
 
-    def cell(self, role: str, columns: Mapping[str, str]) -> Any:
+    def cell(self, role: str, columns: Mapping[str, str], more: str = "") -> Any:
         """Return the cell of the column `columns[role]`, or of the column `role` by default.
 
-        Raises UserError if there is no such column.
+        more: what the error adds to the remedy. Raises UserError if there is no such column.
         """
         name = columns.get(role, role)
         if not has_cell(self, name):
             option = f"--{role.replace('_', '-')}-column"
-            remedy = f"rename one, or name the right one with {option}"
-            raise no_column(name, names_in(self), self.where, remedy)
+            remedy = f"rename one, or name the right one with {option}{more}"
+            raise no_column(name, names_in(self), self.header, remedy)
         return cell_of(self, name)
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:
@@ -101,8 +102,8 @@ def _iterate_rows(path: Path) -> Iterator[Row]:
         )
     row = None
     try:
-        for where, cells in named_rows(path):
-            row = Row(where, cells)
+        for where, cells, header in named_rows(path):
+            row = Row(where, cells, header)
             yield row
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
