@@ -380,7 +380,9 @@ class DownstreamOptions:
             _spelt(name) for name in OPTIONS if where in OPTIONS[name].needed and name not in given
         ]
         if missing:
-            raise UserError(f"{what} needs {', '.join(missing)}; see downstream --help")
+            scored = where == self.kind and self.kind in OPTIONS["as_is"].scope
+            instead = ", or --as-is (in a file of tasks: as-is = true)" if scored else ""
+            raise UserError(f"{what} needs {', '.join(missing)}{instead}; see downstream --help")
         for name, value in given.items():
             if OPTIONS[name].repeated and len(value) > 1 and where not in OPTIONS[name].several:
                 raise UserError(f"--task {self.task} takes one {_spelt(name)}, got {len(value)}")

@@ -87,8 +87,8 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     if student.kind != DECODER:
         sections.append(
             f"Texts of more than {student.max_length} tokens are truncated. `student-predict` of"
-            " teachonce prints the same answers\nfor files of texts, and reads long ones in"
-            " windows."
+            " teachonce prints the same answers\nfor files of texts; classifiers, taggers and"
+            " masked language models read long ones in windows."
         )
     middle = "\n\n".join(["## Run it", *sections])
     return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"

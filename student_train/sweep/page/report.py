@@ -244,7 +244,12 @@ def _choice(
     path = shlex.quote(str(place / best.folder))
     if folder.is_absolute():
         text += f". To export it, run this command in the folder that contains {place}"
-    return {"text": f"{text}.", "command": f"student-export {path} --to onnx --out ready"}
+    if f"{measure.name} {DEVIATION}" not in best.figures:
+        text += (
+            ". These figures have no deviations: with several seeds the order may be another one"
+        )
+    out = shlex.quote(f"{Path(best.folder).name}-onnx")
+    return {"text": f"{text}.", "command": f"student-export {path} --to onnx --out {out}"}
 
 
 def of_teacher(student: StudentFiles, measure: Measure, lines: Mapping[str, float]) -> str:

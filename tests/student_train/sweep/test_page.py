@@ -116,9 +116,11 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     accuracy = 90 - (2.5 - 256 / 400 - 0.2 + 0.02)
     text = f"Ship number 2, because its mood accuracy of {accuracy:.4g} is the best of 6 students"
     assert f"{text} (a score of a task, in percent), {100 * accuracy / 93:.1f} % of the" in page
-    assert f"smaller is number 1, with {90 - (2.5 - 128 / 400 - 0.2 + 0.01):.4g} in 115 kB." in page
+    assert (
+        f"smaller is number 1, with {90 - (2.5 - 128 / 400 - 0.2 + 0.01):.4g} in 115 kB. " in page
+    )
     assert "To export it, run this command in the folder that contains sweep." in page
-    assert "student-export sweep/student2 --to onnx --out ready" in page
+    assert "student-export sweep/student2 --to onnx --out student2-onnx" in page
     assert "5.32 ± 0.25" in page  # ms
     assert "not trained" not in page and "of the teacher's mood accuracy</th>" in page
     content = json.loads((tmp_path / "sweep/runs.json").read_text())
@@ -128,6 +130,7 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     page = write_report(tmp_path / "sweep").read_text()
     assert page.count("finished, not trained: all answers are the same") == 1
     assert "Ship number 5, because" in page and "± 0.5" in page
+    assert "These figures have no deviations" in page
 
 
 def elsewhere(folder: Path) -> Path:
