@@ -381,7 +381,7 @@ class DownstreamOptions:
         ]
         if missing:
             scored = where == self.kind and self.kind in OPTIONS["as_is"].scope
-            instead = ", or --as-is (in a file of tasks: as-is = true)" if scored else ""
+            instead = ", or --as-is" if scored else ""
             raise UserError(f"{what} needs {', '.join(missing)}{instead}; see downstream --help")
         for name, value in given.items():
             if OPTIONS[name].repeated and len(value) > 1 and where not in OPTIONS[name].several:

@@ -179,7 +179,9 @@ def test_what_the_writing_thread_met_is_told(
         raise UserError("a full disk; make room")
 
     monkeypatch.setattr(part_writing, "_put", fails)
-    result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
+    # Without states there is no calibration, and the teacher is at work while a batch is written.
+    asked = [str(word) for word in (*words, tmp_path / "a.zarr", "--hidden", "none")]
+    result = CliRunner().invoke(teacher_dump, asked)
     assert result.exit_code == 130, result.output
     told = [line.split(":")[0] for line in result.output.splitlines()[-2:]]
     assert told == ["Error", "Stopped"] and "Error: a full disk; make room\n" in result.output

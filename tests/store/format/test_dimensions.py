@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from teachonce.store import open_store
+from teachonce.store.containers.zarr.metadata import array_node
 from teachonce.store.format.layout import Counts, dimension_names, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
@@ -63,7 +64,11 @@ def test_xarray_opens_every_group(made: Callable[..., Any], kind: str) -> None:
 @pytest.fixture
 def of_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Write as releases did that gave dimensions no names, until what this returns is called."""
-    monkeypatch.setattr("teachonce.store.containers.zarr.tree.dimension_names", lambda *_: None)
+
+    def nameless(*given: Any) -> dict[str, Any]:
+        return {k: v for k, v in array_node(*given).items() if k != "dimension_names"}
+
+    monkeypatch.setattr("teachonce.store.containers.zarr.tree.array_node", nameless)
     return monkeypatch.undo
 
 
