@@ -48,7 +48,7 @@ def first_sequence(array: Any) -> Sequence:
     places, codes = (
         np.asarray(array(f"view0/logits/{name}")[1]) for name in ("places", "logprobs")
     )
-    # Ids are stored as places in the part's list of distinct ids.
+    # Ids are stored as places in the part's list of distinct ids (FORMAT.md: `ranked`).
     best = np.asarray(array("view0/logits/distinct")[:])[places]
     # Codec `default` stores log-probabilities as whole multiples of -1/1024.
     logprobs = codes.astype(np.float32) / (-1024 if codes.dtype == np.uint16 else 1)

@@ -128,7 +128,7 @@ class RemoteRanges:
             if self._disk is not None and self._unwritten < UNWRITTEN:
                 self._unwritten += len(piece.data)
                 self._writer.submit(self._write, self._disk, wanted, piece)
-            if wanted in self._ranges:
+            if wanted in self._ranges and wanted not in self._sizes:
                 self._hold(wanted, piece)
         return piece
 

@@ -101,11 +101,12 @@ class IndexedLengths:
         self._parts = parts
         self._first = parts.first[:: parts.page]  # of each page
         self._known = np.zeros(parts.pages, bool)
-        self._lengths = np.empty(len(self), length_dtype(parts.features))
+        self._lengths: Array = np.empty(0, length_dtype(parts.features))
 
     def __getitem__(self, rows: slice | Array) -> Array:
         """Return the lengths of sequences begin..end, or of those numbers, of `length_dtype`."""
         if not self._known.all():
+            self._allocate()
             if isinstance(rows, slice):
                 begin, end, _ = rows.indices(len(self))
                 low, high = np.searchsorted(self._first, [begin, end - 1], "right").tolist()
@@ -117,6 +118,17 @@ class IndexedLengths:
                 self._lengths[begin : begin + len(lengths)] = lengths
                 self._known[page] = True
         return self._lengths[rows]
+
+    def _allocate(self) -> None:
+        """Make room for all lengths. Raises StoreError if the index declares too many for memory,
+        which a damaged one can."""
+        if not self._known.any():
+            try:
+                self._lengths = np.empty(len(self), self._lengths.dtype)
+            except (MemoryError, ValueError):
+                raise self._parts.damage(
+                    f"{len(self):,} sequences do not fit into memory"
+                ) from None
 
     def __len__(self) -> int:
         return int(self._parts.first[-1])
@@ -140,29 +152,30 @@ class IndexedParts(Sequence[Part]):
         value = listed if isinstance(listed, Mapping) else {}
         self._count, self.page = (self._size(value.get(key)) for key in ("number", "page"))
         if value.get("columns") != self._columns:
-            raise self._damage("its columns are not the arrays of the store's features")
+            raise self.damage("its columns are not the arrays of the store's features")
         entries = value.get("arrays")
         if not isinstance(entries, Mapping):
-            raise self._damage("it lists no arrays")
+            raise self.damage("it lists no arrays")
         self.entries = {name: Entry.from_json(e, where, name) for name, e in entries.items()}
         self.totals = Counts.from_json(value.get("counts"), features, where, MAX_TOTAL)
         self._check_names()
         # The only array that opening reads: a store of a million parts opens in 0.04 s.
         self.first = self._values("first", np.dtype(np.int64), (self._count + 1,))
         if self.first[0] != 0 or (np.diff(self.first) < 1).any():
-            raise self._damage("first does not ascend from 0")
+            raise self.damage("first does not ascend from 0")
         if self.first[-1] != self.totals.sequences:
-            raise self._damage("first does not end at the number of sequences")
+            raise self.damage("first does not end at the number of sequences")
         self._pages: OrderedDict[int, tuple[Array, Array, Array | None]] = OrderedDict()
         self._reading = Lock()
         self.lengths = IndexedLengths(self)
 
-    def _damage(self, what: str) -> StoreError:
+    def damage(self, what: str) -> StoreError:
+        """Return the error that says what is wrong with the index."""
         return StoreError(f"{self._where}: the index of parts: {what}; {DAMAGED}")
 
     def _size(self, number: object) -> int:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MAX_PART:
-            raise self._damage("number and page must be positive integers")
+            raise self.damage("number and page must be positive integers")
         return number
 
     def _check_names(self) -> None:
@@ -171,7 +184,7 @@ class IndexedParts(Sequence[Part]):
             here = {f"{page}/{key}" for key in ("counts", "lengths", "sha256")}
             names |= here | {f"{page}/zarr_json"} & self.entries.keys()
         if names != self.entries.keys():
-            raise self._damage("its arrays do not match its pages")
+            raise self.damage("its arrays do not match its pages")
 
     @property
     def pages(self) -> int:
@@ -181,7 +194,7 @@ class IndexedParts(Sequence[Part]):
         entry = self.entries[name]
         if entry.shape != shape or entry.dtype != dtype.name:
             expected = f"{dtype.name}{list(shape)}"
-            raise self._damage(f"{name} is {entry.dtype}{list(entry.shape)}, expected {expected}")
+            raise self.damage(f"{name} is {entry.dtype}{list(entry.shape)}, expected {expected}")
         return self._read(f"{GROUP}/{name}", entry)
 
     def _rows(self, page: int) -> tuple[int, int]:
@@ -203,11 +216,11 @@ class IndexedParts(Sequence[Part]):
         counts = self._values(f"{page}/counts", np.dtype(np.int64), (high - low, width))
         numbers, sizes = counts[:, 0], counts[:, 1:]
         if numbers[0] < 0 or numbers[-1] >= MAX_PART or (np.diff(numbers) < 1).any():
-            raise self._damage(f"part numbers of page {page} do not ascend")
+            raise self.damage(f"part numbers of page {page} do not ascend")
         if sizes.min() < 0 or sizes.max() > MAX_COUNT:
-            raise self._damage(f"counts of page {page} are out of range")
+            raise self.damage(f"counts of page {page} are out of range")
         if not np.array_equal(sizes[:, 0], np.diff(self.first[low : high + 1])):
-            raise self._damage(f"counts of page {page} do not agree with first")
+            raise self.damage(f"counts of page {page} do not agree with first")
         return counts
 
     def _page_digests(self, page: int, key: str) -> Array:
@@ -283,7 +296,7 @@ class IndexedParts(Sequence[Part]):
         ascend."""
         found = np.concatenate([self.page_counts(page)[:, 0] for page in range(self.pages)])
         if (np.diff(found) < 1).any():
-            raise self._damage("part numbers do not ascend")
+            raise self.damage("part numbers do not ascend")
         return found
 
     def check(self) -> None:
@@ -295,7 +308,7 @@ class IndexedParts(Sequence[Part]):
             total += counts[:, 1:].sum(axis=0)
             self.page_lengths(page)
         if total.tolist() != self.totals.flat():
-            raise self._damage("counts of the parts do not sum to the counts of the store")
+            raise self.damage("counts of the parts do not sum to the counts of the store")
 
 
 def _hex_digests(row: Array) -> list[str]:

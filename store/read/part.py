@@ -14,7 +14,7 @@ from teachonce.store.errors import NO_NUMBERS, VERIFY, StoreError, without_remed
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays
 from teachonce.store.format.manifest import Part, digest
-from teachonce.store.format.ranks import look_up
+from teachonce.store.format.ranked_ids import look_up
 from teachonce.store.read.cached_arrays import BLOCK, CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
@@ -120,7 +120,11 @@ class PartReader:
 
     def expect(self, name: str) -> None:
         """Spare a request for the metadata of an array, if it can be known without one."""
-        if name in self._open or name not in self._specs:  # ids of ranked logits are computed
+        if name in self._open:
+            return
+        if name not in self._specs:  # ids of ranked logits are computed of two arrays
+            for stored in ("distinct", "places"):
+                self.expect(f"{name.removesuffix('/ids')}/{stored}")
             return
         if fingerprint := self.part.arrays[name].fingerprint:
             group = f"parts/{self.part.number}"

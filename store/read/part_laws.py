@@ -187,7 +187,14 @@ def _first_of(
 
 
 def _best(part: PartReader, view: int, first: int, last: int) -> Violation | None:
-    rows = part.token_start[[first, last]].tolist()
+    rows, spec = part.token_start[[first, last]].tolist(), part.features.logits
+    if spec and spec.ranked:
+        places = part.read(f"view{view}/logits/places", *rows)
+        number = part.array(f"view{view}/logits/distinct").shape[0]
+        if (wrong := (places >= number).any(axis=1)).any():
+            return Violation(
+                int(wrong.argmax()), f"has a place that is not one of its {number} distinct ids"
+            )
     ids, logs, rest = (
         part.read(f"view{view}/logits/{key}", *rows) for key in ("ids", "logprobs", "rest")
     )

@@ -186,7 +186,9 @@ def copy_part(
     with store.watch.reporting_changes():
         # Compared with their checksums: the copy has its own, which would make damage look sound.
         _, arrays = contents_of(store.part(place))
-        if not _is_plain(writer, store, target):  # encoded again, NaN would be an ordinary number
+        # Encoded again, NaN would be an ordinary number, and a wrong place an ordinary id.
+        ranked = store.features.logits != writer.features.logits
+        if ranked or not _is_plain(writer, store, target):
             check_values(store.part(place), store.calibration)
     arrays[DOCUMENT] = arrays[DOCUMENT] + documents
     recoded = recode_part(

@@ -152,7 +152,7 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
     return (
         f"{' and '.join(names)}, {readable(unread.total())}, which no default loss of student-train"
         f" reads; {options} leaves them out of a dump"
-        + (" without --head" if "logits" in names else "")
+        + (", and --head has to be left out, too" if "logits" in names else "")
     )
 
 

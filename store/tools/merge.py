@@ -94,7 +94,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         unlike = [
             f"{key} is {one} and {two}"
             for key, one, two in differences(_features(first), _features(other))
-            # Encodings differ with the codec, which is compared itself; ids are ranked anew.
+            # Encodings differ with the codec, which is compared itself; ids are converted.
             if key != "logits.ranked"
             and (key.split(".")[0] != "encodings" or first.features.codec == other.features.codec)
         ]

@@ -12,7 +12,7 @@ from teachonce.store.format.codecs.codec import Codec, CodecArray, Elementwise
 from teachonce.store.format.codecs.levels import BUILT_IN, forms_of
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.ranks import look_up, rank_ids
+from teachonce.store.format.ranked_ids import look_up, rank_ids
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 

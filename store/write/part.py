@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays
-from teachonce.store.format.ranks import rank_ids
+from teachonce.store.format.ranked_ids import rank_ids
 from teachonce.store.format.sequences import Sequences, encode_masks, encode_sequences
 from teachonce.store.format.value_laws import (
     LOG_SLACK,

@@ -266,8 +266,9 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
     parts = inputs.split(texts)
     tokens = [int(part.present.sum()) for part in parts]
     device = inputs.ids.device
+    seed = int(torch.randint(2**31, ()))  # drawn by all alike, another one in each pass
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(torch.initial_seed() + rank)  # else all shares have the same dropout
+        torch.manual_seed(seed + rank)  # else all shares have the same dropout
         # A process without a share runs over that of the first, and adds no row of it.
         found = forward_pass(student, parts[rank if texts[rank] else 0], maps)
 

@@ -58,8 +58,7 @@ HEADS = {
         "AutoModelForTokenClassification",
         "token-classification",
         "tagger of tokens",
-        # Other pieces of a word than the first are not trained.
-        '"A text.", aggregation_strategy="first"',
+        '"A text."',
     ),
 }
 SEVERAL_LABELS = Head(
@@ -67,6 +66,12 @@ SEVERAL_LABELS = Head(
     "text-classification",
     "classifier that gives a text any number of labels",
     '"A text.", top_k=None',  # the probability of each label
+)
+ENTITIES = Head(
+    "AutoModelForTokenClassification",
+    "token-classification",
+    "tagger of tokens",
+    '"A text.", aggregation_strategy="first"',  # only the first piece of a word is trained
 )
 NUMBERS = Head(
     "AutoModelForSequenceClassification",
@@ -280,6 +285,10 @@ def _head(student: PreTrainedModel) -> Head:
     output_kind, head = output_kind_of_student(student), HEADS[head_of(student)]
     if student.config.num_labels == 1 and student.config.problem_type is None:
         return head  # one output without a problem type: the score of a pair
+    # transformers would join neighbours of one tag without B- and I- to one entity.
+    labels = (student.config.id2label or {}).values()
+    if head is HEADS["tagging"] and any(str(label).startswith("B-") for label in labels):
+        return ENTITIES
     return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(output_kind), head)
 
 

@@ -313,7 +313,7 @@ def check_tag(tag: str, where: str) -> None:
     if tag != OUTSIDE and not tag.startswith((FIRST, OTHER)):
         raise UserError(
             f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags;"
-            " `downstream --task pos` reads other tags, and a line that is a comment must go"
+            " `downstream --task pos` reads other tags; remove comment lines"
         )
 
 

@@ -177,8 +177,11 @@ def _bytes_by_feature(
 
         last = tokens - (parts - 1) * part_tokens
         all_rows = (parts - 1) * rows(part_tokens) + rows(last)
-        feature = _feature(name)
-        found[feature] = found.get(feature, 0.0) + stored / rows(size) * all_rows
+        feature, whole = _feature(name), stored / rows(size) * all_rows
+        if name.endswith("/logits/distinct"):
+            # Different ids of a part grow as the root of its tokens (Heaps' law), as words do.
+            whole = stored * parts * max(1.0, min(tokens, part_tokens) / size) ** 0.5
+        found[feature] = found.get(feature, 0.0) + whole
     return found
 
 

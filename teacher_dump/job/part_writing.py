@@ -32,6 +32,7 @@ from teachonce.teacher_dump.windows.window import Window, length_batches
 Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
 
 CALIBRATION_TOKENS = 1 << 14
+KEPT_WEIGHTS = 1 << 26  # of attention, that the first pass may keep in memory
 
 
 def write_part(
@@ -73,11 +74,12 @@ def write_part(
         if not (features.has_token_features or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
-        read = _reader(teacher.decoder, features, keys, windows)
-        run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
         if view == 0 and part.first_pass and part.first_pass.outputs:
             run = part.first_pass.take()
             tally.update(part.first_pass.tally)
+        else:
+            read = _reader(teacher.decoder, features, keys, windows)
+            run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
         for output in run:
             rows = ranges(start[output.sequences], lengths[output.sequences])
             behind.call(_put, writing, view, rows, output, features)
@@ -172,6 +174,9 @@ def calibration(
     tokens = tokens_of([windows[i] for i in chosen])
     # Other windows make other batches, in which the teacher may round otherwise.
     whole = first_pass if step == 1 and all(w.read is None for w in windows) else None
+    maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
+    if maps * len(plan.features.attention) > KEPT_WEIGHTS:
+        whole = None
     how = ", the first part, are read" if whole else " of the first part are read twice:"
     say(
         f"calibrate {counted(tokens, 'token')}{how} before it is written, for mean and deviation of"

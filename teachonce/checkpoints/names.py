@@ -292,7 +292,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
 
     if name.startswith("scratch:"):
         raise UserError(
-            f"model {name!r}: a network from nothing is trained by `downstream --task mlm` alone;"
+            f"model {name!r}: random weights are trained by `downstream --task mlm` alone;"
             " do that first, and give the folder of its --out here"
         )
     unreachable = False

@@ -34,7 +34,6 @@ mean. Long texts of an embedder and long pairs are truncated: the answer has `cu
 
 EXAMPLES = examples(
     'student-predict moods "What a lovely day." "It rained again."',
-    "student-predict ready --input lines.txt > answers.jsonl",
     "student-predict tagger --input tags.tsv --format tsv > predicted.tsv",
 )
 

@@ -40,8 +40,8 @@ class PredictOptions:
     )
     format: str = option(
         "jsonl",
-        "tsv: of a tagger a word and its tag in each line, with an empty line between texts; of a"
-        " classifier a table of texts and labels.",
+        "tsv: for a tagger, each line has a word, a TAB and its tag, and an empty line separates"
+        " texts; for a classifier, a table of texts and labels.",
         choices=("jsonl", "tsv"),
     )
     text_column: str | None = _column("text")

@@ -13,7 +13,12 @@ from teachonce.student_predict.options import PredictOptions
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import is_table
-from teachonce.teacher_dump.corpus.tagged_files import TAGGED, is_tagged, tagged_sentences
+from teachonce.teacher_dump.corpus.tagged_files import (
+    TAGGED,
+    check_untagged,
+    is_tagged,
+    tagged_sentences,
+)
 from teachonce.teacher_dump.corpus.text_files import read_lines
 
 TAB = "\t"
@@ -75,6 +80,8 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
             roles = text_roles(row, options.columns)
             yield InputText(tuple(_cell(row, role, options.columns) for role in roles), row.where)
     else:
+        if path.is_file():
+            check_untagged(path)
         yield from _lines(_file(path), f"{path}, line", options.pairs)
 
 

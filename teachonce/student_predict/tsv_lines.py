@@ -16,8 +16,8 @@ OTHERS = {"mlm": "filled masks", "embedding": "vectors", "numbers": "scores"}
 def tsv_lines(predictor: Predictor) -> Iterator[str]:
     """Yield the lines of `--format tsv`.
 
-    Of a tagger, a word and its tag, with an empty line between texts. Of a classifier, a header
-    and each text or pair with its label. Tabs and line ends in texts are replaced by blanks.
+    For a tagger, a word and its tag, with an empty line between texts. For a classifier, a header
+    and each text or pair with its label. Tabs and line ends in texts are replaced by spaces.
 
     Raises UserError if the student gives anything else.
     """

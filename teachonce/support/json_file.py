@@ -20,7 +20,7 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
     block), has more than `most` bytes, or is not UTF-8."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path}: is not a file (but a pipe, a device or a folder)")
+            raise UserError(f"{path}: is a pipe, a device or a folder; give an ordinary file")
         with path.open("rb") as file:
             data = file.read(most + 1)
         if len(data) > most:

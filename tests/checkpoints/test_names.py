@@ -111,7 +111,7 @@ def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
         resolve_model("rubert base?")
 
 
-def test_a_network_from_nothing_is_refused() -> None:
+def test_random_weights_are_refused() -> None:
     with pytest.raises(UserError, match="trained by `downstream --task mlm` alone; do that first"):
         resolve_model("scratch:64x2x2")
 

@@ -362,6 +362,13 @@ def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: 
     assert f"{path}, line 2: expected a word, got ''" in refused(folder, "--input", path)
 
 
+def test_lines_of_words_and_tags_are_not_texts(students: dict[str, Path], tmp_path: Path) -> None:
+    lines = tmp_path / "tags.txt"
+    lines.write_text("Anna\tB-PER\nsmiled\tO\n\nHere\tO\nis\tO\nBen\tB-PER\n")
+    line = refused(students["tagger"], "--input", lines)
+    assert "looks like words with tags" in line and "rename it to tags.conll" in line
+
+
 def test_a_table_of_labels_is_read_again(students: dict[str, Path], tmp_path: Path) -> None:
     folder, texts = students["classifier"], (TEXTS[0], "the\tlamp\r\nmoss", "", TEXTS[2])
     result = run(folder, *texts, "--format", "tsv")

@@ -14,24 +14,22 @@ KEYS = {
 }  # fmt: skip
 SHARDING = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 BLOSC = {"cname", "clevel", "shuffle", "typesize", "blocksize"}
-LITTLE = ("bytes", {"endian": "little"})
-CRC: tuple[str, dict[str, Any]] = ("crc32c", {})
-CRC_NODE = {"name": "crc32c"}
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+CRC = {"name": "crc32c"}
 
 
 def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:
     """Return the zarr.json of the array at `path`: one shard with chunks of `rows` rows."""
     shard_rows = -(-max(1, spec.shape[0]) // rows) * rows
     row = [max(1, size) for size in spec.shape[1:]]
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
     packing = []
     if spec.packing is not None:
         settings = {"typesize": spec.dtype.itemsize, **spec.packing._asdict(), "blocksize": 0}
         packing = [{"name": "blosc", "configuration": settings}]
     sharding = {
         "chunk_shape": [rows, *row],
-        "codecs": [little if spec.dtype.itemsize > 1 else {"name": "bytes"}, *packing, CRC_NODE],
-        "index_codecs": [little, CRC_NODE],
+        "codecs": [LITTLE if spec.dtype.itemsize > 1 else {"name": "bytes"}, *packing, CRC],
+        "index_codecs": [LITTLE, CRC],
         "index_location": "end",
     }
     return {
@@ -103,14 +101,14 @@ def _codecs_agree(node: dict[str, Any]) -> bool:
             pass
         case _:
             return False
-    if _chain(sharding.get("index_codecs")) != [LITTLE, CRC]:
+    if _chain(sharding.get("index_codecs")) != _chain([LITTLE, CRC]):
         return False
     match _chain(sharding.get("codecs")):
         case [first, *packing, last]:
             small = node.get("data_type") in ("bool", "int8", "uint8")
             return (
-                last == CRC
-                and (first == LITTLE or (small and first == ("bytes", {})))
+                [last] == _chain([CRC])
+                and ([first] == _chain([LITTLE]) or (small and first == ("bytes", {})))
                 and (not packing or _is_blosc(packing))
             )
     return False

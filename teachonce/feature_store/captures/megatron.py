@@ -264,8 +264,8 @@ def _tokens(options: ImportOptions) -> Array:
         found = np.load(options.tokens, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # NumPy reads the header as an expression of Python
         raise UserError(
-            f"--tokens {options.tokens}: cannot be read ({first_line(error)}); give a .npy file"
-            " that numpy.save wrote"
+            f"--tokens {options.tokens}: cannot be read ({first_line(error)}); check the path,"
+            " and give a .npy file that numpy.save wrote"
         ) from None
     if getattr(found, "ndim", 0) != 2 or found.dtype.kind not in "iu" or not found.size:
         raise UserError(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import teachonce.store.format.index
 import teachonce.store.write.tree
 from teachonce.store import Features, FeatureStore, StoreError, open_store
-from teachonce.store.format.index import CACHED_PAGES, IndexedParts, write_index
+from teachonce.store.format.index import CACHED_PAGES, IndexedLengths, IndexedParts, write_index
 from teachonce.store.format.layout import Counts, PartShapes
 from teachonce.store.format.manifest import Entry, Manifest, Part, digest, length_dtype
 from teachonce.store.tools.copy import convert
@@ -233,6 +233,16 @@ def test_a_forged_index_is_refused(forgery: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StoreError, match=message) as caught:
         reading.parts().check()
     assert "damaged" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_more_sequences_than_memory_are_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading(*some_parts(SMALL, [[3, 4]]), SMALL)
+    reading.arrays["index/first"][-1] = 2**60
+    reading.listed["arrays"]["first"] = Entry.of(reading.arrays["index/first"], None).to_json()
+    reading.listed["counts"] = {**reading.listed["counts"], "sequences": 2**60}
+    lengths = IndexedLengths(reading.parts())
+    with pytest.raises(StoreError, match="sequences do not fit into memory; .*damaged"):
+        lengths[:2]
 
 
 @pytest.mark.parametrize(

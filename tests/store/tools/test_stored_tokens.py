@@ -86,7 +86,12 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "action": ("topk", "view1/mask/action", put(0, 3), "view1/mask is not ascending"),
     "starts": ("topk", "view1/mask/start", put(-1, 3), "view1/mask/start"),
     "best": ("topk", "view1/logits/ids", put(2, 5000), "logits/ids is outside the vocabulary"),
-    "a place": ("ranked-topk", "view1/logits/places", put((2, 1), 5000), "not one of its"),
+    "a place": (
+        "ranked-topk",
+        "view1/logits/places",
+        put((2, 1), 5000),
+        "distinct ids (sequence 0 of",
+    ),
     "distinct": ("ranked-topk", "view0/logits/distinct", put(3, 1000), "distinct is outside the"),
     "distinct twice": ("ranked-topk", "view0/logits/distinct", twice, "distinct has an id twice"),
     "draws": ("sample", "view0/logits/counts", put(1, 200), "does not sum to 12 draws"),

@@ -199,7 +199,7 @@ def test_causal(tmp_path: Path, tiny_teacher: Teachers) -> None:
     path = dumped(model, corpus, tmp_path / "a.zarr", **words)
     fs = open_store(path)
     assert fs.features.logits is not None and fs.features.logits.next_token
-    logits = {"tier": "topk", "size": 8, "next_token": True, "observed": True}
+    logits = {"tier": "topk", "size": 8, "next_token": True, "observed": True, "ranked": True}
     assert fs.meta["features"]["logits"] == logits
     for record in (fs[0], fs[len(fs) - 1]):
         want = plain(AutoModelForCausalLM, model, record.token_ids)
