@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
@@ -67,11 +67,8 @@ SEVERAL_LABELS = Head(
     "classifier that gives a text any number of labels",
     '"A text.", top_k=None',  # the probability of each label
 )
-ENTITIES = Head(
-    "AutoModelForTokenClassification",
-    "token-classification",
-    "tagger of tokens",
-    '"A text.", aggregation_strategy="first"',  # only the first piece of a word is trained
+ENTITIES = replace(  # only the first piece of a word is trained
+    HEADS["tagging"], text='"A text.", aggregation_strategy="first"'
 )
 NUMBERS = Head(
     "AutoModelForSequenceClassification",

@@ -167,7 +167,7 @@ def _bytes_by_feature(
     sizes = stored_sizes(out, 0)
     found = {"metadata": float(sizes.pop(METADATA) * parts)}
     none = (0,) * sampled.features.views
-    # Only shapes of rows are needed, so counts of characters and logits can be 0.
+    # Only shapes of rows are needed, so counts of characters, draws and distinct ids can be 0.
     counts = Counts(len(windows), size, 0, 0, none, none)
     specs = part_arrays(sampled.features, counts)
     for name, stored in sizes.items():
@@ -175,13 +175,14 @@ def _bytes_by_feature(
         def rows(tokens: int, spec: ArraySpec = specs[name]) -> int:
             return stored_rows(out, spec, tokens)
 
-        last = tokens - (parts - 1) * part_tokens
-        all_rows = (parts - 1) * rows(part_tokens) + rows(last)
-        feature, whole = _feature(name), stored / rows(size) * all_rows
         if name.endswith("/logits/distinct"):
             # Different ids of a part grow as the root of its tokens (Heaps' law), as words do.
-            whole = stored * parts * max(1.0, min(tokens, part_tokens) / size) ** 0.5
-        found[feature] = found.get(feature, 0.0) + whole
+            factor = parts * max(1.0, min(tokens, part_tokens) / size) ** 0.5
+        else:
+            last = tokens - (parts - 1) * part_tokens
+            factor = ((parts - 1) * rows(part_tokens) + rows(last)) / rows(size)
+        feature = _feature(name)
+        found[feature] = found.get(feature, 0.0) + stored * factor
     return found
 
 

@@ -172,11 +172,11 @@ def calibration(
     batches = [chosen[batch] for batch in found]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
     tokens = tokens_of([windows[i] for i in chosen])
-    # Other windows make other batches, in which the teacher may round otherwise.
-    whole = first_pass if step == 1 and all(w.read is None for w in windows) else None
     maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
-    if maps * len(plan.features.attention) > KEPT_WEIGHTS:
-        whole = None
+    fits = maps * len(plan.features.attention) <= KEPT_WEIGHTS
+    # Other windows make other batches, in which the teacher may round otherwise.
+    same = step == 1 and all(w.read is None for w in windows)
+    whole = first_pass if fits and same else None
     how = ", the first part, are read" if whole else " of the first part are read twice:"
     say(
         f"calibrate {counted(tokens, 'token')}{how} before it is written, for mean and deviation of"

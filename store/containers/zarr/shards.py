@@ -123,7 +123,7 @@ def write_shard(path: Path, spec: ArraySpec, rows: int, values: Array, threads: 
         file.write(last + _checksum(last))
 
 
-def _checksum(data: bytes) -> bytes:
+def _checksum(data: bytes | Bytes) -> bytes:
     crc: int = google_crc32c.value(data)
     return crc.to_bytes(CRC_BYTES, "little")
 
@@ -131,7 +131,7 @@ def _checksum(data: bytes) -> bytes:
 def _checked(data: Bytes, what: str) -> Bytes:
     """Compare the CRC-32C at the end of `data`; return the bytes before it. Raises Damage."""
     payload, stored = data[:-CRC_BYTES], data[-CRC_BYTES:].tobytes()
-    if len(data) < CRC_BYTES or google_crc32c.value(payload) != int.from_bytes(stored, "little"):
+    if len(data) < CRC_BYTES or _checksum(payload) != stored:
         raise Damage(f"{what} does not match its checksum")
     return payload
 
