@@ -89,6 +89,9 @@ def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> st
         if results.exists()
         else "# Results\n\nEach section is written by the script it names.\n"
     )
-    kept = [part for part in re.split(r"(?m)^(?=## )", old) if not part.startswith(f"## {title}\n")]
-    results.write_text("\n\n".join(part.strip() for part in [*kept, section]) + "\n")
+    parts = re.split(r"(?m)^(?=## )", old)
+    places = [n for n, part in enumerate(parts) if part.startswith(f"## {title}\n")]
+    first, after = (places[0], places[0] + 1) if places else (len(parts), len(parts))
+    parts[first:after] = [section]
+    results.write_text("\n\n".join(part.strip() for part in parts) + "\n")
     return section

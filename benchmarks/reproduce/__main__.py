@@ -2,7 +2,8 @@
 
     python -m benchmarks.reproduce SOURCE|all --work DIR [--seeds N] [--jobs N]
     python -m benchmarks.reproduce SOURCE --size full --teacher DIR --data DIR --work DIR
-                                   [--dry-run] [--arm NAME]... [--scale X]
+                                   [--dry-run] [--table NAME]... [--arm NAME]... [--scale X]
+                                   [--larger-teacher DIR]
     python -m benchmarks.reproduce SOURCE --differences --work DIR
 
 The small size takes minutes on two cores. The full size is the published setting, on the user's own
@@ -14,7 +15,7 @@ written again loses what was written below it by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,10 @@ from teachonce.support.errors import UserError
 @click.option("--size", type=click.Choice(SIZES), default="small")
 @click.option("--teacher", help="The teacher of the full size: a folder, or a name of the hub.")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of the full size's data.")
+@click.option(
+    "--larger-teacher", "larger", default="", help="A second teacher, for tables that compare two."
+)
+@click.option("--table", "tables", multiple=True, help="Only these tables of the source.")
 @click.option("--arm", "only", multiple=True, help="Only these arms, and the claims about them.")
 @click.option(
     "--scale",
@@ -65,6 +70,8 @@ def main(
     size: str,
     teacher: str | None,
     data: Path | None,
+    larger: str,
+    tables: tuple[str, ...],
     only: tuple[str, ...],
     scale: float,
     differences: bool,
@@ -80,9 +87,9 @@ def main(
     names = NAMES if name in ("all", "best") else (name,)
     steps, runs = Steps(jobs, dry), {}
     for each in names:
-        for folder, source in sources(each, size, data or Path()).items():
+        for folder, source in _chosen(sources(each, size, data or Path(), bool(larger)), tables):
             source = differing(source) if differences else source
-            place = Work(work / folder, steps, teacher or "", data or Path(), scale)
+            place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
             runs[folder] = Reproduction(_only(source, only), place, seeds)
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
@@ -90,6 +97,8 @@ def main(
             words = f"{name} --seeds {seeds} --size {size}{' --differences' if differences else ''}"
             said = f"`python -m benchmarks.reproduce {words}`;"
             body = report(run.source, scores, run.chances(), _prober(run))
+            if run.source.remark:
+                body += f"\n\n{run.source.remark(run.work)}"
             took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
     if name in ("all", "best") and not dry:
@@ -99,6 +108,13 @@ def main(
         click.echo(plan_text(steps.planned, tflops))
 
 
+def _chosen(found: Mapping[str, Source], names: tuple[str, ...]) -> list[tuple[str, Source]]:
+    """Return the tables of these names; all without names."""
+    if unknown := sorted(set(names) - found.keys()):
+        raise UserError(f"--table {unknown[0]}: there are {', '.join(found)}")
+    return [(name, source) for name, source in found.items() if name in names or not names]
+
+
 def _only(source: Source, names: tuple[str, ...]) -> Source:
     """Keep the arms of these names, and the claims about them; all without names."""
     if not names:
@@ -106,8 +122,14 @@ def _only(source: Source, names: tuple[str, ...]) -> Source:
     if unknown := sorted(set(names) - source.arms.keys()):
         raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
     arms = {name: arm for name, arm in source.arms.items() if name in names}
-    claims = [claim for claim in source.claims if {claim.better, claim.worse} <= {*arms, TEACHER}]
-    return replace(source, arms=arms, claims=claims, joined={})
+    claims = [
+        claim
+        for claim in source.claims
+        if {claim.better, claim.worse} <= {*arms, *source.models, TEACHER}
+    ]
+    parts = {part for each in source.joined.values() for part in each.values()}
+    models = {name: model for name, model in source.models.items() if name not in parts}
+    return replace(source, arms=arms, claims=claims, models=models, joined={})
 
 
 def _prober(run: Reproduction) -> Callable[[Claim], Scores]:

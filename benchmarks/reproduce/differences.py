@@ -48,6 +48,7 @@ def differing(source: Source) -> Source:
         arms={OURS: ours, **arms},
         claims=[Claim(f"{name} is better", "ours", name, OURS) for name in arms],
         published=None,
+        models={},
         joined={},
     )
 

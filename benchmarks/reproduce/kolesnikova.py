@@ -159,7 +159,7 @@ def reduced(work: Work) -> Prepared:
     return Prepared([store], teacher, [RU_NOVELS])
 
 
-SMALL = Source(
+MINIATURE = Source(
     title="Kolesnikova et al. 2022 in miniature",
     about=(
         "a Russian ModernBERT of 256x3x4 trained from nothing over the novels for 4,000 steps of"
@@ -182,7 +182,8 @@ SMALL = Source(
 def published_teacher(work: Work) -> Prepared:
     """Dump the user's own teacher, a store for each way of averaging its layers."""
     text = work.data / "corpus.txt"
-    check_files(work, full(work.data).tasks, text.name)
+    (source,) = full(work.data).values()
+    check_files(work, source.tasks, text.name)
     model = ("--model", work.teacher)
     plain = dump(
         work, work.folder / "plain.zarr", text, *model, "--logits", "head", "--hidden", "mean",
@@ -198,7 +199,7 @@ def published_teacher(work: Work) -> Prepared:
     return Prepared([plain, *grouped], work.teacher, [text] * 3)
 
 
-FULL = Source(
+PUBLISHED_SIZE = Source(
     title="Kolesnikova et al. 2022",
     about="the published setting with the teacher and the data given.",
     words=(),
@@ -223,7 +224,10 @@ FULL = Source(
 )  # fmt: skip
 
 
-def full(data: Path) -> Source:
+def full(data: Path, larger: bool = False) -> dict[str, Source]:
     """Return the published setting, with those tasks of Russian SuperGLUE that the folder holds."""
     found = [task for task in SUPERGLUE if (data / f"{task.data.lower()}.test.tsv").is_file()]
-    return replace(FULL, tasks=[*FULL.tasks, *found])
+    return {"kolesnikova": replace(PUBLISHED_SIZE, tasks=[*PUBLISHED_SIZE.tasks, *found])}
+
+
+SMALL = {"kolesnikova": MINIATURE}

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common.results import SHARED
+import numpy as np
+from scipy.special import softmax
+
+from benchmarks.common.results import SHARED, table
 from benchmarks.common.results import TEACHER as MINILM
 from benchmarks.reproduce.costs import size_of
 from benchmarks.reproduce.examples import check_files
-from benchmarks.reproduce.reproduction import downstream, dump
+from benchmarks.reproduce.reproduction import downstream, dump, trained_teacher
 from benchmarks.reproduce.source import (
     OURS,
     TEACHER,
     Arm,
     Claim,
+    Model,
     Prepared,
     Published,
     Source,
     Task,
     Work,
 )
+from teachonce.store import FeatureStore, open_store
 
 DATA = SHARED / "data"
 SST2 = DATA / "classify/en_sst2.train.tsv", DATA / "classify/en_sst2.dev.tsv"
@@ -33,8 +42,10 @@ STEERED_BY = 100  # labels that are held out to choose the best weights by: 20 c
 RECIPES = {"none": "simple-no-distillation"}
 
 SETS = ("AG News", "IMDB", "Elec", "DBpedia")
+LARGER = "BERT Large"  # the row of a second, larger teacher
+OF_LARGER = " of Large"
 PUBLISHED = Published(
-    "Tables 5, 8, 11 and 12; with BERT Base, where nothing else is said",
+    "Tables 5, 6, 8, 10, 11 and 12; with BERT Base, where nothing else is said",
     SETS,
     {
         TEACHER: (92.12, 91.70, 93.46, 99.26),
@@ -43,12 +54,16 @@ PUBLISHED = Published(
         "stagewise": (92.33, 91.22, 93.55, 99.10),
         "joint": (92.17, 90.07, 93.12, 99.08),
         "once": (92.26, 90.87, 93.10, 99.08),
-        "BERT Large": (94.63, 93.22, 94.27, 99.20),
+        LARGER: (94.63, 93.22, 94.27, 99.20),
         "stagewise, of Large": (94.33, 91.70, 93.56, 99.06),
+        "joint, of Large": (93.90, 90.84, 93.16, 99.06),
+        "once, of Large": (93.78, 90.89, 93.35, 99.04),
         "hard, of Large": (93.17, 91.21, 92.57, 98.97),
+        "RNN, 500 a class": (85.03, 52.94, 68.93, 93.33),
         "none, 500 a class": (85.85, 61.53, 65.68, 96.30),
         "stagewise, 500 a class, of Large": (90.45, 89.08, 91.00, 98.94),
         "BERT Large, 500 a class": (90.36, 89.11, 90.41, 98.94),
+        "BERT Large, 100 a class": ("", 87.72, 89.94, ""),
         "hard, 100 a class, of Large": ("", 87.37, 89.17, ""),
         "stagewise, 100 a class, of Large": ("", 87.84, 90.14, ""),
     },
@@ -64,6 +79,23 @@ CLAIMS = (
     Claim("the teacher is not ahead of the distilled student", "6.4, Tables 10 and 11", TEACHER,
           "stagewise", gains=False),
 )  # fmt: skip
+OF_BOTH = (
+    Claim("a better teacher helps a little", "6.2, Table 6", f"stagewise,{OF_LARGER}", "stagewise"),
+    Claim("soft targets beat hard ones", "6.3, Table 8", f"stagewise,{OF_LARGER}",
+          f"hard,{OF_LARGER}"),
+    *(
+        Claim(f"stagewise beats {other}", "6.5, Table 12", f"stagewise,{OF_LARGER}",
+              f"{other},{OF_LARGER}")
+        for other in ("joint", "once")
+    ),
+)  # fmt: skip
+FEW_ROWS = {  # by the labels of a class: rows of PUBLISHED by the arm that they are of
+    500: {TEACHER: "BERT Large, 500 a class", "rnn": "RNN, 500 a class",
+          "none": "none, 500 a class", "stagewise": "stagewise, 500 a class, of Large"},
+    100: {TEACHER: "BERT Large, 100 a class", "hard": "hard, 100 a class, of Large",
+          "stagewise": "stagewise, 100 a class, of Large"},
+}  # fmt: skip
+VECTORS = "glove.300d.txt"
 
 
 def arms(*words: str, vocab: str = "") -> dict[str, Arm]:
@@ -79,49 +111,98 @@ def arms(*words: str, vocab: str = "") -> dict[str, Arm]:
 
 
 def few_labels(
-    path: Path, work: Path, per_class: int, unlabelled: int = UNLABELLED
-) -> tuple[Path, Path, Path]:
-    """Split a table of texts and labels: few labelled rows, rows for choosing the epoch, and texts
-    with the labels of the few alone."""
-    head, *rows = path.read_text("utf-8").splitlines()
-    random.Random(0).shuffle(rows)
-    dev, rows = rows[:DEV], rows[DEV:]
-    left = dict.fromkeys({row.rpartition("\t")[2] for row in rows}, per_class)
-    few, all_ = [], []
+    rows: Sequence[str], per_class: int, unlabelled: int | None = None
+) -> tuple[list[str], list[str]]:
+    """Return the first few rows of each class, and these with at most `unlabelled` others, whose
+    labels are left out. A row is a text, a tab and a label, which may be empty."""
+    left = Counter(dict.fromkeys({row.rpartition("\t")[2] for row in rows} - {""}, per_class))
+    few, every, without = [], [], 0
     for row in rows:
         text, _, label = row.rpartition("\t")
         if left[label] > 0:
             left[label] -= 1
             few.append(row)
-            all_.append(row)
-        elif unlabelled > 0:
-            unlabelled -= 1
-            all_.append(f"{text}\t")
-    files = []
-    for name, some in (("few", few), ("dev", dev), ("all", all_)):
-        files.append(work / f"{name}.tsv")
-        files[-1].write_text("\n".join([head, *some]) + "\n", "utf-8")
-    return files[0], files[1], files[2]
+            every.append(row)
+        elif unlabelled is None or without < unlabelled:
+            without += 1
+            every.append(f"{text}\t")
+    return few, every
+
+
+def _write(folder: Path, head: str, **tables: Sequence[str]) -> None:
+    for name, rows in tables.items():
+        (folder / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n", "utf-8")
+
+
+def _rows(path: Path) -> tuple[str, list[str]]:
+    head, *rows = path.read_text("utf-8").splitlines()
+    return head, rows
+
+
+def cut_labels(path: Path, folder: Path, per_class: int) -> None:
+    """Split a table of texts and labels: few.tsv, dev.tsv to choose the epoch by, and all.tsv."""
+    head, rows = _rows(path)
+    random.Random(0).shuffle(rows)
+    dev, rows = rows[:DEV], rows[DEV:]
+    few, every = few_labels(rows, per_class, UNLABELLED)
+    _write(folder, head, few=few, dev=dev, all=every)
+
+
+def fine_tuned(work: Work, name: str, model: str | Path, *words: str | Path) -> Path:
+    """Fine-tune a teacher on labelled texts, in a folder of that name, and return the model."""
+    own = ("--task", "classify", "--model", model, *words, "--seeds", "1", "--save")
+    downstream(work, work.folder / name, *own)
+    return work.folder / name / "model"
 
 
 def classifier(files: tuple[Path, Path], per_class: int, work: Work) -> Prepared:
     """Fine-tune MiniLM on few labels, and dump what it says of all the text."""
     few, dev, whole = (work.folder / f"{name}.tsv" for name in ("few", "dev", "all"))
-    work.steps.write(lambda: few_labels(files[0], work.folder, per_class))
-    words = ("--task", "classify", "--model", MINILM, "--train", few, "--dev", dev)
-    short = ("--epochs", "8", "--seeds", "1")
-    downstream(work, work.folder / "teacher", *words, *short, "--save")
-    return task_store(work, work.folder / "teacher/model", whole, "layer:6")
+    work.steps.write(lambda: cut_labels(files[0], work.folder, per_class))
+    teacher = fine_tuned(work, "teacher", MINILM, "--train", few, "--dev", dev, "--epochs", "8")
+    store = task_store(work, teacher, whole, "layer:6")
+    return Prepared([store], teacher, [whole])
 
 
-def task_store(work: Work, teacher: Path, text: Path, hidden: str) -> Prepared:
+def task_store(
+    work: Work,
+    teacher: Path,
+    text: Path,
+    hidden: str,
+    name: str = "classes",
+    like: tuple[Path, str] | None = None,
+) -> Path:
     """Dump the classes that a fine-tuned teacher gives to texts, and its last states."""
-    store = dump(
-        work, work.folder / "classes.zarr", text, "--model", teacher, "--head", "classification",
+    return dump(
+        work, work.folder / f"{name}.zarr", text, "--model", teacher, "--head", "classification",
         "--label-column", "label", "--text-column", "text", "--hidden", hidden, "--attention",
-        "none",
+        "none", like=like,
     )  # fmt: skip
-    return Prepared([store], teacher, [text])
+
+
+def variances(work: Work) -> str:
+    """Return the variance of the teachers' probabilities as a table (6.3, Table 9)."""
+    found = {name: work.folder / f"{name}.zarr" for name in ("classes", "larger")}
+    rows = []
+    for name, path in found.items():
+        if path.exists():
+            with closing(open_store(path)) as store:
+                of_texts = probability_variance(store)
+                assert store.task is not None
+                most = (1 - 1 / len(store.task.labels)) / len(store.task.labels)
+            who = TEACHER if name == "classes" else LARGER
+            rows.append([who, f"{of_texts:.3f}", f"{most:.3f}"])
+    about = "The variance of a teacher's probabilities, mean over the texts of its store (Table 9)."
+    return f"{about}\n\n" + table(["", "variance", "that of hard labels"], rows)
+
+
+def probability_variance(store: FeatureStore) -> float:
+    """Return the variance over the classes of a text's probabilities, mean over all texts (6.3)."""
+    total = 0.0
+    for batch in store.stream(features="task"):
+        logits = np.asarray(batch.class_logits, np.float64)
+        total += float(softmax(logits, axis=1).var(axis=1).sum())
+    return total / len(store)
 
 
 def small(
@@ -147,39 +228,109 @@ def small(
         claims=CLAIMS,
         best="stagewise",
         prepare=functools.partial(classifier, files, per_class),
+        remark=variances,
         published=PUBLISHED,
     )  # fmt: skip
 
 
-SMALL = (small("SST-2", SST2, 500, 2, "5k"), small("SNIPS intents", SNIPS, 100, 7, "4k"))
+SMALL = {
+    "mukherjee-1": small("SST-2", SST2, 500, 2, "5k"),
+    "mukherjee-2": small("SNIPS intents", SNIPS, 100, 7, "4k"),
+}
 
 
-def published_teacher(name: str, work: Work) -> Prepared:
-    """Fine-tune the user's own teacher on the labelled texts of a data set, and dump what it says
-    of these and of those without a label."""
+def file_name(called: str) -> str:
+    """Return what the files of a data set begin with."""
+    return called.lower().replace(" ", "_").replace("-", "")
+
+
+def published_teacher(
+    name: str, per_class: int | None, again: bool, needs: Sequence[str], work: Work
+) -> Prepared:
+    """Fine-tune the user's own teachers on the labelled texts of a data set, and dump what they say
+    of these and of those without a label.
+
+    per_class: labels of each class that are used; all by default.
+    again: whether the teachers are first trained on over all the text as masked LMs (6.4).
+    needs: further files of the user's folder.
+    """
     train, dev, whole = (work.data / f"{name}.{part}.tsv" for part in ("train", "dev", "all"))
-    check_files(work, (), train.name, dev.name, whole.name, f"{name}.test.tsv", "glove.300d.txt")
-    words = ("--task", "classify", "--model", work.teacher, "--train", train, "--dev", dev)
-    downstream(work, work.folder / "teacher", *words, "--seeds", "1", "--save")
-    last = size_of(work.teacher).layers
-    return task_store(work, work.folder / "teacher/model", whole, f"layer:{last}")
+    check_files(work, (), train.name, dev.name, whole.name, f"{name}.test.tsv", *needs)
+    text = whole
+    if per_class is not None:
+        train, text = work.folder / "few.tsv", work.folder / "all.tsv"
+        work.steps.write(lambda: _cut_published(whole, work.folder, per_class))
+    models = {"classes": work.teacher, "larger": work.larger}
+    if per_class is not None and work.larger:
+        models = {"classes": work.larger}
+    stores, teachers = [], []
+    for called, model in models.items():
+        if model:
+            start = _trained_on(model, called, work) if again else model
+            out = "teacher" if called == "classes" else called
+            teachers.append(fine_tuned(work, out, start, "--train", train, "--dev", dev))
+            hidden = f"layer:{size_of(model).layers}"
+            stores.append(task_store(work, teachers[-1], text, hidden, called, (whole, model)))
+    return Prepared(stores, teachers[0], [whole] * len(stores))
 
 
-def full(called: str) -> Source:
-    """Return the published setting of one data set."""
-    name = called.lower().replace(" ", "_")
-    test = ("--test", f"{{data}}/{name}.test.tsv")
+def _cut_published(whole: Path, folder: Path, per_class: int) -> None:
+    head, rows = _rows(whole)
+    few, every = few_labels(rows, per_class)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder, head, few=few, all=every)
+    texts = (row.rpartition("\t")[0] for row in rows)
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts), "utf-8")
+
+
+def _trained_on(model: str, called: str, work: Work) -> Path:
+    batch = ("--batch-size", work.scaled(32))  # the length is not published: that of `downstream`
+    words = ("--model", model, "--train", work.folder / "texts.txt", *batch)
+    return trained_teacher(work, work.folder / f"{called}-again", *words)
+
+
+def published_set(called: str, larger: bool, per_class: int | None = None) -> Source:
+    """Return the published setting of one data set, with all its labels or some of each class.
+
+    With few labels, the teacher is the larger one if there is one, as published.
+    """
+    name, column = file_name(called), SETS.index(called)
+    rows = {row: (figures[column],) for row, figures in PUBLISHED.rows.items()}
+    every, claims = arms("--word-vectors", f"{{data}}/{VECTORS}"), [*CLAIMS]
+    models = {}
+    if per_class is not None:
+        rows = {arm: rows[row] for arm, row in FEW_ROWS[per_class].items()}
+    elif larger:
+        models = {LARGER: Model("{work}/larger/model")}
+        every |= {
+            f"{arm},{OF_LARGER}": replace(every[arm], stores=(1,))
+            for arm in ("hard", "joint", "stagewise", "once")
+        }
+        claims += OF_BOTH
+    labels = "" if per_class is None else f", {per_class} labels a class"
     return Source(
-        title=f"Mukherjee & Awadallah 2019: {called}",
+        title=f"Mukherjee & Awadallah 2019: {called}{labels}",
         about="the published setting with the teacher and the data given.",
         words=(),
-        tasks=[Task(called, MEASURE, ("--task", "classify", *test, "--as-is"))],
-        arms=arms("--word-vectors", "{data}/glove.300d.txt"),
-        claims=CLAIMS,
+        tasks=[Task(called, MEASURE, ("--task", "classify", "--test",
+                                      f"{{data}}/{name}.test.tsv", "--as-is"))],
+        arms=every,
+        claims=claims,
         best="stagewise",
-        prepare=functools.partial(published_teacher, name),
-        published=PUBLISHED,
-    )
+        prepare=functools.partial(
+            published_teacher, name, per_class, per_class == 100, (VECTORS,)
+        ),
+        models=models,
+        remark=variances,
+        published=Published(PUBLISHED.where, (called,), rows),
+    )  # fmt: skip
 
 
-FULL = tuple(full(called) for called in SETS)
+def full(data: Path, larger: bool = False) -> dict[str, Source]:
+    """Return the published tables: each data set with all labels, with 500 and with 100 a class."""
+    found = {f"mukherjee-{file_name(each)}": published_set(each, larger) for each in SETS}
+    for per_class, sets in ((500, SETS), (100, ("IMDB", "Elec"))):
+        for each in sets:
+            name = f"mukherjee-{file_name(each)}-{per_class}"
+            found[name] = published_set(each, larger, per_class)
+    return found

@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.reproduce import kolesnikova, mukherjee, slovakbert, tinymbert, zhao
-from benchmarks.reproduce.source import FULL, SMALL, Source
+from benchmarks.reproduce import (
+    kolesnikova,
+    mukherjee,
+    slovakbert,
+    tinymbert,
+    tinymbert_tables,
+    zhao,
+)
+from benchmarks.reproduce.source import SMALL, Source
 
-NAMES = ("kolesnikova", "mukherjee", "zhao", "slovakbert", "tinymbert")
+PAPERS = {
+    "kolesnikova": (kolesnikova,),
+    "mukherjee": (mukherjee,),
+    "zhao": (zhao,),
+    "slovakbert": (slovakbert,),
+    "tinymbert": (tinymbert, tinymbert_tables),
+}
+NAMES = tuple(PAPERS)
 BEST = (
     "settings, data and steps of each source. Ours: masked LMs by the default of `student-train`"
     " (`--loss mlm=1,hidden=30 --align span --init auto`); students of a task by its default there"
@@ -18,24 +32,16 @@ BEST = (
 """Settings of the comparison with our recipe, as its section tells them."""
 
 
-def sources(name: str, size: str, data: Path = Path()) -> dict[str, Source]:
-    """Return the sources of a paper, by the name of their folder: one for each of its data sets.
+def sources(name: str, size: str, data: Path = Path(), larger: bool = False) -> dict[str, Source]:
+    """Return the tables of a paper, each a source, by the name of their folder.
 
-    Raises UserError where `data`, the user's own of the full size, lacks a file.
+    data: the user's own of the full size; tables of optional files are there if the files are.
+    larger: whether there is a second, larger teacher, as some tables need.
     """
-    found: tuple[Source, ...]
-    if name == "mukherjee":
-        found = {SMALL: mukherjee.SMALL, FULL: mukherjee.FULL}[size]
-    elif name == "tinymbert":
-        found = (tinymbert.SMALL if size == SMALL else tinymbert.full(data),)
-    elif name == "kolesnikova":
-        found = (kolesnikova.SMALL if size == SMALL else kolesnikova.full(data),)
-    else:
-        paper = {"zhao": zhao, "slovakbert": slovakbert}[name]
-        found = (paper.SMALL if size == SMALL else paper.FULL,)
-    if size == FULL:
-        found = tuple(map(_unprobed, found))
-    return {name if len(found) == 1 else f"{name}-{n}": each for n, each in enumerate(found, 1)}
+    if size == SMALL:
+        return {each: source for paper in PAPERS[name] for each, source in paper.SMALL.items()}
+    every = [paper.full(data, larger) for paper in PAPERS[name]]
+    return {each: _unprobed(source) for found in every for each, source in found.items()}
 
 
 def _unprobed(source: Source) -> Source:

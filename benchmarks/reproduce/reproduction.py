@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -21,7 +21,16 @@ from benchmarks.reproduce.costs import (
     student_cost,
     tokens_of,
 )
-from benchmarks.reproduce.source import TEACHER, Arm, Prepared, Probe, Scores, Source, Work
+from benchmarks.reproduce.source import (
+    TEACHER,
+    Arm,
+    Prepared,
+    Probe,
+    Scores,
+    Source,
+    Task,
+    Work,
+)
 from teachonce.student_train.output.report import read_report
 from teachonce.support.errors import UserError
 
@@ -73,8 +82,13 @@ def trained_teacher(work: Work, out: Path, *words: str | Path) -> Path:
     return out
 
 
-def dump(work: Work, out: Path, text: Path, *words: str | Path) -> Path:
-    """Dump a store of a text, unless it is sealed already; one that was stopped goes on."""
+def dump(
+    work: Work, out: Path, text: Path, *words: str | Path, like: tuple[Path, str] | None = None
+) -> Path:
+    """Dump a store of a text, unless it is sealed already; one that was stopped goes on.
+
+    like: a text and a model that a dry run estimates it by, where earlier steps make its own.
+    """
     sealed = out.with_suffix(".done")
     words = (*words, "--corpus", text, "--out", out)
 
@@ -82,7 +96,8 @@ def dump(work: Work, out: Path, text: Path, *words: str | Path) -> Path:
         if not work.estimated:
             return NOTHING
         told = [str(word) for word in words]
-        return dump_cost(told, tokens_of(text, work.teacher), size_of(work.teacher))
+        known, model = like or (text, work.teacher)
+        return dump_cost(told, tokens_of(known, model), size_of(model))
 
     work.steps.run("teachonce.teacher_dump.cli", *words, done=sealed.exists, cost=cost)
     work.steps.write(sealed.touch)
@@ -146,7 +161,7 @@ class Reproduction:
             for name, arm in self.source.arms.items()
             if name in names
         }
-        again = replace(self, source=replace(self.source, arms=arms, joined={}))
+        again = replace(self, source=replace(self.source, arms=arms, models={}, joined={}))
         folder = self.work.folder / f"probe{words}".replace(" ", "-").replace("/", "-")
         try:
             found = again._each_arm(self.source.prepare(self.work), folder, teacher=False)
@@ -197,6 +212,7 @@ class Reproduction:
             if teacher:
                 out = folder / "scores-teacher"
                 found[TEACHER] = [pool.submit(self._scored, prepared.teacher, out, 0).result()]
+                found |= self._other_models(folder, pool)
             for later in (False, True):
                 asked = {
                     name: [
@@ -212,9 +228,23 @@ class Reproduction:
         if self.work.steps.dry:
             return {}
         parts = {part for each in self.source.joined.values() for part in each.values()}
-        order = [TEACHER, *self.source.joined, *arms]
+        order = [TEACHER, *self.source.joined, *self.source.models, *arms]
         rows = self._joined(found) | found
         return {name: rows[name] for name in order if name in rows and name not in parts}
+
+    def _other_models(self, folder: Path, pool: Executor) -> dict[str, list[dict[str, float]]]:
+        """Score the models that are not trained from a store, once each."""
+        asked = {
+            name: pool.submit(
+                self._scored,
+                self._filled(model.path, 0) or self.work.teacher,
+                folder / f"scores-{name}".replace(" ", "-"),
+                0,
+                model.tasks,
+            )
+            for name, model in self.source.models.items()
+        }
+        return {name: [each.result()] for name, each in asked.items()}
 
     def _joined(
         self, found: Mapping[str, Sequence[Mapping[str, float]]]
@@ -224,7 +254,7 @@ class Reproduction:
             (task,) = self.source.tasks
             files = [
                 {file: found[part][seed][file] for file, part in parts.items()}
-                for seed in range(self.seeds)
+                for seed in range(min(len(found[part]) for part in parts.values()))
             ]
             rows[name] = [each | {task.measure: mean(each.values())} for each in files]
         return rows
@@ -270,9 +300,11 @@ class Reproduction:
     def _folder(self, name: str, seed: int, folder: Path) -> Path:
         return folder / f"{name}-{seed}".replace(" ", "-")
 
-    def _scored(self, model: str | Path, out: Path, seed: int) -> dict[str, float]:
+    def _scored(
+        self, model: str | Path, out: Path, seed: int, tasks: Sequence[Task] = ()
+    ) -> dict[str, float]:
         found = {}
-        for task in self.source.tasks:
+        for task in tasks or self.source.tasks:
             words = [self._filled(word, seed) for word in task.words]
             folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
             scores = downstream(self.work, folder, *words, "--model", model, figure=task.figure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks.common.results import SHARED
 from benchmarks.common.results import TEACHER as MINILM
 from benchmarks.reproduce.examples import Data, check_files, cut_all, of_files
@@ -91,7 +93,7 @@ def slovak(work: Work) -> Prepared:
 
 LOSSES_OF_2 = ("--loss", "kl=0.625,mlm=0.25,cosine=0.125")
 SHORT = ("--steps", "64", "--batch-tokens", "1024", "--eval-every", "64", "--accumulate", "1")
-SMALL = Source(
+MINIATURE = Source(
     title="The SlovakBERT thesis in miniature",
     about=(
         "teacher: MiniLM (6 layers, English) trained on for 150 steps of 1,024 tokens over Slovak"
@@ -130,16 +132,16 @@ SMALL = Source(
 def published_teacher(work: Work) -> Prepared:
     """Dump the user's own teacher of 12 layers, a view of new masks for each of three epochs."""
     text = work.data / "corpus.txt"
-    check_files(work, FULL.tasks, text.name)
+    check_files(work, PUBLISHED_SIZE.tasks, text.name)
     store = dump(
         work, work.folder / "views.zarr", text, "--model", work.teacher, "--hidden", "layer:12",
-        *FULL.student_dump[2:],
+        *PUBLISHED_SIZE.student_dump[2:],
     )  # fmt: skip
     return Prepared([store], work.teacher, [text])
 
 
 TAGS = ("--batch-size", "32", "--lr", "5e-5")
-FULL = Source(
+PUBLISHED_SIZE = Source(
     title="The SlovakBERT thesis",
     about="the published setting with the teacher and the data given.",
     words=(),
@@ -163,3 +165,9 @@ FULL = Source(
     student_dump=("--hidden", "layer:6", "--views", "4", *VIEWS[2:]),
     published=TABLE_5_1,
 )  # fmt: skip
+SMALL = {"slovakbert": MINIATURE}
+
+
+def full(data: Path, larger: bool = False) -> dict[str, Source]:
+    """Return the published setting."""
+    return {"slovakbert": PUBLISHED_SIZE}

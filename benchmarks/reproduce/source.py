@@ -58,6 +58,19 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Model:
+    """A model that is scored beside the arms, and that `student-train` does not train: a larger
+    teacher, or one that the task's words fine-tune.
+
+    path: its folder or name; {work} is the folder of all arms. "" is the user's own teacher.
+    tasks: in place of those of the source.
+    """
+
+    path: str
+    tasks: Sequence[Task] = ()
+
+
+@dataclass(frozen=True)
 class Probe:
     """An experiment that looks for the reason why a claim does not hold here: both arms again, with
     further words of `student-train`, which win."""
@@ -105,13 +118,14 @@ class Published:
 class Work:
     """The folder of a reproduction, and what its steps need to know.
 
-    teacher, data: the user's own, of the full size.
+    teacher, larger, data: the user's own, of the full size; `larger` may be "".
     scale: what lengths, batches and vocabularies of the full size are multiplied by.
     """
 
     folder: Path
     steps: Steps
     teacher: str = ""
+    larger: str = ""
     data: Path = Path()
     scale: float = 1.0
 
@@ -156,7 +170,10 @@ class Source:
     prepare: makes the stores, and what the tasks need.
     best: the paper's own best arm, which `OURS` is compared with.
     student_dump: words of `teacher-dump` for students that are teachers themselves.
-    joined: a row of several arms, which do not have one each: by test file the arm that it is of.
+    models: further models that are scored, by the name of their row.
+    joined: a row of several arms or models, which do not have one each: by test file the name of
+        the one that it is of.
+    remark: returns what a folder of work shows beside the scores, as Markdown.
     differences: words of `student-train` in which the paper's best differs from ours.
     """
 
@@ -170,5 +187,7 @@ class Source:
     prepare: Callable[[Work], Prepared]
     student_dump: tuple[str, ...] = ()
     published: Published | None = None
+    models: Mapping[str, Model] = field(default_factory=dict)
+    remark: Callable[[Work], str] | None = None
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

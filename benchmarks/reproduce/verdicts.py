@@ -49,11 +49,14 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
         words = _words(source, first) if first in source.arms else {}
         own = [word for pair in words.items() if " ".join(pair) not in shared for word in pair]
         cells = [mean_and_deviation(values) for values in found.values()]
+        cells += _over_files(found, main[name])
         cells.append(_share(main[name], main[TEACHER]))
         rows.append([name, " ".join(own), *cells, *published.rows.get(name, blank)])
     floor = [f"{chances[each]:.3f}" if each in chances else "" for each in scores[TEACHER]]
-    rows.append([CHANCE, "", *floor, "", *blank])
-    head = ["", "student-train", *scores[TEACHER], "of the teacher"]
+    several = _over_files(scores[TEACHER], main[TEACHER])
+    rows.append([CHANCE, "", *floor, *([""] * len(several)), "", *blank])
+    head = ["", "student-train", *scores[TEACHER], *(["deviation over files"] * len(several))]
+    head.append("of the teacher")
     return table([*head, *(f"published: {column}" for column in published.columns)], rows)
 
 
@@ -167,6 +170,12 @@ def _shared(source: Source) -> list[str]:
     return [pair for pair in map(" ".join, first.items()) if all(pair in each for each in every)]
 
 
+def _over_files(found: Mapping[str, list[float]], main: Mapping[str, list[float]]) -> list[str]:
+    """Return the deviation between the test files, in a list that is empty if there is one file."""
+    files = [statistics.mean(values) for name, values in found.items() if name not in main]
+    return [f"{statistics.stdev(files):.3f}"] if len(files) > 1 else []
+
+
 def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
     """Tell how much of the teacher's figures is reached, mean over the measures."""
     if not all(value > 0 for (value,) in teacher.values()):
@@ -180,8 +189,10 @@ def compare_best(runs: Mapping[str, Reproduction]) -> str:
     rows, minutes = [], 0.0
     for name, run in runs.items():
         source = run.source
+        if OURS not in source.arms:
+            continue
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
-        run = replace(run, source=replace(source, arms=arms, joined={}))
+        run = replace(run, source=replace(source, arms=arms, joined={}, models={}))
         scores, chances = of_tasks(source, run.scores()), run.chances()
         minutes += run.minutes()
         words = " ".join(source.arms[OURS].words)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.reproduce import __main__ as reproduce
-from benchmarks.reproduce import steps
-from benchmarks.reproduce.mukherjee import SETS
+from benchmarks.reproduce import steps, zhao
+from benchmarks.reproduce.mukherjee import SETS, file_name
 from tests.benchmarks.test_reproduce import in_this_process
 from tests.end_to_end.support import LATIN_AND_CYRILLIC, ok, refused, write_corpus
 
@@ -21,13 +21,25 @@ SCALE = 1e-5
 WIDTH, LAYERS = 312, 12  # as wide as the published BiLSTM's embeddings, and 12 layers to cut from
 PARTS = {"train": 24, "dev": 8, "test": 8}
 LANGUAGES = ("de", "sk")
-ARMS = {
+ARMS = {  # by table
     "kolesnikova": ("none", "KL+MSE RF"),
-    "mukherjee": ("hard", "stagewise"),
-    "zhao": ("mixed", "NoKD"),
+    "mukherjee-ag_news": ("hard", "stagewise", "stagewise, of Large"),
+    "mukherjee-imdb-500": ("none", "stagewise"),
+    "mukherjee-imdb-100": ("hard",),
+    "zhao": ("mixed, 7k", "5k teacher, vanilla"),
+    "zhao-snips": ("mixed, 96", "NoKD, 192"),
     "slovakbert": ("1", "2", "6"),
     "tinymbert": ("D0-S", "D4.2"),
-}
+    "tinymbert-100": ("D4.2", "D4.2, gold sentences alone"),
+    "tinymbert-settings": (
+        "D4.2, dropout 0.1", "D4.2, layer 2", "D4.2, the pre-trained teacher's embeddings",
+        "D4.2, GloVe",
+    ),
+    "tinymbert-sizes": ("BiLSTM 50,100", "transformer 48x2"),
+    "tinymbert-imdb": ("D4.2", "D4.2, of Large"),
+    "tinymbert-imdb-500": ("none", "D4.2"),
+}  # fmt: skip
+SOURCES = sorted({table.partition("-")[0] for table in ARMS})
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +89,7 @@ def questions(count: int) -> str:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of data for each source."""
-    found = {name: tmp_path_factory.mktemp(name) for name in ARMS}
+    found = {name: tmp_path_factory.mktemp(name) for name in SOURCES}
     for name in ("kolesnikova", "zhao", "slovakbert"):
         write_corpus(found[name] / "corpus.txt", 60)
     one, two, tags = ("text",), ("text_a", "text_b"), ("O", "B-LOC", "B-PER")
@@ -99,11 +111,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "tinymbert/.tsv": words(count, tags),
         }  # fmt: skip
         for called in SETS:
-            name = called.lower().replace(" ", "_")
-            kinds[f"mukherjee/{name}.tsv"] = texts(count, one, ("a", "b"))
+            name = file_name(called)
             gold = texts(16, one, ("a", "b"))
-            whole = gold + "".join(f"{text}\t\n" for text in SENTENCES)
-            (found["mukherjee"] / f"{name}.all.tsv").write_text(whole, "utf-8")
+            whole = gold + "".join(f"{text}\t\n" for text in SENTENCES * 8)
+            for source in ("mukherjee", "tinymbert"):
+                kinds[f"{source}/{name}.tsv"] = texts(count, one, ("a", "b"))
+                (found[source] / f"{name}.all.tsv").write_text(whole, "utf-8")
         for path, text in kinds.items():
             source, _, file = path.partition("/")
             name, _, ending = file.rpartition(".")
@@ -111,45 +124,57 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             (found[source] / file).write_text(text, "utf-8")
     (found["tinymbert"] / "all.tsv").write_text(words(40, tags, tagged=16), "utf-8")
     vectors = [" ".join([word, *["0.1"] * 300]) for word in ("the", "of")]
-    (found["mukherjee"] / "glove.300d.txt").write_text("\n".join(vectors) + "\n")
+    for source in ("mukherjee", "tinymbert"):
+        (found[source] / "glove.300d.txt").write_text("\n".join(vectors) + "\n")
     return found
 
 
-@pytest.mark.parametrize("name", ARMS)
+def given(table: str, teacher: Path, data: dict[str, Path]) -> list[str | Path | float]:
+    """The words that run a table with tiny numbers: of these arms, and of one seed."""
+    name = table.partition("-")[0]
+    asked = [word for arm in ARMS[table] for word in ("--arm", arm)]
+    return [
+        name, "--size", "full", "--table", table, "--teacher", teacher, "--larger-teacher", teacher,
+        "--data", data[name], "--scale", SCALE, "--seeds", 1, *asked,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ARMS)
 def test_the_published_plan_is_told(
-    name: str, tmp_path: Path, teacher: Path, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    table: str, tmp_path: Path, teacher: Path, data: dict[str, Path]
 ) -> None:
-    monkeypatch.setattr("benchmarks.reproduce.mukherjee.FULL", _one_set())
     work = tmp_path / "work"
-    given = ("--size", "full", "--teacher", teacher, "--work", work, "--scale", SCALE)
-    asked = [word for arm in ARMS[name] for word in ("--arm", arm)]
-    asked += ["--data", str(data[name]), "--dry-run"]
-    told = ok(reproduce.main, name, *given, *asked, "--seeds", 1)
+    told = ok(reproduce.main, *given(table, teacher, data), "--work", work, "--dry-run")
     lines = [line for line in told.splitlines() if not line.startswith("#")]
-    assert not work.exists() and sum("student-train" in line for line in lines) == len(ARMS[name])
-    line = refused(reproduce.main, name, *given, "--data", tmp_path)
+    assert not work.exists()
+    assert sum("student-train" in line for line in lines) == len(ARMS[table])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_missing_file_is_refused(name: str, tmp_path: Path, teacher: Path) -> None:
+    words = ("--size", "full", "--teacher", teacher, "--data", tmp_path, "--work", tmp_path / "w")
+    line = refused(reproduce.main, name, *words)
     assert f"--data {tmp_path}: there is no " in line and "README.md" in line
+    line = refused(reproduce.main, name, *words, "--table", "9")
+    assert f"--table 9: there are {name}" in line
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("table", ARMS)
 def test_the_published_plan_runs(
-    name: str, tmp_path: Path, teacher: Path, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    table: str,
+    tmp_path: Path,
+    teacher: Path,
+    data: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps, "in_own_process", in_this_process)
-    if name == "mukherjee":
-        monkeypatch.setattr("benchmarks.reproduce.mukherjee.FULL", _one_set())
-    results, work = tmp_path / "RESULTS.md", tmp_path / "work"
-    asked = [word for arm in ARMS[name] for word in ("--arm", arm)]
-    given = ("--size", "full", "--teacher", teacher, "--data", data[name], "--work", work)
-    ok(reproduce.main, name, *given, *asked, "--seeds", 1, "--scale", SCALE, "--results", results)
+    monkeypatch.setattr(zhao, "FROM_SCRATCH", ("--model", "scratch:bert:32x2x4"))
+    results = tmp_path / "RESULTS.md"
+    words = [*given(table, teacher, data), "--work", tmp_path / "work"]
+    ok(reproduce.main, *words, "--results", results)
     said = results.read_text()
-    assert all(f"\n| {arm} | --recipe " in said for arm in ARMS[name]) and "Published (" in said
-    left = ok(reproduce.main, name, *given, *asked, "--seeds", 1, "--dry-run", "--scale", SCALE)
-    assert "# all 0 commands" in left
-
-
-def _one_set() -> tuple[Any, ...]:
-    from benchmarks.reproduce import mukherjee
-
-    return mukherjee.FULL[:1]
+    assert all(f"\n| {arm} | " in said for arm in ARMS[table]) and "Published: " in said
+    if table.startswith("mukherjee"):
+        assert "| variance |" in said and "\n| teacher | 0." in said
+    assert "# all 0 commands" in ok(reproduce.main, *words, "--dry-run")

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.reproduce.costs import Size, given, student_cost
 from benchmarks.reproduce.differences import DIFFERENCES, differing
+from benchmarks.reproduce.examples import PARTS
 from benchmarks.reproduce.kolesnikova import SUPERGLUE, full
 from benchmarks.reproduce.mukherjee import SETS
 from benchmarks.reproduce.papers import NAMES, sources
@@ -35,8 +36,9 @@ LARGE = Size(parameters=1e8, width=768, layers=12, heads=12, pieces=50_000)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    named = [f"{language}.{part}.tsv" for language in LANGUAGES for part in ("train", "test")]
-    for name in ("all.tsv", "train.tsv", "dev.tsv", *named):
+    named = [f"{language}.{part}.tsv" for language in LANGUAGES for part in PARTS]
+    texts = [f"{name}.{part}.tsv" for name in ("sst2", "imdb") for part in ("all", *PARTS)]
+    for name in ("all.tsv", "train.tsv", "dev.tsv", "glove.300d.txt", *named, *texts):
         (folder / name).touch()
     return folder
 
@@ -46,7 +48,7 @@ def every(data: Path) -> list[tuple[str, Source]]:
         (size, source)
         for name in NAMES
         for size in (SMALL, FULL)
-        for source in sources(name, size, data).values()
+        for source in sources(name, size, data, larger=True).values()
     ]
 
 
@@ -99,7 +101,9 @@ HEADERS = {
     "The SlovakBERT thesis": {  # Table 5.1
         "NER": "Macro-F1", "POS": "Macro-F1", "STS": "Spearman", "BoolQ": "Accuracy",
     },
-    "TinyMBERT": {"": "Entity F1"},  # 6: "phrase-level evaluation"
+    "TinyMBERT": {  # 6: "phrase-level evaluation"; Table 7
+        "": "Entity F1", "SST-2": "accuracy", "IMDB": "accuracy",
+    },
 }  # fmt: skip
 """The figure of each task as the heading of its source's table has it, copied from the sources."""
 NAMED = {
@@ -128,17 +132,20 @@ def test_tasks_of_russian_superglue_are_those_of_the_folder(tmp_path: Path) -> N
     named = {task.data: task.figure for task in SUPERGLUE}
     assert named.pop("RCB") == "macro F1" and named.pop("LiDiRus") == "Matthews"
     assert named.pop("MuSeRC") == "F1" and set(named.values()) == {"accuracy"}
-    assert not [task for task in full(tmp_path).tasks if task in SUPERGLUE]
+    (source,) = full(tmp_path).values()
+    assert not [task for task in source.tasks if task in SUPERGLUE]
     (tmp_path / "terra.test.tsv").touch()
-    assert [task.measure for task in full(tmp_path).tasks][4:] == ["TERRa accuracy"]
+    (source,) = full(tmp_path).values()
+    assert [task.measure for task in source.tasks][4:] == ["TERRa accuracy"]
 
 
 def test_claims_are_of_arms_and_measures_that_are_there(data: Path) -> None:
     for size, source in every(data):
-        rows = {TEACHER, *source.arms, *source.joined}
-        assert {source.best, OURS} <= source.arms.keys() and source.about and source.published
+        rows = {TEACHER, *source.models, *source.arms, *source.joined}
+        assert source.best in source.arms and source.about and source.published
+        assert size == FULL or OURS in source.arms
         parts = [part for each in source.joined.values() for part in each.values()]
-        assert set(parts) <= source.arms.keys()
+        assert set(parts) <= {*source.arms, *source.models}
         measures = {task.measure for task in source.tasks}
         optional = {task.measure for task in SUPERGLUE}  # in the user's folder, or not judged
         for claim in source.claims:

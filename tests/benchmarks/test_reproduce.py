@@ -16,7 +16,7 @@ from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import costs, examples, steps, verdicts
 from benchmarks.reproduce.chance import chance, is_trained
 from benchmarks.reproduce.examples import CHOSEN, PARTS, SCORED, Data
-from benchmarks.reproduce.mukherjee import few_labels
+from benchmarks.reproduce.mukherjee import cut_labels, few_labels
 from benchmarks.reproduce.reproduction import Reproduction, dump, shortened
 from benchmarks.reproduce.source import (
     OURS,
@@ -330,11 +330,16 @@ def test_few_labels_and_few_tags(tmp_path: Path) -> None:
     rows = [f"text {n}\t{n % 2}" for n in range(1400)]
     table = tmp_path / "table.tsv"
     table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    few, dev, all_ = (path.read_text().splitlines() for path in few_labels(table, tmp_path, 100))
+    cut_labels(table, tmp_path, 100)
+    few, dev, all_ = (
+        (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("few", "dev", "all")
+    )
     assert len(few) == 1 + 2 * 100 and len(dev) == 501 and len(all_) == 901
     assert {row for row in all_ if not row.endswith("\t")} == set(few)
     assert not set(dev[1:]) & {row.rpartition("\t")[0] + "\t" for row in all_}
-    fewer, _, some = few_labels(table, tmp_path, 5, 20)
-    assert len(fewer.read_text().splitlines()) == 11 and len(some.read_text().splitlines()) == 31
+    fewer, some = few_labels([*rows, "without\t"], 5, 20)
+    assert len(fewer) == 10 and len(some) == 30
+    fewer, every = few_labels(["without\t", *rows], 5)
+    assert "without\t" in every and len(fewer) == 10 and len(every) == 1401
     out = few_tags(["a\tO\nb\tB-X", "c\tO"], tmp_path / "few_words.tsv", 1)
     assert out.read_text() == "a\tO\nb\tB-X\n\nc\t\n\n"
