@@ -167,7 +167,7 @@ pipeline_tag: {head.pipeline}
 # {title}
 
 A {head.what} of {result["parameters"]:,} parameters, {origin}.
-
+{_recipe(report)}
 {loading}
 {_answers(settings, student)}
 ## Held-out results
@@ -191,6 +191,13 @@ A {head.what} of {result["parameters"]:,} parameters, {origin}.
 The same store content, settings and environment give the same student, bit for bit on a CPU.
 `training.json` has all of these values in full.
 """
+
+
+def _recipe(report: dict[str, Any]) -> str:
+    """Return a line on the recipe of a student, "" if it has none."""
+    if (recipe := report.get("recipe")) is None:
+        return ""
+    return f"\nRecipe `{recipe['name']}`: {recipe['about']}. After {recipe['source']}.\n"
 
 
 def _model_index(report: dict[str, Any], head: Head, title: str) -> str:

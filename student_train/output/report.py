@@ -18,6 +18,7 @@ from teachonce.training.checkpoint import remove_checkpoints
 SETTINGS = "training.json"
 SHAPE = {
     "settings": {"loss?": {"*": float}, "*": object},
+    "recipe?": {"name": str, "about": str, "source": str},
     "store": dict,
     "others?": [dict],
     "environments": [dict],

@@ -52,6 +52,7 @@ from teachonce.student_train.plan.train_plan import Stores, TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.recipe import described
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -137,6 +138,8 @@ def train_student(
         "others": [_origin(other) for other in stores[1:]],
         "environments": [environment(options.device, ranks.size)],
     }
+    if recipe := options.needs.get("recipe"):
+        report["recipe"] = described(recipe)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)) if ranks.is_main else nullcontext():  # two would mix checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from teachonce.student_train.settings.option_fields import COMMAND
@@ -66,6 +66,13 @@ def find_recipe(name: str) -> Recipe:
         near = suggest(inner, known)
         raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{others}")
     return known[inner]
+
+
+def described(name: str) -> dict[str, str]:
+    """Return name, description and source of a recipe for the record of a training, without the
+    folder of its file."""
+    recipe = find_recipe(name)
+    return {"name": PurePath(name).name, "about": recipe.about, "source": recipe.source}
 
 
 # Reading and checking all of them takes 60 ms, and a command does it several times.

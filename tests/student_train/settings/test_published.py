@@ -155,6 +155,11 @@ def test_recipes_train(
         given += ["--student", "16x2x2"]
     said = ok(student_train, *given, "--recipe", name, *words, *SIZE, "--out", tmp_path / "a")
     assert "student in" in said and (tmp_path / "a/model.safetensors").exists()
+    recipe = all_recipes()[name]
+    card = (tmp_path / "a/README.md").read_text("utf-8")
+    assert f"\n\nRecipe `{name}`: {recipe.about}. After {recipe.source}.\n\n" in card
+    nearest = name in ("slovakbert-3", "slovakbert-6", "zhao-vanilla-30k", "zhao-pruned")
+    assert nearest == ("nearest: " in recipe.about)
 
 
 def test_students_of_the_thesis_teach_its_sixth(
