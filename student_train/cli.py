@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
 
+from teachonce.checkpoints.declared import declared_head
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.completion import Text
 from teachonce.support.console import CONTEXT, command_errors, version_option
@@ -220,7 +223,25 @@ def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
     ):  # fmt: skip
         if name in result:
             click.echo(f"{name:24} {format_number(result[name])}")
-    click.echo(f"student in {options.out_folder()}")
+    out = options.out_folder()
+    click.echo(f"student in {out}")
+    if following := _next_command(out, report):
+        click.echo(f"next: {following}")
+
+
+def _next_command(out: Path, report: Mapping[str, Any]) -> str:
+    """Return a command that shows what a finished student does; "" for one that reads pairs."""
+    from transformers import AutoTokenizer
+
+    if "separator" in (report["store"]["features"].get("task") or {}):
+        return ""
+    names = json.loads((out / "config.json").read_text()).get("architectures") or []
+    text = "A text."
+    if declared_head(names) == "causal":
+        return f"student-export {quote(str(out))} --to gguf --out {quote(f'{out}-gguf')}"
+    if any(name.endswith("ForMaskedLM") for name in names):
+        text = f"This is a {AutoTokenizer.from_pretrained(out).mask_token}."
+    return f"student-predict {quote(str(out))} {quote(text)}"
 
 
 def _describe_stage(stage: Mapping[str, Any]) -> str:

@@ -14,6 +14,9 @@ from teachonce.training.loop import pace
 COUNTED = "non_padding"
 """The value of `include_num_input_tokens_seen` with which `Progress` can report tokens/s."""
 
+QUIET = 30.0
+"""Seconds without a line, after which a pipe gets one."""
+
 
 class ReplacingPrinter(TrainerCallback):
     """A callback that replaces the Trainer's own printer, which prints dictionaries."""
@@ -27,6 +30,8 @@ class ReplacingPrinter(TrainerCallback):
 class Progress(ReplacingPrinter):
     """Prints step, training loss, `measures`, speed and time left at every evaluation.
 
+    In between, a pipe gets a line of the steps twice a minute, and a terminal a bar.
+
     say: prints a line.
     measures: names of the Trainer's metrics, by their headings.
     prefix: the start of each line, such as "seed 0, ".
@@ -37,12 +42,14 @@ class Progress(ReplacingPrinter):
     ) -> None:
         self.say, self.measures, self.prefix = say, measures, prefix
         self.bar: Any = None
-        self.started, self.before, self.first, self.evaluated = 0.0, 0, 0, 0
+        self.started, self.printed = 0.0, 0.0
+        self.before, self.first, self.evaluated = 0, 0, 0
         self.losses = dict[int, float]()
         """Losses logged since the last evaluation, by step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.started, self.before = time.perf_counter(), int(state.num_input_tokens_seen)
+        self.started = self.printed = time.perf_counter()
+        self.before = int(state.num_input_tokens_seen)
         self.first = self.evaluated = int(state.global_step)
         self.bar = tqdm(
             total=state.max_steps,
@@ -53,9 +60,11 @@ class Progress(ReplacingPrinter):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        speed = self._pace(state)[0]  # tqdm shows the time left itself
-        self.bar.set_postfix_str(speed, refresh=False)
+        speed, left = self._pace(state)
+        self.bar.set_postfix_str(speed, refresh=False)  # tqdm shows the time left itself
         self.bar.update(1)
+        if self.bar.disable and time.perf_counter() - self.printed >= QUIET:
+            self._print(state, f"{speed}, {left}", "; ")
 
     def _pace(self, state: Any) -> tuple[str, str]:
         tokens = state.num_input_tokens_seen - self.before
@@ -74,10 +83,11 @@ class Progress(ReplacingPrinter):
         figures = [f"loss {self._mean_loss():.4f}"] if self.losses else []
         figures += [f"{name} {metrics[key]:.4f}" for name, key in self.measures.items()]
         with tqdm.external_write_mode():
-            self.say(
-                f"{self.prefix}step {state.global_step:,}/{state.max_steps:,}:"
-                f" {', '.join(figures)}; {', '.join(self._pace(state))}"
-            )
+            self._print(state, f"{', '.join(figures)}; {', '.join(self._pace(state))}", ": ")
+
+    def _print(self, state: Any, what: str, after: str) -> None:
+        self.say(f"{self.prefix}step {state.global_step:,}/{state.max_steps:,}{after}{what}")
+        self.printed = time.perf_counter()
 
     def _mean_loss(self) -> float:
         """Return the mean training loss over the steps since the last evaluation."""

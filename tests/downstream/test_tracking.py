@@ -126,3 +126,19 @@ def test_a_loss_that_is_told_is_the_mean_since_the_last_evaluation() -> None:
     assert lines[0].startswith("seed 0, step 6/20: loss 4.0000, held-out loss 2.5000; ")
     assert lines[1].startswith("seed 0, step 20/20: loss 1.0000, ")
     assert lines[1].endswith(" tokens/s, 00:00 left")
+
+
+def test_a_pipe_hears_of_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    progress = Progress(lines.append, {}, "seed 0, ")
+    state = TrainerState(max_steps=20)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    progress.on_train_begin(None, state, None)
+    state.global_step, state.num_input_tokens_seen = 3, 600
+    progress.on_step_end(None, state, None)
+    assert not lines
+    monkeypatch.setattr("teachonce.downstream.progress.QUIET", 0.0)
+    progress.on_step_end(None, state, None)
+    progress.on_train_end(None, state, None)
+    assert len(lines) == 1 and lines[0].startswith("seed 0, step 3/20; ")
+    assert " tokens/s, " in lines[0] and lines[0].endswith(" left")
