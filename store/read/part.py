@@ -118,15 +118,15 @@ class PartReader:
             )
         return RankedIds(self.array(f"{group}/places"), distinct, f"{self.where}: {group}")
 
+    def stored(self, name: str) -> list[str]:
+        """Return the arrays from which an array is read: of ids of ranked logits, two."""
+        if name in self._specs:
+            return [name]
+        return [f"{name.removesuffix('/ids')}/{leaf}" for leaf in ("distinct", "places")]
+
     def expect(self, name: str) -> None:
-        """Spare a request for the metadata of an array, if it can be known without one."""
-        if name in self._open:
-            return
-        if name not in self._specs:  # ids of ranked logits are computed of two arrays
-            for stored in ("distinct", "places"):
-                self.expect(f"{name.removesuffix('/ids')}/{stored}")
-            return
-        if fingerprint := self.part.arrays[name].fingerprint:
+        """Spare a request for the metadata of a stored array, if it can be known without one."""
+        if name not in self._open and (fingerprint := self.part.arrays[name].fingerprint):
             group = f"parts/{self.part.number}"
             self._source.expect(group, name, self._specs[name], fingerprint)
 

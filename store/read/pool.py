@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -274,12 +273,13 @@ class Pool:
                 part.array(name).prefetch(rows.start, rows.stop)
 
     def _open(self) -> None:
-        """Open all arrays that are read, concurrently; arrays of positions come first."""
+        """Open all arrays that are read, concurrently."""
         names = [
-            "sequence/document", *self._ragged_names, *self._token_names, *self._map_names,
-            *self._sequence_names,
+            "sequence/token_start", "sequence/document", *self._ragged_names, *self._token_names,
+            *self._map_names, *self._sequence_names,
         ]  # fmt: skip
         parts = dict.fromkeys(part for part, _ in self._parts)
+        every = [(stored, part) for name in names for part in parts for stored in part.stored(name)]
 
         def opened(wanted: tuple[str, PartReader]) -> None:
             name, part = wanted
@@ -288,8 +288,7 @@ class Pool:
                 part.array(name)
 
         with ThreadPoolExecutor(AT_ONCE, "open-at-once") as readers:
-            for some in (["sequence/token_start"], names):
-                list(readers.map(opened, product(some, parts)))
+            list(readers.map(opened, every))
 
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
         """Check the laws of each single array. Raises StoreError, which names the token.

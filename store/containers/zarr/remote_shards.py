@@ -24,14 +24,14 @@ RUN = 2**20  # bytes that are requested at once, unless a chunk has more
 SMALL = 4 * RUN  # decoded bytes of an array that probably takes less than RUN bytes
 
 
+def _index_range(name: str, layout: ShardLayout) -> ByteRange:
+    return ByteRange(name, -index_bytes(layout), index_bytes(layout))
+
+
 def _first(name: str, layout: ShardLayout) -> ByteRange:
     """Return the range to fetch when an array is opened: its index, or all of a small array."""
     small = layout.shape[0] * layout.row_bytes <= SMALL
-    return (
-        ByteRange(name, 0, RUN)
-        if small
-        else ByteRange(name, -index_bytes(layout), index_bytes(layout))
-    )
+    return ByteRange(name, 0, RUN) if small else _index_range(name, layout)
 
 
 class RemoteShard(Shard):
@@ -46,7 +46,7 @@ class RemoteShard(Shard):
             raise Damage(f"the file has {piece.whole} bytes, too few for its index")
         whole = first.begin == 0 and piece.whole <= len(piece.data)
         if first.begin == 0 and not whole:  # not as small as it seemed
-            piece = self._piece(ByteRange(name, -tail, tail))
+            piece = self._piece(_index_range(name, layout))
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], end))
         self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
         self._decoded, self._read = Counter[ByteRange](), Counter[ByteRange]()  # bytes of each run
@@ -90,6 +90,8 @@ class RemoteSlices(ShardSlices):
         self._ranges, self._name = ranges, name
         self._found: RemoteShard | None = None
         self._lock = Lock()
+        if RUN < layout.shape[0] * layout.row_bytes <= SMALL:
+            ranges.prefetch(_index_range(name, layout))  # in case it takes more than RUN bytes
         self.size = ranges.get(_first(name, layout)).whole if all(layout.shape) else 0
 
     def _opened(self) -> RemoteShard:
