@@ -149,7 +149,7 @@ def main(work: Path, seeds: int, results: Path) -> None:
         teacher = both_states(place / "none-0", store)[1]
     settings = (
         f"`python -m benchmarks.quality.frozen_projection --seeds {seeds}`; students of"
-        f" `{kolesnikova.SMALL.title}`, {HELD_OUT:.0%} of the store. The teacher's states use"
+        f" `{kolesnikova.MINIATURE.title}`, {HELD_OUT:.0%} of the store. The teacher's states use"
         f" {directions(teacher):.0f} directions of {teacher.shape[1]}, their squared length is"
         f" {(teacher**2).sum(axis=1).mean():.0f}. Out of reach: the part of it that a random map of"
         " the student's width cannot give, whatever the student learns."

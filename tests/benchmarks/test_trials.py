@@ -86,7 +86,7 @@ def test_a_section_replaces_the_one_of_the_same_name(
     publish("Speed", "later", table(["a"], [[2]]), results)
     text = results.read_text()
     assert text.count("## Speed\n") == 1 and "later" in text and "1.235" not in text
-    assert text.index("## Size") < text.index("## Speed")
+    assert text.index("## Speed") < text.index("## Size")
     assert "cores" in text and "Speed" in capsys.readouterr().out
 
 
