@@ -230,16 +230,24 @@ def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
 
 
 def _next_command(out: Path, report: Mapping[str, Any]) -> str:
-    """Return a command that shows what a finished student does; "" for one that reads pairs."""
+    """Return a command to try a finished student; "" for decoders, for those that read pairs, and
+    for those whose head over the vocabulary was not trained."""
     from transformers import AutoTokenizer
+
+    from teachonce.student_train.losses.registry import losses_for
+    from teachonce.student_train.output.report import trained_losses
 
     if "separator" in (report["store"]["features"].get("task") or {}):
         return ""
-    names = json.loads((out / "config.json").read_text()).get("architectures") or []
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    names = config.get("architectures") or []
+    losses = losses_for(None, trained_losses(report["settings"]))
     text = "A text."
     if declared_head(names) == "causal":
-        return f"student-export {quote(str(out))} --to gguf --out {quote(f'{out}-gguf')}"
-    if any(name.endswith("ForMaskedLM") for name in names):
+        return ""
+    if any(name.endswith("ForMaskedLM") for name in names) and not (out / "modules.json").exists():
+        if not report["result"]["steps"] or not any(loss.head == "vocabulary" for loss in losses):
+            return ""
         text = f"This is a {AutoTokenizer.from_pretrained(out).mask_token}."
     return f"student-predict {quote(str(out))} {quote(text)}"
 

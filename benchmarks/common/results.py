@@ -90,8 +90,9 @@ def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> st
         else "# Results\n\nEach section is written by the script it names.\n"
     )
     parts = re.split(r"(?m)^(?=## )", old)
-    places = [n for n, part in enumerate(parts) if part.startswith(f"## {title}\n")]
-    first, after = (places[0], places[0] + 1) if places else (len(parts), len(parts))
-    parts[first:after] = [section]
+    same = [part.startswith(f"## {title}\n") for part in parts]
+    place = same.index(True) if any(same) else len(parts)
+    parts = [part for part, drop in zip(parts, same, strict=True) if not drop]
+    parts.insert(place, section)
     results.write_text("\n\n".join(part.strip() for part in parts) + "\n")
     return section

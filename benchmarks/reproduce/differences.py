@@ -35,7 +35,7 @@ def differing(source: Source) -> Source:
 
     Raises UserError where our arm is no masked LM.
     """
-    ours = source.arms[OURS]
+    ours = source.arms.get(OURS, Arm(()))
     if not any(word.startswith("mlm=") for word in ours.words):
         raise UserError(f"--differences: are of masked LMs, not of {source.title}")
     arms = {

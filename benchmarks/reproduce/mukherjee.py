@@ -135,7 +135,7 @@ def _write(folder: Path, head: str, **tables: Sequence[str]) -> None:
 
 
 def _rows(path: Path) -> tuple[str, list[str]]:
-    head, *rows = path.read_text("utf-8").splitlines()
+    head, *rows = path.read_text("utf-8").removesuffix("\n").split("\n")  # a text may have U+0085
     return head, rows
 
 
@@ -276,6 +276,7 @@ def published_teacher(
 
 def _cut_published(whole: Path, folder: Path, per_class: int) -> None:
     head, rows = _rows(whole)
+    random.Random(0).shuffle(rows)  # tables are often sorted by label
     few, every = few_labels(rows, per_class)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder, head, few=few, all=every)

@@ -178,7 +178,8 @@ class Reproduction:
 
     def settings(self) -> str:
         """Tell the settings that all arms share, in words."""
-        return f"{self.source.about}\n{shlex.join(self.source.words)}\n"
+        teachers = [f"{each}\n" for each in (self.work.teacher, self.work.larger) if each]
+        return f"{self.source.about}\n{shlex.join(self.source.words)}\n{''.join(teachers)}"
 
     def minutes(self) -> float:
         """Tell the minutes that all of it took so far."""

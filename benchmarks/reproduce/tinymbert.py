@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.common.results import SHARED
 from benchmarks.common.results import TEACHER as MINILM
 from benchmarks.reproduce.examples import PARTS, check_files
+from benchmarks.reproduce.mukherjee import SETS, file_name
 from benchmarks.reproduce.reproduction import downstream, dump
 from benchmarks.reproduce.source import (
     OURS,
@@ -221,9 +222,9 @@ SMALL = {"tinymbert": MINIATURE}
 
 
 def languages_of(data: Path) -> list[str]:
-    """Return the languages that the user's folder holds; a data set of texts has NAME.all.tsv."""
+    """Return the languages that the user's folder holds, which may hold sets of texts as well."""
     names = {path.name.split(".")[0] for path in data.glob("*.test.tsv")}
-    return sorted(name for name in names if not (data / f"{name}.all.tsv").is_file())
+    return sorted(names - set(map(file_name, ("SST-2", *SETS))))
 
 
 def published_teacher(layers: Sequence[str], work: Work) -> Prepared:

@@ -189,7 +189,7 @@ def compare_best(runs: Mapping[str, Reproduction]) -> str:
     rows, minutes = [], 0.0
     for name, run in runs.items():
         source = run.source
-        if OURS not in source.arms:
+        if not {OURS, source.best} <= source.arms.keys():
             continue
         arms = {arm: source.arms[arm] for arm in (source.best, OURS)}
         run = replace(run, source=replace(source, arms=arms, joined={}, models={}))

@@ -197,7 +197,8 @@ def _recipe(report: dict[str, Any]) -> str:
     """Return a line on the recipe of a student, "" if it has none."""
     if (recipe := report.get("recipe")) is None:
         return ""
-    return f"\nRecipe `{recipe['name']}`: {recipe['about']}. After {recipe['source']}.\n"
+    about = f": {recipe['about']}" if recipe["about"] else ""
+    return f"\nRecipe `{recipe['name']}`{about}. After {recipe['source']}.\n"
 
 
 def _model_index(report: dict[str, Any], head: Head, title: str) -> str:

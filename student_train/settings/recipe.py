@@ -72,7 +72,10 @@ def described(name: str) -> dict[str, str]:
     """Return name, description and source of a recipe for the record of a training, without the
     folder of its file."""
     recipe = find_recipe(name)
-    return {"name": PurePath(name).name, "about": recipe.about, "source": recipe.source}
+    source = recipe.source
+    if source.endswith(".toml"):  # of a file that names none: the path as given
+        source = PurePath(source).name
+    return {"name": PurePath(name).name, "about": recipe.about, "source": source}
 
 
 # Reading and checking all of them takes 60 ms, and a command does it several times.

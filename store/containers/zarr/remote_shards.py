@@ -47,6 +47,8 @@ class RemoteShard(Shard):
         whole = first.begin == 0 and piece.whole <= len(piece.data)
         if first.begin == 0 and not whole:  # not as small as it seemed
             piece = self._piece(_index_range(name, layout))
+        elif whole:
+            ranges.release(_index_range(name, layout))  # may have been requested in case
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], end))
         self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
         self._decoded, self._read = Counter[ByteRange](), Counter[ByteRange]()  # bytes of each run
