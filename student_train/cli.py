@@ -234,19 +234,17 @@ def _next_command(out: Path, report: Mapping[str, Any]) -> str:
     for those whose head over the vocabulary was not trained."""
     from transformers import AutoTokenizer
 
-    from teachonce.student_train.losses.registry import losses_for
-    from teachonce.student_train.output.report import trained_losses
+    from teachonce.student_train.output.card import trains_vocabulary
 
     if "separator" in (report["store"]["features"].get("task") or {}):
         return ""
     config = json.loads((out / "config.json").read_text("utf-8"))
     names = config.get("architectures") or []
-    losses = losses_for(None, trained_losses(report["settings"]))
     text = "A text."
     if declared_head(names) == "causal":
         return ""
     if any(name.endswith("ForMaskedLM") for name in names) and not (out / "modules.json").exists():
-        if not report["result"]["steps"] or not any(loss.head == "vocabulary" for loss in losses):
+        if not report["result"]["steps"] or not trains_vocabulary(report["settings"]):
             return ""
         text = f"This is a {AutoTokenizer.from_pretrained(out).mask_token}."
     return f"student-predict {quote(str(out))} {quote(text)}"

@@ -10,6 +10,7 @@ from benchmarks.common.results import SHARED
 from benchmarks.reproduce.examples import Data, check_files, cut_all, of_files
 from benchmarks.reproduce.reproduction import dump, trained_teacher
 from benchmarks.reproduce.source import (
+    ABOUT,
     OURS,
     TEACHER,
     Arm,
@@ -201,7 +202,7 @@ def published_teacher(work: Work) -> Prepared:
 
 PUBLISHED_SIZE = Source(
     title="Kolesnikova et al. 2022",
-    about="the published setting with the teacher and the data given.",
+    about=ABOUT,
     words=(),
     tasks=[
         of_files(*PAIRS, "paraphraser", "classify"),

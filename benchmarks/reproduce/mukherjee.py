@@ -19,6 +19,7 @@ from benchmarks.reproduce.costs import size_of
 from benchmarks.reproduce.examples import check_files
 from benchmarks.reproduce.reproduction import downstream, dump, trained_teacher
 from benchmarks.reproduce.source import (
+    ABOUT,
     OURS,
     TEACHER,
     Arm,
@@ -43,7 +44,13 @@ RECIPES = {"none": "simple-no-distillation"}
 
 SETS = ("AG News", "IMDB", "Elec", "DBpedia")
 LARGER = "BERT Large"  # the row of a second, larger teacher
-OF_LARGER = " of Large"
+
+
+def of_larger(arm: str) -> str:
+    """Return the name of an arm that learns from the larger teacher."""
+    return f"{arm}, of Large"
+
+
 PUBLISHED = Published(
     "Tables 5, 6, 8, 10, 11 and 12; with BERT Base, where nothing else is said",
     SETS,
@@ -80,12 +87,12 @@ CLAIMS = (
           "stagewise", gains=False),
 )  # fmt: skip
 OF_BOTH = (
-    Claim("a better teacher helps a little", "6.2, Table 6", f"stagewise,{OF_LARGER}", "stagewise"),
-    Claim("soft targets beat hard ones", "6.3, Table 8", f"stagewise,{OF_LARGER}",
-          f"hard,{OF_LARGER}"),
+    Claim("a better teacher helps a little", "6.2, Table 6", of_larger("stagewise"), "stagewise"),
+    Claim("soft targets beat hard ones", "6.3, Table 8", of_larger("stagewise"),
+          of_larger("hard")),
     *(
-        Claim(f"stagewise beats {other}", "6.5, Table 12", f"stagewise,{OF_LARGER}",
-              f"{other},{OF_LARGER}")
+        Claim(f"stagewise beats {other}", "6.5, Table 12", of_larger("stagewise"),
+              of_larger(other))
         for other in ("joint", "once")
     ),
 )  # fmt: skip
@@ -96,6 +103,7 @@ FEW_ROWS = {  # by the labels of a class: rows of PUBLISHED by the arm that they
           "stagewise": "stagewise, 100 a class, of Large"},
 }  # fmt: skip
 VECTORS = "glove.300d.txt"
+LARGER_MODEL = Model("{work}/larger/model")  # that `published_teacher` fine-tunes
 
 
 def arms(*words: str, vocab: str = "") -> dict[str, Arm]:
@@ -205,13 +213,23 @@ def probability_variance(store: FeatureStore) -> float:
     return total / len(store)
 
 
+def scored(called: str, test: str) -> Task:
+    """Return the task that scores a classifier as it is on a file of a data set."""
+    return Task(called, MEASURE, ("--task", "classify", "--test", test, "--as-is"))
+
+
+def with_labels(called: str, per_class: int | None) -> str:
+    """Return a data set and how many labels of each class are used, for a title."""
+    return called if per_class is None else f"{called}, {per_class} labels a class"
+
+
 def small(
     called: str, files: tuple[Path, Path], per_class: int, classes: int, vocab: str
 ) -> Source:
     """Return the source on a task with few labels, whose text gives so many pieces."""
     held_out = max(0.1, STEERED_BY / (per_class * classes))
     return Source(
-        title=f"Mukherjee & Awadallah 2019 in miniature: {called}, {per_class} labels a class",
+        title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(called, per_class)}",
         about=(
             f"{called}: a MiniLM fine-tuned on {per_class} labels of each"
             f" class, and what it says of at most {UNLABELLED:,} texts without labels; students"
@@ -221,7 +239,7 @@ def small(
             f" {held_out * per_class * classes:.0f} labels. Test: the official dev set."
         ),
         words=(),
-        tasks=[Task(called, MEASURE, ("--task", "classify", "--test", str(files[1]), "--as-is"))],
+        tasks=[scored(called, str(files[1]))],
         arms=arms(
             "--student", "bilstm:100,100", "--held-out", f"{held_out:.3g}", vocab=vocab
         ),
@@ -302,19 +320,17 @@ def published_set(called: str, larger: bool, per_class: int | None = None) -> So
     if per_class is not None:
         rows = {arm: rows[row] for arm, row in FEW_ROWS[per_class].items()}
     elif larger:
-        models = {LARGER: Model("{work}/larger/model")}
+        models = {LARGER: LARGER_MODEL}
         every |= {
-            f"{arm},{OF_LARGER}": replace(every[arm], stores=(1,))
+            of_larger(arm): replace(every[arm], stores=(1,))
             for arm in ("hard", "joint", "stagewise", "once")
         }
         claims += OF_BOTH
-    labels = "" if per_class is None else f", {per_class} labels a class"
     return Source(
-        title=f"Mukherjee & Awadallah 2019: {called}{labels}",
-        about="the published setting with the teacher and the data given.",
+        title=f"Mukherjee & Awadallah 2019: {with_labels(called, per_class)}",
+        about=ABOUT,
         words=(),
-        tasks=[Task(called, MEASURE, ("--task", "classify", "--test",
-                                      f"{{data}}/{name}.test.tsv", "--as-is"))],
+        tasks=[scored(called, f"{{data}}/{name}.test.tsv")],
         arms=every,
         claims=claims,
         best="stagewise",

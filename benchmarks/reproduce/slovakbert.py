@@ -10,6 +10,7 @@ from benchmarks.reproduce.examples import Data, check_files, cut_all, of_files
 from benchmarks.reproduce.kolesnikova import OUR_LOSSES
 from benchmarks.reproduce.reproduction import dump, trained_teacher
 from benchmarks.reproduce.source import (
+    ABOUT,
     OURS,
     TEACHER,
     Arm,
@@ -143,7 +144,7 @@ def published_teacher(work: Work) -> Prepared:
 TAGS = ("--batch-size", "32", "--lr", "5e-5")
 PUBLISHED_SIZE = Source(
     title="The SlovakBERT thesis",
-    about="the published setting with the teacher and the data given.",
+    about=ABOUT,
     words=(),
     tasks=[
         of_files(*NER, "wikiann", "ner", *TAGS, "--epochs", "10"),

@@ -12,6 +12,7 @@ from benchmarks.reproduce.examples import PARTS, check_files
 from benchmarks.reproduce.mukherjee import SETS, file_name
 from benchmarks.reproduce.reproduction import downstream, dump
 from benchmarks.reproduce.source import (
+    ABOUT,
     OURS,
     TEACHER,
     Arm,
@@ -227,16 +228,18 @@ def languages_of(data: Path) -> list[str]:
     return sorted(names - set(map(file_name, ("SST-2", *SETS))))
 
 
-def published_teacher(layers: Sequence[str], work: Work) -> Prepared:
+def published_teacher(layers: Sequence[str], alone: bool, work: Work) -> Prepared:
     """Fine-tune the user's own teacher on the sentences of all languages, and dump its tags.
+
+    alone: whether to dump the gold sentences of each language as well.
 
     Raises UserError where the folder of data lacks a file.
     """
     languages = languages_of(work.data)
-    alone = [f"{name}.{part}.tsv" for name in languages or ["LANGUAGE"] for part in PARTS]
-    check_files(work, (), "all.tsv", "train.tsv", "dev.tsv", *alone)
+    files = [f"{name}.{part}.tsv" for name in languages or ["LANGUAGE"] for part in PARTS]
+    check_files(work, (), "all.tsv", "train.tsv", "dev.tsv", *files)
     teacher = fine_tuned(work, work.teacher, work.data)
-    return tag_stores(work, teacher, work.data, languages, layers)
+    return tag_stores(work, teacher, work.data, languages if alone else (), layers)
 
 
 def full(data: Path, larger: bool = False) -> dict[str, Source]:
@@ -245,13 +248,13 @@ def full(data: Path, larger: bool = False) -> dict[str, Source]:
     languages = languages_of(data)
     source = Source(
         title="TinyMBERT",
-        about="the published setting with the teacher and the data given.",
+        about=ABOUT,
         words=(),
         tasks=[tested("{data}", languages)],
         arms=arms(languages=languages, short=False),
         claims=CLAIMS,
         best="D4.2",
-        prepare=functools.partial(published_teacher, ("7", "11")),
+        prepare=functools.partial(published_teacher, ("7", "11"), True),
         published=TABLE_3,
         models=single_teachers("", "{data}", languages),
         joined=joined_rows(languages),

@@ -7,19 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.reproduce.examples import check_files
-from benchmarks.reproduce.mukherjee import LARGER, SETS, file_name
+from benchmarks.reproduce.mukherjee import (
+    FEW_ROWS,
+    LARGER,
+    LARGER_MODEL,
+    SETS,
+    file_name,
+    of_larger,
+    scored,
+    with_labels,
+)
+from benchmarks.reproduce.mukherjee import PUBLISHED as OF_2019
 from benchmarks.reproduce.mukherjee import published_teacher as classifiers
 from benchmarks.reproduce.reproduction import dump
 from benchmarks.reproduce.source import (
+    ABOUT,
     OURS,
     TEACHER,
     Arm,
     Claim,
-    Model,
     Prepared,
     Published,
     Source,
-    Task,
     Work,
 )
 from benchmarks.reproduce.tinymbert import (
@@ -30,7 +39,6 @@ from benchmarks.reproduce.tinymbert import (
     tested,
 )
 
-ABOUT = "the published setting with the teacher and the data given."
 BASE = "D4.2"
 RECIPE = ("--recipe", "tinymbert-d4-2")
 
@@ -133,7 +141,7 @@ def table_6(languages: Sequence[str]) -> Source:
 def settings_teacher(work: Work) -> Prepared:
     """Prepare the stores of the main table, of further layers and of the pre-trained embeddings."""
     layers = ["7", *map(str, LAYERS)]
-    prepared = published_teacher(layers, work)
+    prepared = published_teacher(layers, False, work)
     text = work.data / "all.tsv"
     store = dump(
         work, work.folder / "pre-trained.zarr", text, "--model", work.teacher, "--limit", "1000",
@@ -184,11 +192,6 @@ def settings(data: Path, languages: Sequence[str]) -> Source:
     )  # fmt: skip
 
 
-def sizes_teacher(work: Work) -> Prepared:
-    """Prepare the store of the main table."""
-    return published_teacher(["7"], work)
-
-
 def sizes(languages: Sequence[str]) -> Source:
     """Return the source of BiLSTMs and transformers that take about as long."""
     arms, rows, claims = {}, {}, []
@@ -214,7 +217,7 @@ def sizes(languages: Sequence[str]) -> Source:
         arms=arms,
         claims=claims,
         best="BiLSTM 50,200",
-        prepare=sizes_teacher,
+        prepare=functools.partial(published_teacher, ("7",), False),
         published=Published("Table 15", ("F1", "latency"), rows),
     )
 
@@ -222,10 +225,8 @@ def sizes(languages: Sequence[str]) -> Source:
 FIGURES = {  # by data set: the teacher of Base size, that of Large size, and their students
     "SST-2": (92.78, 94.95, 92.89, 93.35),
 }
-FEW_FIGURES = {  # Table 9: teacher, none, student
-    "AG News": (90.36, 85.85, 90.45), "IMDB": (89.11, 61.53, 89.08), "Elec": (90.41, 65.68, 91.00),
-    "DBpedia": (98.94, 96.30, 98.94),
-}  # fmt: skip
+OF_FEW = 500  # labels of a class
+FEW_ARMS = {TEACHER: TEACHER, "none": "none", BASE: "stagewise"}  # as they are named for 2019
 TEXTS = ("--recipe", "tinymbert-text")
 OUR_TEXTS = ("--recipe", "tinymbert-d1", "--loss", "ce=1,kl=1,hidden=30")
 
@@ -244,25 +245,23 @@ def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
     ]  # fmt: skip
     models, rows = {}, {}
     if per_class is not None:
-        rows = {TEACHER: FEW_FIGURES[called][:1], "none": FEW_FIGURES[called][1:2],
-                BASE: FEW_FIGURES[called][2:]}  # fmt: skip
+        every, column = OF_2019.rows, SETS.index(called)
+        rows = {arm: (every[FEW_ROWS[per_class][of]][column],) for arm, of in FEW_ARMS.items()}
     elif called in FIGURES:
-        named = (TEACHER, LARGER, BASE, f"{BASE}, of Large")
+        named = (TEACHER, LARGER, BASE, of_larger(BASE))
         rows = {row: (figure,) for row, figure in zip(named, FIGURES[called], strict=True)}
     if larger and per_class is None:
-        models = {LARGER: Model("{work}/larger/model")}
-        arms[f"{BASE}, of Large"] = Arm(TEXTS, (1,))
+        models = {LARGER: LARGER_MODEL}
+        arms[of_larger(BASE)] = Arm(TEXTS, (1,))
         says = "a better teacher gives a better student"
-        claims.append(Claim(says, "6.6, Tables 7 and 8", f"{BASE}, of Large", BASE))
+        claims.append(Claim(says, "6.6, Tables 7 and 8", of_larger(BASE), BASE))
     arms[OURS] = Arm(OUR_TEXTS)
-    labels = "" if per_class is None else f", {per_class} labels a class"
     where = "Table 7" if called in FIGURES else "Table 8, whose figures our copy lacks"
-    test = ("--test", f"{{data}}/{name}.test.tsv")
     return Source(
-        title=f"TinyMBERT: {called}{labels}",
+        title=f"TinyMBERT: {with_labels(called, per_class)}",
         about=ABOUT + " `none` is that of the paper of 2019.",
         words=(),
-        tasks=[Task(called, "accuracy", ("--task", "classify", *test, "--as-is"))],
+        tasks=[scored(called, f"{{data}}/{name}.test.tsv")],
         arms=arms,
         claims=claims,
         best=BASE,
@@ -288,8 +287,8 @@ def full(data: Path, larger: bool = False) -> dict[str, Source]:
         name = file_name(called)
         if (data / f"{name}.all.tsv").is_file():
             found[f"tinymbert-{name}"] = texts(called, larger)
-            if called in FEW_FIGURES:
-                found[f"tinymbert-{name}-500"] = texts(called, larger, 500)
+            if called in SETS:
+                found[f"tinymbert-{name}-{OF_FEW}"] = texts(called, larger, OF_FEW)
     return found
 
 

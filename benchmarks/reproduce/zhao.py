@@ -10,6 +10,7 @@ from benchmarks.reproduce.examples import Data, check_files, cut_all, of_files
 from benchmarks.reproduce.kolesnikova import NARROW, OUR_LOSSES, STATES_RATE
 from benchmarks.reproduce.reproduction import dump, trained_teacher
 from benchmarks.reproduce.source import (
+    ABOUT,
     OURS,
     TEACHER,
     Arm,
@@ -157,7 +158,7 @@ def vocabularies_teacher(work: Work) -> Prepared:
 TUNING = ("--optimizer", "lamb", "--lr", "1e-4", "--batch-size", "64", "--epochs", "10")
 GLUE = Source(
     title="Zhao et al. 2021",
-    about="the published setting with the teacher and the data given.",
+    about=ABOUT,
     words=(),
     tasks=[
         of_files(*SENTIMENT, "sst2", "classify", *TUNING),

@@ -142,7 +142,10 @@ def model_card(
         base += f"datasets: {json.dumps(corpora)}\n"
     pairs = "separator" in report["store"]["features"].get("task", {})
     scores = pairs and student.config.num_labels == 1
-    untrained = not vectors and _has_untrained_head(student, settings, result["steps"])
+    of_vocabulary = head_of(student) in ("mlm", "causal")
+    untrained = (
+        not vectors and of_vocabulary and result["steps"] and not trains_vocabulary(settings)
+    )
     head = EMBEDDER if vectors else SCORER if scores else _head(student)
     head = ENCODER if untrained else head
     library = "sentence-transformers" if vectors or scores else "transformers"
@@ -247,12 +250,10 @@ def _settings(settings: dict[str, Any]) -> str:
     return "\n".join(f"| {key} | {_format(value)} |" for key, value in given.items())
 
 
-def _has_untrained_head(student: PreTrainedModel, settings: dict[str, Any], steps: int) -> bool:
-    """Return whether a student was trained, but no loss trained its head over the vocabulary."""
-    if head_of(student) not in ("mlm", "causal") or not steps:
-        return False
+def trains_vocabulary(settings: Mapping[str, Any]) -> bool:
+    """Return whether a loss in the settings of a report trains a head over the vocabulary."""
     losses = losses_for(None, trained_losses(settings))
-    return not any(loss.head == "vocabulary" for loss in losses)
+    return any(loss.head == "vocabulary" for loss in losses)
 
 
 def how_to_load(student: PreTrainedModel, pairs: bool = False, head: Head | None = None) -> str:
