@@ -61,7 +61,7 @@ from teachonce.student_train.losses.next_token import (
     HeadTargets,
     NextTargets,
 )
-from teachonce.student_train.losses.registry import Term, features_of
+from teachonce.student_train.losses.registry import Term, features_of, mask_tokens
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
@@ -154,15 +154,13 @@ class Collator:
 
     def _serve(self, plan: BatchPlan) -> None:
         losses = [term.loss for term in plan.terms]
-        of_text = any(loss.of_text for loss in losses)
-        masked = any(loss.student == "masked" for loss in losses)
-        plain = plan.causal or self.task or (of_text and not masked)
+        plain = plan.causal or self.task or not mask_tokens(losses)
         self.causal = plan.causal
         self.masker = Masker(
             -1 if plan.causal else self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if plain else plan.mask_prob,  # targets of whole texts are of unmasked text
+            0.0 if plain else plan.mask_prob,
             self.table.counts(len(self.student_tokenizer))
             if plan.rare_masks and self.table
             else None,

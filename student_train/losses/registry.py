@@ -7,7 +7,7 @@ affects the last bits of a student: insert a new entry next to similar ones, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -359,6 +359,14 @@ def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = Non
     names = [*loss_names(), *_OUTSIDE] if names is None else names
     able = [loss for loss in named(names) if loss.head != other]
     return [loss for loss in able if loss.output_kind in (None, output_kind)]
+
+
+def mask_tokens(losses: Collection[Loss]) -> bool:
+    """Return whether an encoder without a task reads masked tokens in training with these losses:
+    targets of whole texts are of unmasked text."""
+    return any(loss.student == "masked" for loss in losses) or not any(
+        loss.of_text for loss in losses
+    )
 
 
 def features_of(losses: Iterable[Loss]) -> list[str]:

@@ -17,13 +17,14 @@ from transformers import PreTrainedModel
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, OutputKind
 from teachonce.store.tools.store_card import hub_datasets, teacher_name
-from teachonce.student_train.losses.registry import losses_for
+from teachonce.student_train.losses.registry import losses_for, mask_tokens, named
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.report import trained_losses
 from teachonce.support.redaction import publishable
 
 THIS_FOLDER = '"this folder"'
 """The model that the code of a card loads; `push` replaces it by the repository."""
+MASKING = ("mask_prob", "mask_words", "max_masks")
 LONGEST = 1000  # characters of a cell: the names of a corpus of many files would fill pages
 
 
@@ -242,11 +243,18 @@ def _results(report: dict[str, Any], student: PreTrainedModel) -> str:
 
 
 def _settings(settings: dict[str, Any]) -> str:
-    """Return table rows of the options that have a value. Local paths are reduced to their last
-    component."""
+    """Return table rows of the options that have a value and an effect. Local paths are reduced to
+    their last component."""
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
-    given = {k: v for k, v in {**settings, **paths}.items() if v not in (None, "", [])}
+    losses = named(trained_losses(settings))
+    plain = not mask_tokens(losses) or any(loss.of_next or loss.head == "task" for loss in losses)
+    unread = MASKING if plain else ()
+    given = {
+        k: v
+        for k, v in {**settings, **paths}.items()
+        if v not in (None, "", []) and k not in unread
+    }
     return "\n".join(f"| {key} | {_format(value)} |" for key, value in given.items())
 
 

@@ -16,7 +16,9 @@ SCORED = "scores"
 """Folder of a sweep with a downstream run MODEL/TASK for each model and task."""
 SCORES = "scores"
 """In a row, the figures of each task, by name."""
-DEVIATION = "deviation"  # ends the name of a figure's deviation over seeds or repetitions
+DEVIATION, QUARTILES = "deviation", ("lower quartile", "upper quartile")
+"""End the names of a figure's deviation over seeds, and of its quartiles over repetitions."""
+SPREADS = (DEVIATION, *QUARTILES)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ MEASURES = (
 LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
 LEAST = ("nats/character", "bits/byte")
 """Scores of a task of which the smallest is the best, comparable between vocabularies."""
-NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", DEVIATION)
+NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
 """Figures of a task that are no score, or that vocabularies of different sizes cannot share."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.
 OF_LOSS = frozenset(

@@ -73,6 +73,7 @@ class Sweep:
         planned = [(point, self._options(point)) for point in tried]
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
         runs = Runs(self.folder, self.space, varied(self.space), self.trials is not None)
+        runs.references = {name: {} for name in plan.models}
         for _, options in planned:
             check_early(options)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.output.ranking import DEVIATION, SCORED
+from teachonce.student_train.output.ranking import DEVIATION, QUARTILES, SCORED
 from teachonce.support.errors import UserError
 from teachonce.support.json_file import read_json, schema_violation
 from teachonce.support.options import words_of
@@ -133,13 +133,14 @@ def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
         for device in scores["devices"]:
             for name in ("sentence_ms", "batch_ms"):
                 found[f"{device} {name}"] = row[device][name]
-                found[f"{device} {name} {DEVIATION}"] = row[device].get(f"{name}_deviation")
-        return {name: value for name, value in found.items() if value is not None}
+                for which, time in zip(QUARTILES, row[device][f"{name}_quartiles"], strict=True):
+                    found[f"{device} {name} {which}"] = time
+        return found
     split = next(iter([each for each in scores["mean"] if each == "test"] or scores["mean"]))
     scale, several = scores.get("scale", 100), len(scores["seeds"]) > 1
     found = dict[str, float]()
     for heading, name in scores["measures"].items():
         found[heading] = scale * scores["mean"][split][name]
         if several:
-            found[f"{heading} deviation"] = scale * scores["deviation"][split][name]
+            found[f"{heading} {DEVIATION}"] = scale * scores["deviation"][split][name]
     return found

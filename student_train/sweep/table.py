@@ -12,9 +12,9 @@ import click
 
 from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import (
-    DEVIATION,
     LOSS,
     SCORES,
+    SPREADS,
     Row,
     compares_losses,
     flat,
@@ -58,7 +58,7 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     # Values of different losses cannot be compared.
     incomparable = () if compares_losses(varied) else (LOSS.name,)
     columns = [*(varied or ["folder"]), *(name for name in found if name not in incomparable)]
-    columns += [name for name in scored(rows) if not name.endswith(DEVIATION)]
+    columns += [name for name in scored(rows) if not name.endswith(SPREADS)]
     lines = [columns]
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
@@ -72,7 +72,7 @@ def table_of_references(references: Mapping[str, Mapping[str, Any]]) -> list[lis
     if not rows:
         return []
     names = dict.fromkeys(name for row in rows.values() for name in row)
-    columns = [name for name in names if not name.endswith(DEVIATION)]
+    columns = [name for name in names if not name.endswith(SPREADS)]
     lines = [["model", *columns]]
     for model, row in rows.items():
         lines.append([model, *(format_number(row[c]) if c in row else "" for c in columns)])

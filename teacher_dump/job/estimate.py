@@ -43,6 +43,7 @@ EACH = 8  # every EACH-th document is tokenized to measure tokens per character
 BATCHES = 4  # batches of the teacher over the sample, at most
 PROBE, SECONDS = 4, 3.0  # windows that measure the teacher's speed; of one pass over the sample
 WEIGHTS = 1 << 26  # bytes of weights that are written to measure how well they compress
+NIGHT = 8 * 3600.0  # seconds; for a longer dump the report says what takes this long
 USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
 
 
@@ -86,6 +87,9 @@ class Estimate:
             f"time      {_duration(self.seconds)} on this device by one process"
             f" ({self.tokens / self.seconds:,.0f} tokens/s, from a sample)"
         )
+        if self.seconds > NIGHT:
+            fits = float(f"{self.tokens * NIGHT / self.seconds:.2g}")  # the time is an estimate
+            yield f"night     --limit {fits:.0f} takes about {_duration(NIGHT)}"
         epochs = self.seconds / self.pass_seconds
         yield (
             f"pays      after {epochs:.1f} epochs of training, over all students: the dump takes as"

@@ -311,7 +311,8 @@ def speed_table(result: dict[str, Any]) -> Table:
 
 
 def _measured(speed: dict[str, Any]) -> str:
-    return f"median of {counted(speed['settings']['runs'], 'run')} on {speed['hardware']}"
+    runs = counted(speed["settings"]["runs"], "run")
+    return f"median of {runs} (lower to upper quartile) on {speed['hardware']}"
 
 
 def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
@@ -351,8 +352,8 @@ def _figure(row: dict[str, Any], format: FormatFigure, device: str | None, name:
         figures, ratios = figures[device], ratios.get(device, {})
     if figures.get(name) is None:
         return "not known"
-    deviation = figures.get(f"{name}_deviation")
-    spread = f" ± {format(deviation)}" if deviation else ""
+    low, high = figures.get(f"{name}_quartiles", (0, 0))
+    spread = f" ({format(low)} to {format(high)})" if low < high else ""
     return format(figures[name]) + spread + (f" (1/{ratios[name]:.1f})" if name in ratios else "")
 
 

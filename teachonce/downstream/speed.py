@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -96,14 +96,15 @@ def measure_speed(
 
     Returns `{"task", "settings", "length", "hardware", "devices", "teacher", "models"}`. `models`
     is a list, the teacher last, of `{"model", "parameters", "disk_bytes", "disk_dtype", "cpu",
-    "cuda", "ratio"}`. `cpu` and `cuda` have `batch_ms`, `batch_ms_deviation` and
-    `batch_memory_bytes` of a batch, and `sentence_ms`, `sentence_ms_deviation` and
+    "cuda", "ratio"}`. `cpu` and `cuda` have `batch_ms`, `batch_ms_quartiles` and
+    `batch_memory_bytes` of a batch, and `sentence_ms`, `sentence_ms_quartiles` and
     `sentence_memory_bytes` of single sentences.
 
     `ratio` is each figure of the teacher divided by the model's; if the dtypes on disk differ,
     `disk_bytes` are compared as in float32. All models run batches of the same length, the smallest
-    of their limits. Times are medians over the runs, with their sample deviations; the time of a
-    sentence is the mean over the sentences. Memory is the size of the weights plus the peak of a
+    of their limits. Times are medians over the runs, with the lower and upper quartile, because a
+    single slow moment of the machine distorts a mean; the time of a sentence is the mean over the
+    sentences. Memory is the size of the weights plus the peak of a
     forward pass over the batch, or over the sentence that needs most; None if the system does not
     report it.
 
@@ -181,17 +182,18 @@ def _on(
         {
             "batch_ms": median(batch),
             "sentence_ms": median(sentence),
-            "batch_ms_deviation": _deviation(batch),
-            "sentence_ms_deviation": _deviation(sentence),
+            "batch_ms_quartiles": quartiles(batch),
+            "sentence_ms_quartiles": quartiles(sentence),
             **peaks,
         }
         for batch, sentence, peaks in zip(batches, sentences, memory, strict=True)
     ]
 
 
-def _deviation(times: Sequence[float]) -> float:
-    """Return the sample deviation of the runs, 0 for a single run."""
-    return stdev(times) if len(times) > 1 else 0.0
+def quartiles(times: Sequence[float]) -> list[float]:
+    """Return the lower and upper quartile; of a single run twice its time."""
+    low, _, high = quantiles(times * 2 if len(times) == 1 else times, n=4, method="inclusive")
+    return [low, high]
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:
@@ -216,8 +218,6 @@ def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     """Divide each figure of the teacher by the figure of the same name in a row."""
     found: dict[str, Any] = {}
     for name, value in row.items():
-        if name.endswith("deviation"):
-            continue
         if isinstance(value, dict):
             found[name] = _ratios(value, teacher[name])
         elif isinstance(value, int | float) and teacher[name]:

@@ -140,6 +140,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     Raises UserError if the student or a library does not fit, or if an export's agreement is below
     `options.least`. No folder is made then.
     """
+    say(f"{options.folder}: loads the student")
     student = load_student(options.folder)
     _check_formats(student, options)
     check = export_check(student, options.check)
@@ -192,6 +193,7 @@ def _exported(
     format, kind = FORMATS[name], options.quantize
     path = folder / format.names[kind]
     path.parent.mkdir(parents=True, exist_ok=True)
+    say(f"{format.names[kind]}: is written, and compared with the student")
     in_float: tuple[str, ...] = ()
     if kind:
         with tempfile.TemporaryDirectory(prefix="float-", dir=folder) as plain:

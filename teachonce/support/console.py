@@ -130,7 +130,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             click.echo(
-                f"Stopped: {stopped.message or 'the same command starts again, or continues'}",
+                f"Stopped: {stopped.message or 'run the same command again'}",
                 err=True,
             )
             raise click.exceptions.Exit(128 + stopped.number) from None

@@ -153,6 +153,8 @@ def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) ->
         for name in ("sentence_ms", "batch_ms"):
             expected = teacher[device][name] / student[device][name]
             assert student["ratio"][device][name] == expected
+            low, high = teacher[device][f"{name}_quartiles"]
+            assert low <= teacher[device][name] <= high
     joins_speed(tmp_path, tiny_teacher("bert"), found)
 
 
@@ -204,7 +206,7 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
     save(elsewhere, folder / "elsewhere")
     joined = run("--task", "table", *runs, folder / "elsewhere")
     assert joined.output.count("50.00 ± 50.00") == 2 and " measured " in joined.output
-    assert "2: median of 2 runs on another machine" in joined.output
+    assert "2: median of 2 runs (lower to upper quartile) on another machine" in joined.output
     ways = [line.split("│")[-2].strip() for line in joined.output.splitlines() if " M " in line]
     assert ways == ["1", "2"] * 2 + ["1", "2"]
     refused = run("--task", "table", folder / "table")

@@ -74,6 +74,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     says(said, "does not export decoders; give --to onnx or gguf")
     card = (out / "README.md").read_text()
     assert "AutoModelForCausalLM" in card and "text-generation" in card
+    assert "| lr |" in card and "| mask_prob |" not in card
 
 
 def test_its_own_loss_is_that_of_transformers(store: Path) -> None:

@@ -92,6 +92,7 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
     )
     card = (tmp_path / "s" / "README.md").read_text()
     says(card, "pipeline_tag: sentence-similarity", 'SentenceTransformer("this folder")')
+    assert "| batch_texts |" in card and "| mask_prob |" not in card
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +53,9 @@ def test_the_dump_takes_what_was_planned(
     assert {"hidden/mean", "attention/mean", "logits", "mask"} <= planned.bytes_by_feature.keys()
     assert planned.exact == (kept > 150)
     assert 0 < planned.pass_seconds < planned.seconds
+    assert not any("--limit" in line for line in planned.lines())
+    week = replace(planned, seconds=7 * 24 * 3600.0, tokens=21_000_000)
+    assert "night     --limit 1000000 takes about 8.0 h" in week.lines()
 
 
 class Disk(NamedTuple):

@@ -35,17 +35,18 @@ def bundle() -> str:
 
 
 class Point(NamedTuple):
-    """A student and its cost, with the deviation of a cost that was measured."""
+    """A student and its cost, with the quartiles of a cost that was measured repeatedly."""
 
     student: StudentFiles
     cost: float
-    deviation: float = 0.0
+    low: float
+    high: float
 
 
 def front(points: Sequence[Point], measure: Measure) -> list[Point]:
     """Return the Pareto front, the cheapest first.
 
-    A student is on it if no better student is cheaper, or as cheap within the deviations of both
+    A student is on it if no better student is cheaper, or as cheap within the quartiles of both
     costs: noise puts no student on the front.
     """
     judged = [p for p in points if measure.of(p.student.figures) < math.inf]
@@ -54,7 +55,7 @@ def front(points: Sequence[Point], measure: Measure) -> list[Point]:
         point
         for place, point in enumerate(judged)
         if not any(
-            better.cost <= point.cost + math.hypot(better.deviation, point.deviation)
+            better.low <= point.high
             for better in judged[:place]
         )
     ]
@@ -77,14 +78,14 @@ def trade_off(
         {
             "student": student.number,
             "cost": value,
-            "low": value - deviation,
-            "high": value + deviation,
+            "low": low,
+            "high": high,
             "quality": student.figures[measure.name],
             "front": "on the front" if student.number in best else "behind it",
             "settings": ", ".join(f"{n} {v}" for n, v in student.settings.items()),
             "url": f"#card-{student.number}",
         }
-        for student, value, deviation in points
+        for student, value, low, high in points
     ]
     rows.sort(key=lambda row: row["front"] == FRONT[0])  # drawn last, so that they cover the others
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(zero=False, nice=True))
@@ -100,13 +101,13 @@ def trade_off(
     path = [row for row in rows if row["front"] == FRONT[0]]
     step = alt.Chart(alt.Data(values=path)).mark_line(strokeWidth=2, opacity=0.6)
     spread = base.mark_rule(strokeWidth=1).encode(x=alt.X("low:Q", title=cost), x2="high:Q")
-    spreads = [spread] if any(point.deviation for point in points) else []
+    spreads = [spread] if any(point.low < point.high for point in points) else []
     chart = alt.layer(*_rules(alt, lines), step.encode(x=x, y=y), *spreads, marks, names)
     table = [(r["student"], r["settings"], r["quality"], r["cost"], r["front"]) for r in rows]
     return {
         "title": f"{measure.name} against {cost}",
         "about": f"{_axis(measure)}. The line joins the Pareto front: no student is both better"
-        " and cheaper, or as cheap up to the deviations of their costs. A point leads to the"
+        " and cheaper, or as cheap up to the quartiles of their costs. A point leads to the"
         " student's card.",
         "spec": _spec(chart),
         "headings": ("student", "settings", measure.name, cost, "Pareto front"),

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.student_train.cli import format_number
-from teachonce.student_train.output.ranking import DEVIATION, SCORES, Measure, flat, measures_of
+from teachonce.student_train.output.ranking import (
+    DEVIATION,
+    QUARTILES,
+    SCORES,
+    Measure,
+    flat,
+    measures_of,
+)
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.student_train.sweep.page.charts import (
     Point,
@@ -59,10 +66,14 @@ class StudentFiles:
     card: str = ""
 
     @property
-    def latency(self) -> Measure | None:
-        """Return the measure of milliseconds per sentence on the CPU."""
+    def latency(self) -> tuple[float, float, float] | None:
+        """Return the milliseconds per sentence on the CPU: median, lower and upper quartile."""
         found = [name for name in self.figures if name.endswith("cpu sentence_ms")]
-        return Measure(found[0], "milliseconds") if found else None
+        if not found:
+            return None
+        median = self.figures[found[0]]
+        low, high = (self.figures.get(f"{found[0]} {which}", median) for which in QUARTILES)
+        return median, low, high
 
     @property
     def trained(self) -> bool:
@@ -103,7 +114,7 @@ def write_report(folder: Path) -> Path:
         "sweep.html.jinja",
         WHAT,
         title=f"Sweep {folder.resolve().name}",
-        lead=_lead(students, measures),
+        lead=_lead(students, measures, [name for name, scores in others.items() if not scores]),
         students=students,
         ranked=_ranked(students, measures),
         columns=runs["varied"],
@@ -164,12 +175,8 @@ def _view(
     """Make the charts of a measure, each with its table."""
     lines = _all_lines(students, measure, others)
     done = [s for s in students if measure.of(s.figures) < math.inf]
-    sizes = [Point(s, s.bytes / 1e6) for s in done if s.bytes]
-    times = [
-        Point(s, s.figures[ms.name], s.figures.get(f"{ms.name} {DEVIATION}", 0.0))
-        for s in done
-        if (ms := s.latency)
-    ]
+    sizes = [Point(s, *[s.bytes / 1e6] * 3) for s in done if s.bytes]
+    times = [Point(s, *s.latency) for s in done if s.latency]
     charts = [
         trade_off(sizes, measure, "megabytes of weights", lines),
         trade_off(times, measure, "milliseconds a sentence, CPU", lines),
@@ -202,12 +209,19 @@ def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, floa
     return found
 
 
-def _lead(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list[str]:
-    """Return a line with the number of students by state, and one if none can be compared."""
+def _lead(
+    students: Sequence[StudentFiles], measures: Sequence[Measure], unscored: Sequence[str]
+) -> list[str]:
+    """Return a line with the number of students by state, one if none can be compared, and one
+    with the other models that have no scores."""
     states = [s.state for s in students]
     counts = [f"{states.count(each)} {each}" for each in dict.fromkeys(states)]
     lines = [f"{counted(len(students), 'student')}: {', '.join(counts)}."]
-    return lines if measures else [*lines, "No student has a comparable figure yet."]
+    if not measures:
+        lines.append("No student has a comparable figure yet.")
+    if unscored:
+        lines.append(f"Not scored yet: {', '.join(unscored)}, scored after the last student.")
+    return lines
 
 
 def _choice(

@@ -25,6 +25,7 @@ from teachonce.downstream.tracking import SILENT, Log, TrackedRun, folder_of
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
+from teachonce.support.signals import stoppable
 from teachonce.training.optimizer import ADADELTA_LR, optimizer_of
 from teachonce.training.trackers import RunDescription
 
@@ -32,6 +33,7 @@ from teachonce.training.trackers import RunDescription
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
 SMALL_WIDTH = 384
+UNSAVED = "fine-tuning saves nothing before its end; the same command starts from the beginning"
 Say = Callable[[str], object]
 
 
@@ -71,7 +73,8 @@ def fine_tune(
     for seed in seeds:
         folder = folder_of(log.out, seed, settings.seeds)
         facts = RunDescription(folder, about | {"seed": seed}, "scores.json", resumable=False)
-        with TrackedRun(log.names, facts, False, say, [*task.measures.values()]) as tracked:
+        tracked_run = TrackedRun(log.names, facts, False, say, [*task.measures.values()])
+        with stoppable(lambda: UNSAVED), tracked_run as tracked:
             folder_of_first = save_to if seed == seeds[0] else None
             one = replace(settings, seed=seed)
             runs.append(_one_seed(task, source, splits, one, say, folder_of_first, tracked))

@@ -53,7 +53,8 @@ def write_sweep(folder: Path) -> Path:
             "mood": {"accuracy": 90 - quality},
             "speed": {
                 "cpu sentence_ms": size / 50 + number / 10,
-                "cpu sentence_ms deviation": 0.25,
+                "cpu sentence_ms lower quartile": size / 50 + number / 10 - 0.25,
+                "cpu sentence_ms upper quartile": size / 50 + number / 10 + 0.5,
                 "disk_bytes": size * 900,
             },
         }
@@ -71,16 +72,19 @@ def write_sweep(folder: Path) -> Path:
 
 def test_the_front_has_those_that_none_beats() -> None:
     points = [(5, 2.0), (1, 3.0), (3, 1.0), (4, 1.5), (2, 2.5)]  # cost, nats
-    made = [Point(student(n, **{NATS.name: nats}), cost) for n, (cost, nats) in enumerate(points)]
+    made = [Point(student(n, **{NATS.name: nats}), *[cost] * 3) for n, (cost, nats) in enumerate(points)]
     assert [point.cost for point in front(made, NATS)] == [1, 2, 3]
 
 
 def test_noise_of_a_cost_puts_no_student_on_the_front() -> None:
-    """The second is .01 ms faster than the better first, within the deviations of both."""
+    """The second is .01 ms faster than the better first, within the quartiles of both."""
     points = [(2.00, 1.0), (1.99, 1.1), (1.5, 1.2)]  # ms, nats
-    made = [Point(student(n, **{NATS.name: x}), ms, 0.02) for n, (ms, x) in enumerate(points)]
+    made = [
+        Point(student(n, **{NATS.name: x}), ms, ms - 0.02, ms + 0.02)
+        for n, (ms, x) in enumerate(points)
+    ]
     assert [point.cost for point in front(made, NATS)] == [1.5, 2.0]
-    exact = [point._replace(deviation=0.0) for point in made]
+    exact = [point._replace(low=point.cost, high=point.cost) for point in made]
     assert [point.cost for point in front(exact, NATS)] == [1.5, 1.99, 2.0]
 
 
@@ -121,16 +125,18 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     )
     assert "To export it, run this command in the folder that contains sweep." in page
     assert "student-export sweep/student2 --to onnx --out student2-onnx" in page
-    assert "5.32 ± 0.25" in page  # ms
+    assert "5.32 (5.07 to 5.82)" in page  # ms
     assert "not trained" not in page and "of the teacher's mood accuracy</th>" in page
     content = json.loads((tmp_path / "sweep/runs.json").read_text())
     content["runs"][1]["scores"]["mood"]["Matthews"] = 0.0
     content["runs"][0]["scores"]["mood"]["accuracy deviation"] = 0.5
+    content["references"]["other"] = {}
     (tmp_path / "sweep/runs.json").write_text(json.dumps(content))
     page = write_report(tmp_path / "sweep").read_text()
     assert page.count("finished, not trained: all answers are the same") == 1
     assert "Ship number 5, because" in page and "± 0.5" in page
     assert "These figures have no deviations" in page
+    assert "Not scored yet: other, scored after the last student." in page
 
 
 def elsewhere(folder: Path) -> Path:
