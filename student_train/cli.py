@@ -48,7 +48,14 @@ GROUPS = {
         ),
     ),
     "Student": (
-        *("dropout", "recurrent_dropout", "classifier_pooling", "word_vectors", "max_length"),
+        *(
+            "lora",
+            "dropout",
+            "recurrent_dropout",
+            "classifier_pooling",
+            "word_vectors",
+            "max_length",
+        ),
         *("freeze", "prune_to"),
     ),
     "Alignment": ("pool", "projection", "projection_start"),

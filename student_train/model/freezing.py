@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from teachonce.student_train.model.low_rank import is_low_rank
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.errors import UserError
@@ -77,6 +78,8 @@ def is_frozen(part: str, options: TrainOptions) -> bool:
 
 
 def set_frozen(model: nn.Module, options: TrainOptions) -> None:
-    """Set `requires_grad` of every parameter by `--freeze` and `--projection frozen`."""
+    """Set `requires_grad` of every parameter by `--freeze`, `--projection frozen` and `--lora`."""
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not is_frozen(group_of(name), options))
+        part = group_of(name)
+        whole = options.lora is None or part == "projection" or is_low_rank(name)
+        parameter.requires_grad_(whole and not is_frozen(part, options))

@@ -119,7 +119,7 @@ def _of_task(column: str) -> Measure:
     """Return the measure of a column `TASK SCORE`."""
     if column.endswith(LEAST):
         return Measure(column, "a score of a task, of which the smallest is the best")
-    return Measure(column, "a score of a task, in percent", largest=True)
+    return Measure(column, "a score of a task", largest=True)
 
 
 def measure_of(rows: Sequence[Row]) -> Measure | None:

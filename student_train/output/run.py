@@ -26,6 +26,7 @@ from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.any_student import has_attention
 from teachonce.student_train.model.decoder_sizes import copied_settings
 from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.low_rank import add_low_rank, merge_low_rank
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.start import RANDOM, initialise
 from teachonce.student_train.model.start_checks import (
@@ -260,6 +261,9 @@ def _prepared(plan: TrainPlan) -> Prepared:
     fewer = fewer_pieces(options.vocab, len(tokenizer))
     changed = check_spelling(collator, store, options.vocab) if plan.shape.causal else ""
     start = initialise(student, how, store, collator.vocabulary)
+    if options.lora:
+        add_low_rank(student, options.lora)
+        start.append(f"low-rank changes of rank {options.lora} of the linear layers are trained")
     if options.word_vectors:
         at_random = start == [RANDOM]
         path = Path(options.word_vectors)
@@ -363,6 +367,8 @@ def _finish(
     out = options.out_folder()
     student, tokenizer = trained.student.eval(), collator.student_tokenizer
     student.cpu()
+    if options.lora:
+        merge_low_rank(student)
     head = trained.vector_head
     if retained is not None:
         report = {**report, "pruned": {"pieces": len(retained), "of": len(tokenizer)}}

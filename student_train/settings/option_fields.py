@@ -195,6 +195,14 @@ class OptionFields:
         words=STARTS,
         check=check_start,
     )
+    lora: int | None = option(
+        None,
+        "Train low-rank changes of the linear layers (LoRA) of this rank, and no other weights; at"
+        " the end they are added to the weights. For --init folder:DIR.",
+        within=at_least(1),
+        default_text="train all weights",
+        scope={START},
+    )
     dropout: float = option(
         0.0,  # a small student underfits: dropout would only slow it down
         "Dropout of hidden states and attention; for a BiLSTM, of embeddings, layers and the"

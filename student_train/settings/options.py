@@ -119,6 +119,11 @@ class TrainOptions(OptionFields):
             )
         self._check_data()
         own = self.init.removeprefix(FOLDER)
+        if self.lora and own == self.init:
+            raise UserError(
+                f"--lora {self.lora}: the other weights are not trained, and --init is {self.init};"
+                " give --init folder:DIR, a model that is trained already, or leave --lora out"
+            )
         if own != self.init and self.vocab != own:
             raise UserError(
                 f"--vocab {self.vocab}: the weights of {own} are for its own vocabulary; give"
@@ -334,7 +339,8 @@ class TrainOptions(OptionFields):
         if self.optimizer == "adadelta":
             return ADADELTA_LR
         rate = parse_student(self.student).learning_rate
-        return rate * CONTINUED if self.init.startswith(FOLDER) else rate
+        whole = self.init.startswith(FOLDER) and not self.lora
+        return rate * CONTINUED if whole else rate
 
     def judged_by(self) -> list[str]:
         """List the options that depend on validation, as typed on the command line. If the list is

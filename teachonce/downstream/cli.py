@@ -53,9 +53,9 @@ sts       columns as for pair, scored by cosine similarity: Spearman, Pearson
 qa        SQuAD .json, or columns question, context, answer (empty if the
           context has none): exact match, F1
 
-lm, retrieval, rerank and mteb score models without training. lm needs a decoder. For the other
-three, a folder of sentence-transformers uses its own modules and prompts, any other encoder the
-mean of its last hidden states.
+lm, lm-eval, retrieval, rerank and mteb score models without training. The first two need a
+decoder. For the other three, a folder of sentence-transformers uses its own modules and prompts,
+any other encoder the mean of its last hidden states.
 
 \b
 lm         a document a line: bits/byte, which compare models of any
@@ -65,6 +65,8 @@ retrieval  a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels.tsv):
            both rankings
 rerank     nDCG@10 and MRR@10 over candidates; rerankers (cross-encoders), too
 mteb:NAME  a task of the package mteb: its main score
+lm-eval:NAME  a task of lm-evaluation-harness, or one that is defined in a
+           folder of --test: its measures
 
 Files with columns are .tsv, .csv or .jsonl. If a column has another name, give it with the option
 of that column, such as --text-column.
@@ -216,6 +218,16 @@ def _mteb(options: DownstreamOptions) -> dict[str, Any]:
     return score_tables.of_models(each)
 
 
+def _harness(options: DownstreamOptions) -> dict[str, Any]:
+    from teachonce.downstream import score_tables
+    from teachonce.downstream.lm.harness import score_harness_task
+
+    settings = options.settings(LmSettings)
+    return score_tables.of_models(
+        [score_harness_task(options.task, each, options.test, settings) for each in options.model]
+    )
+
+
 def _lm(options: DownstreamOptions) -> dict[str, Any]:
     from teachonce.downstream import score_tables
     from teachonce.downstream.lm.scoring import score_lm
@@ -269,6 +281,7 @@ WORK: dict[str, tuple[Callable[[DownstreamOptions], dict[str, Any] | None], str]
     "mlm": (_mlm, "seed_table"),
     "lm": (_lm, "seed_table"),
     "mteb": (_mteb, "seed_table"),
+    "lm-eval": (_harness, "seed_table"),
     **dict.fromkeys(SEARCHES, (_search, "seed_table")),
     "speed": (_speed, "speed_table"),
     "table": (_table, "combined_table"),

@@ -18,8 +18,9 @@ from teachonce.checkpoints.declared import check_declared, config_of
 from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
+    KNOWN,
     LM,
-    MTEB,
+    NAMED,
     OPTION,
     OPTIONS,
     PREFIX,
@@ -74,7 +75,7 @@ def parameters() -> list[click.Parameter]:
         if name != "runs":
             plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is read_paths else {}
             if name == "task":
-                plural = {"metavar": "[" + "|".join(TASKS).replace(MTEB, f"{MTEB}:NAME") + "]"}
+                plural = {"metavar": f"[{'|'.join(KNOWN)}]"}
             found.append(click_option(DownstreamOptions, name, help=_help(name), **plural))
     runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
     return [*found, runs]
@@ -124,8 +125,8 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
     check_installed(options.log)
     if options.optimizer:
         check_optimizer(options.optimizer)
-    if options.kind == MTEB:
-        check_library("mteb", "mteb", f"--task {options.task}")
+    if module := NAMED.get(options.kind):
+        check_library(module, options.kind, f"--task {options.task}")
     if options.task in FINE_TUNED and not options.as_is and options.dev is None:
         raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
     if options.task == "speed" and options.text_column and not options.test:

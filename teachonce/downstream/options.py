@@ -38,13 +38,15 @@ SCORED = ("pair", "sts")
 FINE_TUNED = ("pos", "ner", "classify", *SCORED, "qa")
 TRAINED = ("mlm", *FINE_TUNED)
 SEARCHES = ("retrieval", "rerank")
-MTEB = "mteb"
-"""In scopes: the tasks `mteb:NAME` of the package mteb."""
+MTEB, LM_EVAL = "mteb", "lm-eval"
+NAMED = {MTEB: "mteb", LM_EVAL: "lm_eval"}
+"""The tasks `mteb:NAME` and `lm-eval:NAME`, and the module that has the tasks of these names."""
 LM = "lm"
-UNTRAINED = (LM, *SEARCHES, MTEB)
+UNTRAINED = (LM, *SEARCHES, *NAMED)
 """Tasks that score models without training."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
-WORDS = tuple(f"{task}:" if task == MTEB else task for task in TASKS)
+KNOWN = tuple(f"{task}:NAME" if task in NAMED else task for task in TASKS)
+WORDS = tuple(f"{task}:" if task in NAMED else task for task in TASKS)
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
 """In scopes, in addition to tasks: the option can be combined with --as-is."""
@@ -112,11 +114,11 @@ def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
 
 
 def _check_task(task: str) -> None:
-    """Raise UserError for an unknown task, MTEB without a name, or another task with a name."""
+    """Raise UserError for an unknown task, one of NAMED without a name, or another with a name."""
     kind, _, name = task.partition(":")
-    if kind not in TASKS or bool(name) != (kind == MTEB):
-        known = ", ".join(f"{each}:NAME" if each == MTEB else each for each in TASKS)
-        raise UserError(f"--task {task}: {suggest(kind, TASKS)}expected one of {known}")
+    if kind not in TASKS or bool(name) != (kind in NAMED):
+        near = suggest(kind, TASKS)
+        raise UserError(f"--task {task}: {near}expected one of {', '.join(KNOWN)}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class DownstreamOptions:
     )
     model: tuple[str, ...] = _option(
         "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA (a new model; shapes as for"
-        " student-train --student). Repeatable for speed, lm, retrieval, rerank, mteb and --as-is.",
+        " student-train --student). Repeatable for speed, all tasks without training and --as-is.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
@@ -153,11 +155,11 @@ class DownstreamOptions:
     test: tuple[Path, ...] = _option(
         "Score on this file as well. Repeatable, e.g. one file per language: prints the scores of"
         " each and their mean. speed: time these texts. retrieval, rerank: folders of corpus.jsonl,"
-        " queries.jsonl and qrels.tsv.",
-        [*TRAINED, LM, *SEARCHES, "speed", AS_IS],
+        " queries.jsonl and qrels.tsv. lm-eval: folders with definitions of tasks (YAML).",
+        [*TRAINED, LM, LM_EVAL, *SEARCHES, "speed", AS_IS],
         default=(),
         needed=[LM, *SEARCHES, AS_IS],
-        several=[*TRAINED, LM, *SEARCHES, AS_IS],
+        several=[*TRAINED, LM, LM_EVAL, *SEARCHES, AS_IS],
         read=read_paths,
         default_text="speed: random tokens",
     )
@@ -208,8 +210,8 @@ class DownstreamOptions:
     )
     max_length: int | None = _option(
         "Truncate inputs to this number of tokens; mlm and lm: read windows of it. All tasks except"
-        " mlm and lm reduce it to the model's limit; the limit is the default of lm (at most"
-        " 1,024), retrieval, rerank and sentence-transformers folders.",
+        " mlm and lm reduce it to the model's limit; the limit is the default of lm and"
+        " lm-eval (at most 1,024), retrieval, rerank and sentence-transformers folders.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         within=at_least(SHORTEST),
         default_text="128, qa 384, speed 512",
@@ -229,8 +231,8 @@ class DownstreamOptions:
         default_text="a tenth of all steps, at most 500",
     )
     precision: str | None = _option(
-        "Precision of the training, or of the model that lm scores.",
-        [*TRAINED, LM],
+        "Precision of the training, or of the model that lm and lm-eval score.",
+        [*TRAINED, LM, LM_EVAL],
         choices=("fp32", "bf16"),
     )
     resume: bool = _flag("Continue the interrupted training in --out.", ["mlm"], "--resume")

@@ -192,7 +192,9 @@ def _on(
 
 def quartiles(times: Sequence[float]) -> list[float]:
     """Return the lower and upper quartile; of a single run twice its time."""
-    low, _, high = quantiles(times * 2 if len(times) == 1 else times, n=4, method="inclusive")
+    low, _, high = quantiles(
+        [*times, *times] if len(times) == 1 else times, n=4, method="inclusive"
+    )
     return [low, high]
 
 

@@ -106,7 +106,7 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
         "[default: 128, qa 384, speed 512; at least 8]",
         "--evaluate-every INTEGER mlm: Steps between validations, and between checkpoints. "
         "[default: a tenth of all steps, at most 500; at least 1]",
-        "Precision of the training, or of the model that lm scores. [default: fp32]",
+        "Precision of the training, or of the model that lm and lm-eval score. [default: fp32]",
         "--limit INTEGER fine-tuning: Train on the first N examples. [at least 1]",
         "--train PATH Training examples.",
     ):

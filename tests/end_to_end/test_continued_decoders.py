@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from teachonce.store import open_store
@@ -17,7 +20,8 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from tests.end_to_end.support import ok, refused, says
+from teachonce.student_train.train.training_log import TrainingLog
+from tests.end_to_end.support import invoke, ok, refused, says
 
 SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precision", "fp32")
 
@@ -76,6 +80,46 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
         AutoTokenizer.from_pretrained(model).get_vocab()
     )
     assert str(model.parent) not in (out / "README.md").read_text()
+
+
+def test_low_rank_changes_are_trained_alone_and_added(
+    causal: Path, model: Path, tmp_path: Path
+) -> None:
+    """Linear layers change by matrices of the rank, nothing else changes, the folder is an ordinary
+    one, and a stopped training ends with the same weights."""
+    pytest.importorskip("peft")
+    words = ("--store", causal, "--student", model, "--lora", "3", *SHORT[2:])
+    steps = ("--steps", "6", "--checkpoint-every", "2", "--eval-every", "3")
+    said = ok(student_train, *words, *steps, "--out", tmp_path / "whole")
+    assert "low-rank changes of rank 3" in said and "lr 0.004" in said
+    before, after = (load_file(each / "model.safetensors") for each in (model, tmp_path / "whole"))
+    assert before.keys() == after.keys()
+    for name, values in before.items():
+        change = after[name] - values[: len(after[name])]
+        linear = name.endswith("_proj.weight")
+        assert (torch.linalg.matrix_rank(change, atol=1e-6) == 3) if linear else not change.any()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    add = TrainingLog.add
+
+    def add_and_stop(log: TrainingLog, values: dict[str, float], step: int) -> None:
+        add(log, values, step)
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingLog, "add", add_and_stop)
+        result = invoke(student_train, *words, *steps, "--out", stopped)
+    assert result.exit_code == 130 and "saved at step" in result.output
+    ok(student_train, *words, *steps, "--out", stopped, "--resume")
+    assert (stopped / "model.safetensors").read_bytes() == (
+        tmp_path / "whole/model.safetensors"
+    ).read_bytes()
+
+
+def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: Path) -> None:
+    given = ("--store", causal, "--lora", "4", "--student", "llama:32x2x4", "--out", tmp_path / "s")
+    says(refused(student_train, *given, *SHORT), "--lora 4", "--init is auto", "--init folder:DIR")
 
 
 @pytest.mark.parametrize(

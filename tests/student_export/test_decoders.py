@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
 from onnxruntime import InferenceSession
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +32,7 @@ from teachonce.downstream.settings import LmSettings
 from teachonce.student_export.formats import gguf
 from teachonce.student_export.formats.gguf_contents import architecture_of, pattern_of
 from teachonce.student_export.loaded_student import load_student
+from teachonce.student_export.options import OF_LLAMA_CPP
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.support.arrays import Array
@@ -101,13 +104,18 @@ def test_transformers_reads_the_file_back(each_kind: Path, tmp_path: Path) -> No
     assert (tmp_path / "small.gguf").stat().st_size < (tmp_path / "model.gguf").stat().st_size / 2
 
 
-def test_without_llama_cpp_the_file_is_written_and_not_compared(
-    student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "llama_cpp" else find(name)
     )
+
+
+@pytest.mark.usefixtures("without_llama_cpp")
+def test_without_llama_cpp_the_file_is_written_and_not_compared(
+    student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     out = tmp_path / "out"
     long = Path(shutil.copytree(student, tmp_path / "long"))
@@ -215,6 +223,40 @@ def test_llama_cpp_predicts_what_the_student_does(
         code = f"from llama_cpp{block.partition('```')[0]}"
         exec(code.replace("print(", "written = ("), names)  # continue a text, then chat
     assert names["written"]["role"] == "assistant"
+
+
+def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 256 values in the type that was asked for, rows of 64 in the one that llama.cpp takes
+    instead; errors follow the bits, and the file runs."""
+    pytest.importorskip("llama_cpp")
+    wide = decoder("llama:256x1x4x64x2", tmp_path / "wide")
+    gguf.write_float(load_student(wide), tmp_path / "model.gguf")
+    read = {t.name: np.asarray(t.data) for t in GGUFReader(tmp_path / "model.gguf").tensors}
+    layers = gguf.layers(tmp_path / "model.gguf")
+    nodes = [name for names in layers.values() for name in names]
+    errors = []
+    for kind, narrow in OF_LLAMA_CPP.items():
+        gguf.quantise(tmp_path / "model.gguf", tmp_path / kind, kind, nodes)
+        for tensor in GGUFReader(tmp_path / kind).tensors:
+            if tensor.name in nodes:
+                columns = read[tensor.name].shape[1]
+                assert tensor.tensor_type.name.lower() == (kind if columns == 256 else narrow)
+        (up,) = (t for t in GGUFReader(tmp_path / kind).tensors if t.name == "blk.0.ffn_up.weight")
+        values = dequantize(up.data, up.tensor_type)
+        errors.append(np.abs(values - read[up.name]).mean() / np.abs(read[up.name]).mean())
+    assert 0.001 < errors[0] < errors[1] < errors[2] < 0.1
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    out = tmp_path / "out"
+    result = run(wide, "--to", "gguf", "--quantize", "q4_k", "--least", 0.8, "--out", out)
+    assert result.exit_code == 0, result.output
+    (made,) = json.loads((out / "export.json").read_text())["files"]
+    assert made["file"] == "gguf/model-q4_k.gguf" and 0.8 < made["keeps"] < 1
+
+
+@pytest.mark.usefixtures("without_llama_cpp")
+def test_k_quants_need_llama_cpp(student: Path, tmp_path: Path) -> None:
+    said = refused(student, "--to", "gguf", "--quantize", "q4_k", "--out", tmp_path / "no")
+    assert "--quantize q4_k" in said and "pip install llama-cpp-python" in said
 
 
 def test_onnx_in_int8_is_checked_by_bits_a_byte(

@@ -54,10 +54,7 @@ def front(points: Sequence[Point], measure: Measure) -> list[Point]:
     found = [
         point
         for place, point in enumerate(judged)
-        if not any(
-            better.low <= point.high
-            for better in judged[:place]
-        )
+        if not any(better.low <= point.high for better in judged[:place])
     ]
     return sorted(found, key=lambda p: p.cost)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from teachonce.student_export.formats.gguf_contents import (
     vocabulary,
     weights,
 )
-from teachonce.student_export.options import GGUF
+from teachonce.student_export.options import GGUF, OF_LLAMA_CPP
 from teachonce.student_export.student_inputs import LONGEST_CHECKED
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
@@ -25,7 +26,6 @@ from teachonce.support.extras import library
 if TYPE_CHECKING:
     from teachonce.student_export.loaded_student import LoadedStudent
 
-# What the package gguf can quantise to. llama.cpp's own K-quants are made by llama-quantize.
 NAMES = {"": "gguf/model.gguf", **{kind: f"gguf/model-{kind}.gguf" for kind in GGUF}}
 EXTRA, RUNNER = "gguf", "llama_cpp"
 SET_ANEW = ("general.architecture", "general.file_type")
@@ -100,7 +100,8 @@ def layers(path: Path) -> dict[str, list[str]]:
 def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
     """Write `source` with the weights `nodes` in another type.
 
-    Rows whose length is not a multiple of a block's become float16.
+    Rows whose length is not a multiple of a block's take the type in `OF_LLAMA_CPP`, or float16.
+    Raises UserError if the type needs llama-cpp-python, and it is missing.
     """
     gguf = library("gguf", EXTRA, "--quantize")
     read = gguf.GGUFReader(path=source)
@@ -109,8 +110,9 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
         if not name.startswith("GGUF.") and name not in SET_ANEW:
             sub_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type)
-    file_type = "MOSTLY_" + kind.upper()
-    writer.add_file_type(gguf.LlamaFileType[file_type])
+    types = gguf.LlamaFileType.__members__
+    mostly = f"MOSTLY_{kind.upper()}"
+    writer.add_file_type(types.get(mostly) or types[f"{mostly}_S"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for tensor in read.tensors:
         values = np.asarray(tensor.data)
@@ -123,11 +125,28 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
 
 def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) -> None:
     wanted = gguf.GGMLQuantizationType[kind.upper()]
-    block = gguf.GGML_QUANT_SIZES[wanted][0]
-    if kind == "f16" or values.shape[-1] % block:
+    block, size = gguf.GGML_QUANT_SIZES[wanted]
+    if kind in OF_LLAMA_CPP and values.shape[-1] % block:
+        _add_quantised(gguf, writer, name, values, OF_LLAMA_CPP[kind])
+    elif kind in OF_LLAMA_CPP:
+        blocks = np.empty((len(values), values.shape[-1] // block * size), np.uint8)
+        _quantise_by_llama_cpp(np.ascontiguousarray(values, np.float32), wanted, blocks)
+        writer.add_tensor(name, blocks, raw_dtype=wanted)
+    elif kind == "f16" or values.shape[-1] % block:
         writer.add_tensor(name, values.astype(np.float16))
     else:
         writer.add_tensor(name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+
+
+def _quantise_by_llama_cpp(values: Array, wanted: int, blocks: Array) -> None:
+    """Fill `blocks`, uint8 [rows, bytes], with the rows of `values`, float32 [rows, columns]."""
+    quantise = library("llama_cpp.llama_cpp", EXTRA, "--quantize")._lib.ggml_quantize_chunk
+    # int type, values, blocks, first value, rows, columns, importances of columns (ggml.h)
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    quantise.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
+    quantise.restype = ctypes.c_size_t
+    written = quantise(int(wanted), values.ctypes.data, blocks.ctypes.data, 0, *values.shape, None)
+    assert written == blocks.nbytes, (written, blocks.nbytes)
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:

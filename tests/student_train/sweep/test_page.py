@@ -72,7 +72,9 @@ def write_sweep(folder: Path) -> Path:
 
 def test_the_front_has_those_that_none_beats() -> None:
     points = [(5, 2.0), (1, 3.0), (3, 1.0), (4, 1.5), (2, 2.5)]  # cost, nats
-    made = [Point(student(n, **{NATS.name: nats}), *[cost] * 3) for n, (cost, nats) in enumerate(points)]
+    made = [
+        Point(student(n, **{NATS.name: nats}), *[cost] * 3) for n, (cost, nats) in enumerate(points)
+    ]
     assert [point.cost for point in front(made, NATS)] == [1, 2, 3]
 
 
@@ -119,7 +121,7 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     page = write_report(write_sweep(tmp_path / "sweep")).read_text()
     accuracy = 90 - (2.5 - 256 / 400 - 0.2 + 0.02)
     text = f"Ship number 2, because its mood accuracy of {accuracy:.4g} is the best of 6 students"
-    assert f"{text} (a score of a task, in percent), {100 * accuracy / 93:.1f} % of the" in page
+    assert f"{text} (a score of a task), {100 * accuracy / 93:.1f} % of the" in page
     assert (
         f"smaller is number 1, with {90 - (2.5 - 128 / 400 - 0.2 + 0.01):.4g} in 115 kB. " in page
     )

@@ -1,0 +1,99 @@
+"""The tasks `lm-eval:NAME`: score a decoder on a task of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from teachonce.checkpoints.loading import input_limit
+from teachonce.downstream.lm.scoring import BITS, CELLS, LONGEST, load_decoder
+from teachonce.downstream.score_tables import TEST, result_of
+from teachonce.downstream.settings import LmSettings
+from teachonce.support.errors import UserError, first_line, out_of_memory, suggest
+from teachonce.support.extras import library
+
+HEADINGS = {"bits_per_byte": BITS}
+"""Measures that have another name here."""
+
+
+def score_harness_task(
+    task: str, model: str, folders: Sequence[Path], settings: LmSettings
+) -> dict[str, Any]:
+    """Score a decoder by the measures that a task of lm-evaluation-harness defines.
+
+    task: `lm-eval:NAME`, a task or a group of tasks.
+    folders: where to look for definitions of tasks (YAML) besides the harness's own. The harness
+        fetches the data of a task from the hub, unless its definition names local files.
+
+    Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents. Figures are
+    as the harness gives them: accuracies are shares.
+
+    Raises UserError if the harness is missing, has no such task, or cannot score it.
+    """
+    harness: Any = library("lm_eval", "lm-eval", f"--task {task}")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default of a task
+    tasks, name = _tasks(folders, task), task.partition(":")[2]
+    if name not in {*tasks.all_tasks}:
+        near = suggest(name, tasks.all_tasks)
+        raise UserError(
+            f"--task {task}: lm-evaluation-harness has no such task; {near}`lm-eval ls tasks` lists"
+            " its own, and --test FOLDER adds the definitions in a folder"
+        )
+    tokenizer, network = load_decoder(model, settings.precision)
+    length = min(settings.max_length or LONGEST, input_limit(network.config, tokenizer))
+    at_once = max(1, CELLS // (length * network.config.vocab_size))
+    hflm = library("lm_eval.models.huggingface", "lm-eval", f"--task {task}").HFLM
+    read = hflm(pretrained=network, tokenizer=tokenizer, batch_size=at_once, max_length=length)
+    try:
+        found = harness.simple_evaluate(
+            model=read,
+            tasks=[name],
+            task_manager=tasks,
+            bootstrap_iters=0,  # the deviation over documents is not ours, which is over seeds
+            log_samples=False,
+        )
+    except Exception as error:  # of the hub, of data sets, of a task's definition
+        if out_of_memory(error):
+            raise
+        raise UserError(
+            f"--task {task}: lm-evaluation-harness could not score {model}: {first_line(error)};"
+            " data that a task does not have in local files come from the hub: connect, or fill the"
+            " cache of datasets on a machine that can"
+        ) from error
+    figures = _figures(found["results"].get(name, {}))
+    if not figures:
+        parts = ", ".join(sorted(found["results"]))
+        raise UserError(f"--task {task}: has no score of its own; give one of its tasks: {parts}")
+    measures = {HEADINGS.get(each, each): each for each in figures}
+    primary = next(iter(figures))
+    about = {"task": task, "measures": measures, "primary": primary, "scale": 1, "decimals": 4}
+    counts = found.get("n-samples", {})
+    documents = sum(int(each["effective"]) for each in counts.values())
+    given = {"as_is": True, "max_length": length, "precision": settings.precision}
+    given["lm-eval"] = version("lm-eval")
+    run = {TEST: {"primary": figures[primary], **figures}}
+    return result_of(about, model, {TEST: name}, given, {TEST: documents}, [run])
+
+
+def _tasks(folders: Sequence[Path], task: str) -> Any:
+    """Return the harness's list of tasks, with those that are defined in `folders`."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"--test {folder}: --task lm-eval takes folders with definitions of tasks"
+            )
+    manager = library("lm_eval.tasks", "lm-eval", f"--task {task}").TaskManager
+    return manager(include_path=[*map(str, folders)] or None)
+
+
+def _figures(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures of a task by name; a filter of answers, unless it is none, is added."""
+    found = {}
+    for key, value in result.items():
+        name, comma, chosen = key.partition(",")
+        if comma and not name.endswith("_stderr") and isinstance(value, int | float):
+            found[name if chosen == "none" else f"{name} {chosen}"] = float(value)
+    return found

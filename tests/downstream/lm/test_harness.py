@@ -1,0 +1,118 @@
+"""lm-eval:NAME has the figures of lm-evaluation-harness, on tasks defined here: nothing is
+fetched."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from teachonce.downstream.lm.scoring import load_decoder, score_lm
+from teachonce.downstream.score_tables import TEST
+from teachonce.downstream.settings import LmSettings
+from tests.downstream.test_as_is import refused
+from tests.downstream.test_cli import run
+from tests.making.decoders import save_decoder
+from tests.texts import ENGLISH
+
+CHOICES = [" cold", " a cat", " green and old"]
+QUESTIONS = [f"The {word} was" for word in ("sea", "house", "old man", "letter", "night", "road")]
+DEFINITIONS = {
+    "choices": """
+task: choices
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/choices.jsonl}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+doc_to_choice: "{{choices}}"
+target_delimiter: ""
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+""",
+    "novels": """
+task: novels
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/novels.jsonl}}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list:
+  - {metric: bits_per_byte, aggregation: bits_per_byte, higher_is_better: false}
+""",
+}
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Path:
+    return save_decoder(tmp_path / "decoder", "Llama", bos="<s>")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name, definition in DEFINITIONS.items():
+        (folder / f"{name}.yaml").write_text(definition.replace("FOLDER", str(folder)))
+    asked = [
+        {"question": question, "choices": CHOICES, "answer": number % 3}
+        for number, question in enumerate(QUESTIONS)
+    ]
+    (folder / "choices.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    texts = [{"text": text} for text in ENGLISH[:4]]
+    (folder / "novels.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    return folder
+
+
+def test_without_the_harness_one_line_says_how_to_get_it(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    words = ("--task", "lm-eval:arc_easy", "--model", decoder, "--out", tmp_path / "out")
+    assert "pip install 'teachonce[lm-eval]'" in refused(*words)
+
+
+def test_a_choice_is_the_most_probable_answer(decoder: Path, tasks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    out = tmp_path / "out"
+    words = ("--task", "lm-eval:choices", "--model", decoder, "--test", tasks)
+    result = run(*words, "--out", out)
+    assert result.exit_code == 0, result.output
+    tokenizer, network = load_decoder(str(decoder))
+
+    def log_probability(question: str, choice: str) -> float:
+        before = len(tokenizer(question)["input_ids"])
+        ids = torch.tensor([tokenizer(question + choice)["input_ids"]])
+        with torch.no_grad():
+            found = network(ids).logits.log_softmax(-1)
+        taken: torch.Tensor = found[0, before - 1 : -1].gather(1, ids[0, before:, None])
+        return float(taken.sum())
+
+    best = [np.argmax([log_probability(each, choice) for choice in CHOICES]) for each in QUESTIONS]
+    accuracy = np.mean([number % 3 == chosen for number, chosen in enumerate(best)])
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["mean"]["test"]["acc"] == pytest.approx(accuracy)
+    assert scores["examples"] == {"test": len(QUESTIONS)} and f"{accuracy:.4f}" in result.output
+    assert "lm-eval:choices" in run("--task", "table", out).output
+    said = refused("--task", "lm-eval:choice", "--model", decoder, "--test", tasks, "--out", "x")
+    assert "did you mean choices?" in said
+
+
+def test_bits_a_byte_are_those_of_task_lm(decoder: Path, tasks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    words = ("--task", "lm-eval:novels", "--model", decoder, "--test", tasks)
+    result = run(*words, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    text = tmp_path / "novels.txt"
+    text.write_text("\n".join(ENGLISH[:4]) + "\n")
+    own = score_lm(str(decoder), {TEST: text}, LmSettings(), lambda line: None)
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    assert scores["measures"] == {"bits/byte": "bits_per_byte"}
+    expected = own["mean"][TEST]["bits_per_byte"]
+    assert scores["mean"]["test"]["bits_per_byte"] == pytest.approx(expected, rel=1e-4)
