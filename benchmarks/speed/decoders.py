@@ -1,0 +1,222 @@
+"""Speed of a decoder student's step from a store, beside the ways that keep the teacher's tokens.
+
+    python -m benchmarks.speed.decoders --model DIR [--corpus TEXT]
+
+All ways train a student of the same shape on the same texts; a second's teacher tokens say how much
+text is read. Plain steps are those of a straightforward script: texts in random order, a fixed
+number of sequences padded to the longest, AdamW, bf16.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from benchmarks.common.interleaved import Figures, interleaved
+from benchmarks.common.results import NOVELS, RESULTS, publish, table
+from benchmarks.common.small_store import small_store
+from benchmarks.speed.stepping import WARM, ours
+from teachonce.store import open_store
+from teachonce.student_train.output.run import prepare
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import parse_losses
+from teachonce.support.console import command_errors
+
+ALL = ("next=0.5", "kl-next=0.5", "hidden=0.3")
+TOP = 64
+STUDENTS, TOKENS, STORED = 10, 2_000_000, 400_000
+IGNORED = -100
+"""Label of a token that is not predicted, as in transformers."""
+HEAD = ("vocabulary, targets", "teacher tokens/s", "times the first", "waiting")
+HOURS = ("way", "dump, h", f"{STUDENTS} students, h", "all, h", "times ours")
+Loss = Callable[[Any, Tensor, Tensor, list[int]], Tensor]
+"""Takes the student, ids and attention mask, [B,S], and the places of the texts in the store."""
+
+
+def from_store(options: TrainOptions) -> Figures:
+    """Our loop, in teacher tokens a second."""
+    figures = ours(options)
+    with open_store(options.store) as store:
+        _, collator, _ = prepare(options, store)
+        texts = list(store.texts())
+        own = sum(map(len, collator.student_tokenizer(texts)["input_ids"]))
+        return {**figures, "speed": figures["speed"] * store.meta["tokens"] / own}
+
+
+def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figures:
+    """A straightforward script that trains the same student by the loss that `make` returns."""
+    with open_store(options.store) as store:
+        student, collator, _ = prepare(options, store)
+        texts, sizes = list(store.texts()), [len(record.token_ids) for record in store]
+    student.set_attn_implementation("sdpa")  # the default of transformers
+    inputs = collator.student_tokenizer(texts, truncation=True)["input_ids"]
+    loss_of, order = make(options), np.random.default_rng(0).permutation(len(texts))
+    optimizer = torch.optim.AdamW(student.parameters(), lr=options.resolved_lr)
+    student.train()
+    sequences = round(options.batch_tokens * len(texts) / sum(sizes))
+    times, tokens = list[float](), list[int]()
+    for step in range(options.steps or 0):
+        chosen = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap").tolist()
+        rows = [torch.tensor(inputs[place]) for place in chosen]
+        ids, mask = (
+            pad_sequence(each, batch_first=True)
+            for each in (rows, [torch.ones_like(r) for r in rows])
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(student, ids, mask, chosen)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), options.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter())
+        tokens.append(sum(sizes[place] for place in chosen))
+    return {"speed": sum(tokens[WARM:]) / (times[-1] - times[WARM - 1]), "waiting": 0.0}
+
+
+def _next(student: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy with the next tokens, and the logits, [B,S,V]."""
+    found = student(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, IGNORED))
+    return found.loss, found.logits
+
+
+def text_alone(options: TrainOptions) -> Loss:
+    """Cross-entropy, by the loss of transformers."""
+    return lambda student, ids, mask, chosen: _next(student, ids, mask)[0]
+
+
+def stored_best(options: TrainOptions) -> Loss:
+    """Cross-entropy and KL over the stored best ids: a store of a student with the teacher's
+    tokens, held in memory."""
+    with open_store(options.store) as store:
+        found = [record.views[0].logits for record in store]
+    pieces = [torch.from_numpy(each.ids.astype(np.int64)) for each in found]
+    shares = [torch.from_numpy(each.logprobs.astype(np.float32)) for each in found]
+
+    def loss_of(student: Any, ids: Tensor, mask: Tensor, chosen: list[int]) -> Tensor:
+        cross_entropy, logits = _next(student, ids, mask)
+        own = functional.log_softmax(logits.float(), -1)
+        kl, tokens = own.new_zeros(()), 0
+        for row, place in enumerate(chosen):
+            predicted = own[row, : len(pieces[place])].gather(1, pieces[place])
+            kl = kl + (shares[place].exp() * (shares[place] - predicted)).sum()
+            tokens += len(pieces[place])
+        return 0.5 * cross_entropy + 0.5 * kl / tokens
+
+    return loss_of
+
+
+def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
+    """Cross-entropy and KL over all logits of the teacher, which reads each batch."""
+    from transformers import AutoModelForCausalLM
+
+    teacher: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+
+    def loss_of(student: Any, ids: Tensor, mask: Tensor, chosen: list[int]) -> Tensor:
+        with torch.no_grad():
+            taught = teacher(input_ids=ids, attention_mask=mask).logits
+            expected = functional.log_softmax(taught.float(), -1)
+        cross_entropy, logits = _next(student, ids, mask)
+        own = functional.log_softmax(logits.float(), -1)
+        kl = functional.kl_div(own, expected, reduction="none", log_target=True).sum(-1)
+        return 0.5 * cross_entropy + 0.5 * (kl * mask).sum() / mask.sum()
+
+    return loss_of
+
+
+def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
+    """Rows of the hours that ten students of 2M tokens take, from measured tokens a second."""
+    own, rows = STORED / dump + STUDENTS * TOKENS / speeds["ours"], list[list[object]]()
+    for way, speed in speeds.items():
+        dumped = 0.0 if way == "teacher in memory" else STORED / dump
+        trained = STUDENTS * TOKENS / speed
+        seconds = dumped + trained
+        cells = [f"{each / 3600:.1f}" for each in (dumped, trained, seconds)]
+        rows.append([way, *cells, f"{seconds / own:.1f}"])
+    return rows
+
+
+@click.command()
+@click.option("--model", required=True, help="The teacher: a folder with a decoder.")
+@click.option("--corpus", default=str(NOVELS))
+@click.option("--tokens", default=20_000, help="Tokens of the store.")
+@click.option("--student", default="llama:128x4x2x320")
+@click.option("--vocab", default="4k")
+@click.option("--batch-tokens", default=2048, help="Teacher tokens.")
+@click.option("--steps", default=12)
+@click.option("--repeats", default=5)
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@command_errors
+def main(
+    model: str,
+    corpus: str,
+    tokens: int,
+    student: str,
+    vocab: str,
+    batch_tokens: int,
+    steps: int,
+    repeats: int,
+    results: Path,
+) -> None:
+    """Print the tables and put them into RESULTS.md."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.zarr"
+        begun = time.perf_counter()
+        small_store(model, corpus, tokens, store, logits=f"topk:{TOP}")
+        with open_store(store) as made:
+            dump = made.meta["tokens"] / (time.perf_counter() - begun)
+        other = TrainOptions(
+            store=str(store), view=0, held_out=0.0, student=student, vocab=vocab, init="random",
+            loss=parse_losses(("next=1",)), batch_tokens=batch_tokens, steps=steps,
+            precision="bf16",
+        ).resolved()  # fmt: skip
+        same = replace(other, vocab="teacher")
+        taught = {"loss": parse_losses(ALL)}
+        found = interleaved(
+            {
+                f"{vocab}, text alone: plain": partial(plain, other, text_alone),
+                f"{vocab}, text alone: ours": partial(from_store, other),
+                f"{vocab}, default losses: ours": partial(from_store, replace(other, **taught)),
+                "teacher's, default losses: ours": partial(from_store, replace(same, **taught)),
+                "teacher's, stored best ids: plain": partial(plain, same, stored_best),
+                "teacher's, teacher in memory: plain": partial(
+                    plain, same, partial(teacher_in_memory, model)
+                ),
+            },
+            repeats,
+        )
+    speeds = [figures["speed"] for figures in found.values()]
+    rows: list[list[object]] = [
+        [name, f"{each['speed']:,.0f}", f"{each['speed'] / speeds[0]:.2f}",
+         "" if name.endswith("plain") else f"{each['waiting']:.1%}"]
+        for name, each in found.items()
+    ]  # fmt: skip
+    ways = {"ours": speeds[2], "stored, teacher's vocabulary": speeds[4]}
+    ways["teacher in memory"] = speeds[5]
+    text = (
+        f"`python -m benchmarks.speed.decoders`; teacher {Path(model).name}, student {student},"
+        f" {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP} and mean"
+        f" states, about {batch_tokens:,} teacher tokens a batch, bf16; medians of {repeats}"
+        f" interleaved processes of {steps} steps. Ours with the default losses is"
+        f" `{','.join(ALL)}`; plain scripts with a teacher take half cross-entropy and half KL. The"
+        f" second table is computed from the first: {STUDENTS} students of {TOKENS:,} tokens each,"
+        f" of a dump of {STORED:,} tokens at the {dump:,.0f} tokens/s of this run, loading"
+        " included."
+    )
+    both = f"{table(HEAD, rows)}\n\n{table(HOURS, hours(dump, ways))}"
+    publish("A decoder student's step", text, both, results)
+
+
+if __name__ == "__main__":
+    main()
