@@ -109,6 +109,7 @@ class OptionFields:
         " folder, with its vocabulary. bilstm:E,H: embedding size, and"
         " LSTM size in each direction. static:D: embeddings of D numbers without layers, for text"
         " vectors only.",
+        default_text="tiny; for a store of a decoder a decoder of its kind, 256x4",
         scope={START},
         words=STUDENTS,
         check=check_student,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, command, without_remedy
@@ -309,26 +310,12 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
         )
 
 
-def _decoder_like(config: Mapping[str, Any]) -> str:
-    """Suggest a small decoder of the teacher's kind and head size, so that `--init` can cut it out
-    of the teacher."""
-    width = config.get("hidden_size", config.get("n_embd"))
-    heads = config.get("num_attention_heads", config.get("n_head"))
-    known = isinstance(width, int) and isinstance(heads, int) and heads > 0
-    size = config.get("head_dim") or (width // heads if known else None)
-    kind = config.get("model_type")
-    if kind not in ("llama", "qwen3", "gpt2"):
-        return "llama:256x4x4"
-    # A width of 256 is a whole number of such heads.
-    return f"{kind}:256x4x{256 // size if size in (32, 64, 128) else 4}"
-
-
 def _student(path: Path | str) -> str:
     """Suggest options of student-train for a store; for a causal teacher, options of a decoder."""
     with closing(open_store(path)) as store:
         if store.features.logits and store.features.logits.next_token:
             settings = "config.json" in store.teacher_files()
             config = store.teacher_settings("config.json") if settings else {}
-            return f"--student {_decoder_like(config)} --vocab 8k"
+            return f"--student {suggested_decoder(config)} --vocab 8k"
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
     return f"--vocab {size // 1000}k"

@@ -153,3 +153,20 @@ def longest_input(tokens: Any, positions: Any, config: Mapping[str, Any]) -> int
         positions -= first_position(config)
     limits = [int(n) for n in (tokens, positions) if isinstance(n, int | float) and 0 < n < UNBOUND]
     return min(limits, default=None)
+
+
+def suggested_decoder(config: Mapping[str, Any]) -> str:
+    """Return the shape of a small decoder of the teacher's kind and head size, so that `--init` can
+    cut it out of the teacher.
+
+    config: the teacher's.
+    """
+    width = config.get("hidden_size", config.get("n_embd"))
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    known = isinstance(width, int) and isinstance(heads, int) and heads > 0
+    size = config.get("head_dim") or (width // heads if known else None)
+    kind = config.get("model_type")
+    if kind not in ("llama", "qwen3", "gpt2"):
+        return "llama:256x4x4"
+    # A width of 256 is a whole number of such heads.
+    return f"{kind}:256x4x{256 // size if size in (32, 64, 128) else 4}"

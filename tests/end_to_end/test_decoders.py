@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import open_store
 from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.batches import StudentBatches
@@ -22,7 +23,7 @@ from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.job.dump import _decoder_like, dump
+from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 from tests.making.decoders import random_llama
 
@@ -41,10 +42,18 @@ def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Callable[[str], Pa
     words = {"codec": "exact", "attention": "none", "logits": "topk:599"}
     done = dump(dump_options(tiny_teacher("gpt2"), store.with_name("corpus.txt"), store, **words))
     assert done.finished_before and done.student == "--student gpt2:256x4x4 --vocab 8k"
-    assert _decoder_like({"model_type": "qwen3", "head_dim": 128}) == "qwen3:256x4x2"
+    assert suggested_decoder({"model_type": "qwen3", "head_dim": 128}) == "qwen3:256x4x2"
     narrow = {"model_type": "llama", "hidden_size": 2048, "num_attention_heads": 64}
-    assert _decoder_like(narrow) == "llama:256x4x8"
-    assert _decoder_like({"model_type": "gemma3_text", "head_dim": 256}) == "llama:256x4x4"
+    assert suggested_decoder(narrow) == "llama:256x4x8"
+    assert suggested_decoder({"model_type": "gemma3_text", "head_dim": 256}) == "llama:256x4x4"
+
+
+def test_a_store_of_a_decoder_trains_one_by_default(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "student"
+    said = ok(student_train, "--store", store, "--vocab", "300", "--out", out, *SHORT)
+    assert "layers 1, " in said or "embeddings of" in said
+    config = AutoModelForCausalLM.from_pretrained(out).config
+    assert (config.model_type, config.n_embd, config.n_layer) == ("gpt2", 256, 4)
 
 
 @pytest.mark.parametrize(
