@@ -15,6 +15,7 @@ written again loses what was written below it by hand.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -86,16 +87,23 @@ def main(
         raise UserError("--size full: give your own --teacher and --data")
     names = NAMES if name in ("all", "best") else (name,)
     steps, runs = Steps(jobs, dry), {}
-    for each in names:
-        for folder, source in _chosen(sources(each, size, data or Path(), bool(larger)), tables):
-            source = differing(source) if differences else source
-            place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
-            runs[folder] = Reproduction(_only(source, only), place, seeds)
+    found = {
+        folder: source
+        for each in names
+        for folder, source in sources(each, size, data or Path(), bool(larger)).items()
+    }
+    for folder, source in _chosen(found, tables).items():
+        source = differing(source) if differences else source
+        place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
+        runs[folder] = Reproduction(_only(source, only), place, seeds)
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
         if not dry:
-            words = f"{name} --seeds {seeds} --size {size}{' --differences' if differences else ''}"
-            said = f"`python -m benchmarks.reproduce {words}`;"
+            words = [name, "--seeds", str(seeds), "--size", size]
+            words += ["--differences"] if differences else []
+            words += [word for each in tables for word in ("--table", each)]
+            words += [word for each in only for word in ("--arm", each)]
+            said = f"`python -m benchmarks.reproduce {shlex.join(words)}`;"
             body = report(run.source, scores, run.chances(), _prober(run))
             if run.source.remark:
                 body += f"\n\n{run.source.remark(run.work)}"
@@ -108,11 +116,11 @@ def main(
         click.echo(plan_text(steps.planned, tflops))
 
 
-def _chosen(found: Mapping[str, Source], names: tuple[str, ...]) -> list[tuple[str, Source]]:
+def _chosen(found: Mapping[str, Source], names: tuple[str, ...]) -> dict[str, Source]:
     """Return the tables of these names; all without names."""
     if unknown := sorted(set(names) - found.keys()):
         raise UserError(f"--table {unknown[0]}: there are {', '.join(found)}")
-    return [(name, source) for name, source in found.items() if name in names or not names]
+    return {name: source for name, source in found.items() if name in names or not names}
 
 
 def _only(source: Source, names: tuple[str, ...]) -> Source:

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support.errors import UserError
 
 SAMPLE_BYTES = 2**18  # of a text, by which its tokens are counted
@@ -145,7 +146,6 @@ def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     from teachonce.student_train.arguments import checked_from
     from teachonce.student_train.cli import main as student_train
     from teachonce.student_train.plan.train_plan import stages_of
-    from teachonce.student_train.settings.shapes import parse_student
 
     said = given(student_train, ["--store", "none", *words])
     said["student"] = _shape(_said(said, "student", "tiny"), teacher)
@@ -157,10 +157,30 @@ def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
             passes += stage.epochs * tokens
         else:
             passes += (stage.steps or 0) * stage.batch_tokens * stage.accumulate
-    pieces = _pieces(options.vocab, teacher)
-    body = 4 * shape.width**2 * shape.layers * 3  # attention, and a feed-forward of four widths
-    parameters = body + pieces * shape.embeddings
+    parameters = _parameters(shape, _pieces(options.vocab, teacher))
     return Cost(TRAINING * parameters * passes, 4 * parameters)
+
+
+def _parameters(shape: Shape, pieces: int) -> int:
+    body = 4 * shape.width**2 * shape.layers * 3  # attention, and a feed-forward of four widths
+    return body + pieces * shape.embeddings
+
+
+def masked_lm_cost(words: Sequence[str]) -> Cost:
+    """Estimate a masked-LM training of so many steps from the words of `downstream`."""
+    from teachonce.downstream.cli import main as downstream
+    from teachonce.downstream.settings import MlmSettings
+
+    said = given(downstream, words)
+    (model,) = said["model"]
+    size = model.removeprefix("scratch:")
+    if size == model:
+        parameters = size_of(model).parameters
+    else:
+        parameters = _parameters(parse_student(size), _number(said["vocab"]) or 0)
+    length = said.get("max_length", MlmSettings.max_length)
+    batch = said.get("batch_tokens", said.get("batch_size", MlmSettings.batch_size) * length)
+    return Cost(TRAINING * parameters * said["steps"] * batch, 4 * parameters)
 
 
 def _said(said: Mapping[str, object], name: str, default: str) -> str:
@@ -177,10 +197,15 @@ def _shape(student: str, teacher: Size) -> str:
     return student if layers == student else f"{teacher.width}x{layers}x{teacher.heads}"
 
 
-def _pieces(vocab: str, teacher: Size) -> int:
+def _number(vocab: str) -> int | None:
+    """Return the size that a word such as `5k` names; None for another word."""
     found = re.fullmatch(r"(\d+)(k?)", vocab)
-    if found:
-        return int(found[1]) * (1000 if found[2] else 1)
+    return int(found[1]) * (1000 if found[2] else 1) if found else None
+
+
+def _pieces(vocab: str, teacher: Size) -> int:
+    if size := _number(vocab):
+        return size
     config = Path(vocab) / "config.json"
     if config.exists():
         return int(json.loads(config.read_text())["vocab_size"])

@@ -17,6 +17,7 @@ from benchmarks.reproduce.costs import (
     Cost,
     dump_cost,
     given,
+    masked_lm_cost,
     size_of,
     student_cost,
     tokens_of,
@@ -78,7 +79,12 @@ def trained_teacher(work: Work, out: Path, *words: str | Path) -> Path:
     """Train a masked LM by `downstream --task mlm`; one that was stopped goes on."""
     resume = ["--resume"] if (out / "settings.json").exists() else []
     words = ("--task", "mlm", *words, "--out", out, *resume)
-    work.steps.run("teachonce.downstream.cli", *words, done=(out / "metrics.json").exists)
+    work.steps.run(
+        "teachonce.downstream.cli",
+        *words,
+        done=(out / "metrics.json").exists,
+        cost=lambda: masked_lm_cost([str(word) for word in words]),
+    )
     return out
 
 

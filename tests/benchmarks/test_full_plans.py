@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,7 @@ def test_the_published_plan_is_told(
     lines = [line for line in told.splitlines() if not line.startswith("#")]
     assert not work.exists()
     assert sum("student-train" in line for line in lines) == len(ARMS[table])
+    assert not re.search("# about 0 minutes\ndownstream --task mlm", told)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -176,6 +178,7 @@ def test_the_published_plan_runs(
     ok(reproduce.main, *words, "--results", results)
     said = results.read_text()
     assert all(f"\n| {arm} | " in said for arm in ARMS[table]) and "Published: " in said
+    assert f"--size full --table {table} --arm " in said
     if table.startswith("mukherjee"):
         assert "| variance |" in said and "\n| teacher | 0." in said
     assert "# all 0 commands" in ok(reproduce.main, *words, "--dry-run")

@@ -187,6 +187,12 @@ def test_costs_follow_the_sizes(tmp_path: Path, tiny_teacher: Callable[..., Path
     words = ["--student", "32x2x4", "--vocab", "300", "--loss", "mlm=1"]
     once = costs.student_cost([*words, "--epochs", "1"], 1000, teacher)
     assert costs.student_cost([*words, "--epochs", "2"], 1000, teacher).flops == 2 * once.flops
+    mlm = ["--task", "mlm", "--model", "scratch:bert:32x2x4", "--vocab", "300", "--steps", "10"]
+    mlm += ["--train", str(text), "--out", "o", "--batch-size", "4", "--max-length", "64"]
+    own = costs.masked_lm_cost(mlm)
+    assert own.flops == 6 * (12 * 32**2 * 2 + 300 * 32) * 10 * 4 * 64
+    mlm[3] = str(tiny_teacher("bert"))
+    assert costs.masked_lm_cost(mlm).flops == 6 * weights * 10 * 4 * 64
     with pytest.raises(UserError, match="none.txt: No such file"):
         costs.tokens_of(tmp_path / "none.txt", str(tiny_teacher("bert")))
 
