@@ -166,8 +166,9 @@ def _parameters(shape: Shape, pieces: int) -> int:
     return body + pieces * shape.embeddings
 
 
-def masked_lm_cost(words: Sequence[str]) -> Cost:
-    """Estimate a masked-LM training of so many steps from the words of `downstream`."""
+def masked_lm_cost(words: Sequence[str], like: Path | None = None) -> Cost:
+    """Estimate a masked-LM training from the words of `downstream`: of so many steps, or of epochs
+    of an existing model over its texts, or over `like`."""
     from teachonce.downstream.cli import main as downstream
     from teachonce.downstream.settings import MlmSettings
 
@@ -178,9 +179,14 @@ def masked_lm_cost(words: Sequence[str]) -> Cost:
         parameters = size_of(model).parameters
     else:
         parameters = _parameters(parse_student(size), _number(said["vocab"]) or 0)
-    length = said.get("max_length", MlmSettings.max_length)
-    batch = said.get("batch_tokens", said.get("batch_size", MlmSettings.batch_size) * length)
-    return Cost(TRAINING * parameters * said["steps"] * batch, 4 * parameters)
+    if "steps" in said:
+        length = said.get("max_length", MlmSettings.max_length)
+        batch = said.get("batch_tokens", said.get("batch_size", MlmSettings.batch_size) * length)
+        read = said["steps"] * batch
+    else:
+        text = sum(tokens_of(path, model) for path in ([like] if like else said["train"]))
+        read = said.get("epochs", MlmSettings.epochs) * text
+    return Cost(TRAINING * parameters * read, 4 * parameters)
 
 
 def _said(said: Mapping[str, object], name: str, default: str) -> str:

@@ -284,7 +284,7 @@ def published_teacher(
     stores, teachers = [], []
     for called, model in models.items():
         if model:
-            start = _trained_on(model, called, work) if again else model
+            start = _trained_on(model, called, work, whole) if again else model
             out = "teacher" if called == "classes" else called
             teachers.append(fine_tuned(work, out, start, "--train", train, "--dev", dev))
             hidden = f"layer:{size_of(model).layers}"
@@ -302,10 +302,10 @@ def _cut_published(whole: Path, folder: Path, per_class: int) -> None:
     (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts), "utf-8")
 
 
-def _trained_on(model: str, called: str, work: Work) -> Path:
+def _trained_on(model: str, called: str, work: Work, whole: Path) -> Path:
     batch = ("--batch-size", work.scaled(32))  # the length is not published: that of `downstream`
     words = ("--model", model, "--train", work.folder / "texts.txt", *batch)
-    return trained_teacher(work, work.folder / f"{called}-again", *words)
+    return trained_teacher(work, work.folder / f"{called}-again", *words, like=whole)
 
 
 def published_set(called: str, larger: bool, per_class: int | None = None) -> Source:

@@ -75,15 +75,18 @@ def _read(path: Path, figure: str | None) -> dict[str, float]:
     return {**of_files, "test": scores["test"]}
 
 
-def trained_teacher(work: Work, out: Path, *words: str | Path) -> Path:
-    """Train a masked LM by `downstream --task mlm`; one that was stopped goes on."""
+def trained_teacher(work: Work, out: Path, *words: str | Path, like: Path | None = None) -> Path:
+    """Train a masked LM by `downstream --task mlm`; one that was stopped goes on.
+
+    like: a text that a dry run estimates epochs by, where an earlier step writes its own.
+    """
     resume = ["--resume"] if (out / "settings.json").exists() else []
     words = ("--task", "mlm", *words, "--out", out, *resume)
     work.steps.run(
         "teachonce.downstream.cli",
         *words,
         done=(out / "metrics.json").exists,
-        cost=lambda: masked_lm_cost([str(word) for word in words]),
+        cost=lambda: masked_lm_cost([str(word) for word in words], like),
     )
     return out
 
