@@ -130,6 +130,11 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         click.echo(f"{counted(done.gold, 'sequence')} with a gold label")
     elif done.task == "tagging":
         click.echo(f"{counted(done.gold, 'token')} with a gold tag")
+    if done.task and not done.gold and options.limit and len(options.corpus) > 1:
+        click.echo(
+            f"no text with a gold label or tag came before --limit {options.limit}: if a --corpus"
+            " has them, give it first"
+        )
     if done.without_tokens:
         click.echo(f"left out: {counted(done.without_tokens, 'window')} without any token")
     if done.cut:

@@ -182,13 +182,13 @@ def main(
             precision="bf16",
         ).resolved()  # fmt: skip
         same = replace(other, vocab="teacher")
-        taught = {"loss": parse_losses(ALL)}
+        taught = parse_losses(ALL)
         found = interleaved(
             {
                 f"{vocab}, text alone: plain": partial(plain, other, text_alone),
                 f"{vocab}, text alone: ours": partial(from_store, other),
-                f"{vocab}, default losses: ours": partial(from_store, replace(other, **taught)),
-                "teacher's, default losses: ours": partial(from_store, replace(same, **taught)),
+                f"{vocab}, default losses: ours": partial(from_store, replace(other, loss=taught)),
+                "teacher's, default losses: ours": partial(from_store, replace(same, loss=taught)),
                 "teacher's, stored best ids: plain": partial(plain, same, stored_best),
                 "teacher's, teacher in memory: plain": partial(
                     plain, same, partial(teacher_in_memory, model)

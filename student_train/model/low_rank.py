@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from teachonce.support.extras import library
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SCALE = 2
 """The alpha of LoRA as a multiple of its rank: the change is added this many times."""

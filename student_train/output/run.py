@@ -150,6 +150,8 @@ def train_student(
             if before is not None and "result" in before:
                 say(f"finished  {out} was trained to its end; there is nothing to do")
                 return before
+            if prepared is None:
+                say("start     makes the vocabulary and the initial weights")
             student, collator, report["start"] = prepared or _prepare(plan)
             report["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             retained = _pieces_after_pruning(options, store, collator, say)

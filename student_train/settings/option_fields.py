@@ -58,8 +58,9 @@ BILSTM = "bilstm"  # only for BiLSTM students
 START = "start"  # can be refused only while the student is made
 
 
-def _format_losses(loss: Mapping[str, float]) -> str:
-    return " ".join(f"{name}={weight:g}" for name, weight in loss.items())
+def loss_words(loss: Mapping[str, float]) -> str:
+    """Return losses as they are typed, such as `mlm=1,hidden=30`."""
+    return ",".join(f"{name}={weight:g}" for name, weight in loss.items())
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ class OptionFields:
     loss: Mapping[str, float] = option(
         factory=lambda: dict(DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
-        default_text=f"{_format_losses(DEFAULT_LOSS)};"
+        default_text=f"{loss_words(DEFAULT_LOSS)};"
         " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, and ce=1 if"
-        f" there are gold labels; for text vectors {_format_losses(VECTOR_LOSS)}, and"
-        f" {_format_losses(STATES_LOSS)} if the store has hidden states; for scores"
-        f" {_format_losses(SCORE_LOSS)}; for a decoder {_format_losses(NEXT_LOSS)}, and"
-        f" {_format_losses(NEXT_STATES_LOSS)} if the store has hidden states",
+        f" there are gold labels; for text vectors {loss_words(VECTOR_LOSS)}, and"
+        f" {loss_words(STATES_LOSS)} if the store has hidden states; for scores"
+        f" {loss_words(SCORE_LOSS)}; for a decoder {loss_words(NEXT_LOSS)}, and"
+        f" {loss_words(NEXT_STATES_LOSS)} if the store has hidden states",
         repeated=True,
         words=tuple(loss.name for loss in registry.LOSSES),
         read=parse_losses,

@@ -16,7 +16,7 @@ from teachonce.student_train.output.ranking import SWEEP, describe_best, ranked
 from teachonce.student_train.output.report import read_report, store_contents
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.naming import path_next_to
-from teachonce.student_train.settings.option_fields import START
+from teachonce.student_train.settings.option_fields import START, loss_words
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.execution import Execution, Say
 from teachonce.student_train.sweep.page.report import write_report
@@ -77,8 +77,12 @@ class Sweep:
         for _, options in planned:
             check_early(options)
 
+        if "loss" not in runs.varied and len({loss_words(each.loss) for _, each in planned}) > 1:
+            # The default depends on the student: values of different losses cannot be compared.
+            runs.varied = [*runs.varied, "loss"]
+
         def make(point: Point) -> Run:
-            given = arguments_of(point)
+            given = {"loss": loss_words(self._options(point).loss), **arguments_of(point)}
             settings = {name: str(given[name]) for name in runs.varied}
             return runs.add(Run(len(runs.runs) + 1, settings, self._placed(self._options(point))))
 

@@ -368,8 +368,11 @@ class _StudentTraining(Training):
             self.callbacks.on_validation(self.step, found)
 
     def _warning_of_divergence(self, found: Mapping[str, float]) -> str:
-        """Return a warning if the student is much worse than before its first step, else ""."""
-        if found.get("valid_loss", 0.0) <= WORSE * self.first_loss:
+        """Return a warning if the student is much worse than before its first step, at two
+        validations or at the end, else ""."""
+        # A high rate may overshoot in the warm-up, and recover.
+        seen = (found, self.validation if self.step < self.steps else found)
+        if any(each.get("valid_loss", 0.0) <= WORSE * self.first_loss for each in seen):
             return ""
         return (
             f"warning   step {self.step:,}: valid_loss {found['valid_loss']:.4g} is far above the"

@@ -117,7 +117,8 @@ class Corpus:
         plain = [source.name for source in found if not source.tabular]
         if given and len(plain) == len(found):
             option = next(iter(given.values()))
-            raise CorpusError(f"{option}: {', '.join(plain)} has no columns; leave it out")
+            has = "has" if len(plain) == 1 else "have"
+            raise CorpusError(f"{option}: {', '.join(plain)} {has} no columns; leave it out")
         if columns.chats and plain:
             raise CorpusError(f"{given['messages']}: {plain[0]} has no columns, so no chats")
         if columns.second is not None and plain:

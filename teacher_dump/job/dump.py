@@ -248,7 +248,8 @@ def _write(
                 # A signal is raised by `advance`, between batches, not inside of a library.
                 with stop.deferred():
                     write_part(plan, writer, part, words, done, advance, behind)
-                progress.end(number, windows, time.perf_counter() - start)
+                before = first_pass.seconds if first_pass else 0.0
+                progress.end(number, windows, time.perf_counter() - start + before)
                 stop.check()
             count(done, windows)
         behind.finish()

@@ -3,6 +3,7 @@ calibration of hidden states on the first part."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -186,6 +187,7 @@ def calibration(
     if whole:
         keys = [(plan.options.seed, 0, i) for i in range(len(windows))]
         tally, read = whole.tally, _reader(teacher.decoder, plan.features, keys, windows)
+    start = time.perf_counter()
     with Progress(None, tokens, False, say, "calibrate") as progress:
         for output in forward(teacher, windows, inputs, batches, 0, tally, read):
             for name, values in output.hidden.items():
@@ -193,6 +195,8 @@ def calibration(
             if whole:
                 whole.outputs.append(output)
             progress.advance(int(output.lengths.sum()))
+    if whole:
+        whole.seconds = time.perf_counter() - start
     return {name: mean_and_deviation(parts) for name, parts in states.items()}
 
 

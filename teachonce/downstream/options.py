@@ -150,7 +150,7 @@ class DownstreamOptions:
     dev: Path | None = _option(
         "Held-out examples.",
         TRAINED,
-        default_text="mlm: every 20th line of --train, every 100th of 10,000",
+        default_text="mlm: every 20th line of --train; from 10,000 lines on every 100th",
     )
     test: tuple[Path, ...] = _option(
         "Score on this file as well. Repeatable, e.g. one file per language: prints the scores of"

@@ -118,7 +118,8 @@ def _deviation(values: list[float]) -> float:
 def seed_table(result: dict[str, Any]) -> Table:
     """Make a table with a row for each split: mean ± deviation over the seeds, shares in percent.
 
-    A single seed has no deviation.
+    A single seed has no deviation. Of several models that were not trained here, each has rows of
+    its own, before those of the mean.
     """
     as_is = result["settings"].get("as_is")
     runs = len(result["seeds"])
@@ -128,21 +129,29 @@ def seed_table(result: dict[str, Any]) -> Table:
     if result.get("setup"):
         what = f"{what}, {result['setup']}"
     table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
-    for split in result["mean"]:
-        table.add_row(split, f"{result['examples'][split]:,}", *_cells(result, split, runs))
+    for run in result["seeds"] if as_is and runs > 1 else ():
+        for split in result["mean"]:
+            cells = _cells(result, run[split])
+            table.add_row(f"{run['model']}: {split}", f"{result['examples'][split]:,}", *cells)
+    for split, mean in result["mean"].items():
+        cells = _cells(result, mean, result["deviation"][split] if runs > 1 else None)
+        which = f"mean: {split}" if as_is and runs > 1 else split
+        table.add_row(which, f"{result['examples'][split]:,}", *cells)
     if found := result.get("file_deviation"):
         scale, places = result.get("scale", SHARES), result.get("decimals", 2)
-        cells = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
-        table.add_row("between files", "", *cells)
+        spreads = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
+        table.add_row("between files", "", *spreads)
     return table
 
 
-def _cells(result: dict[str, Any], split: str, runs: int) -> list[str]:
-    mean, deviation = result["mean"][split], result["deviation"][split]
+def _cells(
+    result: dict[str, Any], scores: dict[str, float], deviation: dict[str, float] | None = None
+) -> list[str]:
+    """Return a cell for each measure of a split, with the deviation if there is one."""
     scale, places = result.get("scale", SHARES), result.get("decimals", 2)
     return [
-        f"{scale * mean[name]:.{places}f}"
-        + (f" ± {scale * deviation[name]:.{places}f}" if runs > 1 else "")
+        f"{scale * scores[name]:.{places}f}"
+        + (f" ± {scale * deviation[name]:.{places}f}" if deviation else "")
         for name in result["measures"].values()
     ]
 
@@ -175,7 +184,16 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
         for row in result.get("models", ())
     ]
     scored = sorted(
-        (*(row for result in results if "mean" in result for row in _score_rows(result)), *swept),
+        (
+            *(
+                row
+                for result in results
+                if "mean" in result
+                for each in _each_model(result)
+                for row in _score_rows(each)
+            ),
+            *swept,
+        ),
         key=lambda row: (row["task"], row["data"]),
     )
     rows, met = [], set()
@@ -188,6 +206,17 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
         "rows": rows
         + [_unscored(each) for each in speeds if _resolved_name(each["model"]) not in met],
     }
+
+
+def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return results of one model each: several that were not trained here are no seeds."""
+    runs = result["seeds"]
+    if not result.get("settings", {}).get("as_is") or len(runs) < 2:
+        return [result]
+    return [
+        {**result, "model": run["model"], "saved": [], **_averaged([run], list(result["mean"]))}
+        for run in runs
+    ]
 
 
 def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -291,7 +320,9 @@ def combined_table(result: dict[str, Any]) -> Table:
     title = [f"{number}: {way}" if len(ways) > 1 else way for number, way in enumerate(ways, 1)]
     table = _table("\n".join(title), (*ABOUT, *headings))
     for row, cells in zip(rows, speeds, strict=True):
-        cells |= dict(zip(row["measures"], _cells(row, row["split"], row["seeds"]), strict=True))
+        split, several = row["split"], row["seeds"] > 1
+        deviation = row["deviation"][split] if several else None
+        cells |= dict(zip(row["measures"], _cells(row, row["mean"][split], deviation), strict=True))
         if row["speed"]:
             cells["measured"] = str(1 + ways.index(_measured(row["speed"])))
         data = f"{row['data']} (dev)" if row["split"] == "dev" else row["data"]

@@ -49,9 +49,11 @@ class MeasuredModel:
         self.encoder.eval()
         self.name = name
         files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
-        self.disk = sum(file.stat().st_size for file in files)
+        modules = list(folder.glob("*_*/model.safetensors"))  # Dense, of sentence-transformers
+        self.disk = sum(file.stat().st_size for file in [*files, *modules])
         self.stored = _stored_dtype(files)
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
+        self.parameters += sum(map(numbers_in, modules))
         self.longest = input_limit(self.encoder.config, self.tokenizer)
 
     def prepare(self, settings: SpeedSettings, length: int) -> None:
@@ -196,6 +198,13 @@ def quartiles(times: Sequence[float]) -> list[float]:
         [*times, *times] if len(times) == 1 else times, n=4, method="inclusive"
     )
     return [low, high]
+
+
+def numbers_in(file: Path) -> int:
+    """Return the count of the numbers in a safetensors file; none is read."""
+    with safe_open(file, "pt") as weights:
+        names = weights.keys()
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:

@@ -149,6 +149,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
     try:
         made = [_exported(student, check, name, options, scratch, say) for name in options.to]
+        say("the student is timed")
         costs = _costs(student, None, options.folder)
         own = Exported(STUDENT, check.measure, 1.0, check.own, costs, unit=check.unit)
         write_tokenizer(student, scratch)

@@ -57,6 +57,7 @@ class ExportOptions:
         "Quantise the weights: onnx to int8 (a quarter of the bytes) or int4, openvino to int8,"
         f" gguf to {', '.join(GGUF)}.",
         choices=("", "int8", "int4", *GGUF),
+        default_text="float32",
     )
     keep_float: tuple[str, ...] = option(
         (), "Leave this layer and its submodules in float32. Repeatable.", repeated=True

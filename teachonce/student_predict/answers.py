@@ -64,7 +64,10 @@ class Predictor:
             )
         numbers = student.task is not None and student.task.output_kind == "numbers"
         if top is not None and (numbers or student.kind not in ("classification", "mlm")):
-            raise UserError("--top: the answers of this student are not lists; leave --top out")
+            raise UserError(
+                f"--top {top}: chooses among labels of a text, or fillings of a mask, and this"
+                f" student has none to rank ({student.kind}); leave --top out"
+            )
         if student.kind == "mlm":
             self._check_masks()
 

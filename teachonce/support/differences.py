@@ -28,6 +28,8 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for place, (left, right) in enumerate(zip(one, other, strict=True)):
             yield from differences(left, right, f"{key}.{place}")
+    elif isinstance(one, list) and isinstance(other, list) and _names(one) != _names(other):
+        yield key, _names(one), _names(other)
     elif one != other:
         texts = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
         begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
@@ -36,6 +38,13 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
             for value, text in zip((one, other), texts, strict=True)
         )
         yield key, left, right
+
+
+def _names(values: Sequence[Any]) -> str:
+    """Return the names of the objects of a list, such as the files of a corpus; "" if one has no
+    name."""
+    names = [each.get("name") if isinstance(each, Mapping) else None for each in values]
+    return ", ".join(map(str, names)) if None not in names else ""
 
 
 def first_few(differ: Sequence[str]) -> str:

@@ -43,6 +43,9 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
     with pytest.raises(UserError, match="is a file"):
         resolve_model(str(tmp_path / "config.json"))
+    (tmp_path / "export.json").write_text("{}")
+    with pytest.raises(UserError, match="is an export, which student-predict runs"):
+        resolve_model(str(tmp_path))
     assert resolve_model(str(tmp_path), weights=False).path_or_id == str(tmp_path)
     with pytest.raises(UserError, match="is a file"):
         resolve_model(str(tmp_path / "config.json"), weights=False)
@@ -59,6 +62,11 @@ def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None
     with pytest.raises(UserError, match="cannot be reached; check the name, connect") as caught:
         resolve_model(name)
     assert "\n" not in str(caught.value)
+
+
+def test_the_alias_of_a_model_is_suggested(no_cache: None) -> None:
+    with pytest.raises(UserError, match="did you mean minilm?"):
+        resolve_model("all-MiniLM-L6-v2")
 
 
 RESOLVE = """

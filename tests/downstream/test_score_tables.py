@@ -78,6 +78,9 @@ def test_several_models_as_they_are_have_a_mean_and_a_deviation(
         assert result.exit_code == 0, result.output
         scores.append(json.loads((out / "scores.json").read_text()))
     assert "3 models as they are" in result.output
+    for model in models:  # a row for each, before their mean
+        assert f"{model.name}: test" in result.output.replace("\n", "")
+    assert "mean: test" in result.output
     first, second = (each["mean"]["test"]["accuracy"] for each in scores[:2])
     assert first != second
     found = [first, second, first]

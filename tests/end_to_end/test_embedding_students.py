@@ -17,6 +17,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.embedder import settings_of
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
@@ -127,6 +128,20 @@ def test_states_are_learnt_by_default_where_they_can_be(stores: Callable[..., Pa
     for words in ((vectors,), (both, vectors), (vectors, both)):
         assert default(*words) == {"embedding", "similarity"}
     assert default(both, student="static:8") == {"embedding", "similarity"}
+
+
+def test_a_sweep_does_not_compare_losses_that_the_default_made_different(
+    stores: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A static student has no states: by default its loss is another one."""
+    store, out = stores(hidden="layer:4"), tmp_path / "sweep"
+    words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
+    said = ok(student_sweep, *words, "--student", "static:8", "--student", "32x1x4")
+    runs = json.loads((out / "runs.json").read_text())
+    assert runs["varied"] == ["student", "loss"]
+    losses = [run["settings"]["loss"] for run in runs["runs"]]
+    assert losses == ["embedding=1,similarity=10", "embedding=1,similarity=10,hidden=3"]
+    assert "| valid_loss" not in said and "their losses differ" in said
 
 
 def test_cosines_alone_need_no_space_of_the_teachers(

@@ -253,6 +253,13 @@ def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.Mon
     assert made["file"] == "gguf/model-q4_k.gguf" and 0.8 < made["keeps"] < 1
 
 
+def test_k_quants_need_rows_of_their_blocks(student: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    words = ("--to", "gguf", "--quantize", "q4_k", "--out", tmp_path / "no")
+    said = refused(student, *words)
+    assert "rows of a multiple of 256" in said and "64, 96; give --quantize q5_0" in said
+
+
 @pytest.mark.usefixtures("without_llama_cpp")
 def test_k_quants_need_llama_cpp(student: Path, tmp_path: Path) -> None:
     said = refused(student, "--to", "gguf", "--quantize", "q4_k", "--out", tmp_path / "no")

@@ -21,6 +21,7 @@ from teachonce.student_train.output.ranking import (
 )
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.student_train.sweep.page.charts import (
+    FEWEST,
     Point,
     bundle,
     curves,
@@ -122,6 +123,7 @@ def write_report(folder: Path) -> Path:
         measures=measures,
         cell=_cell,
         readable=readable,
+        fewest=FEWEST,
         views=views,
         specs=[[chart["spec"] for chart in view["charts"]] for view in views],
         bundle=bundle() if views else "",
@@ -142,7 +144,11 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
         student.figures = figures_of({**report.get("result", {}), SCORES: run.get(SCORES, {})})
         student.curve = [(step, figures_of(each)) for step, each in validations(path)]
         if (path / WEIGHTS).exists():
-            student.bytes = (path / WEIGHTS).stat().st_size
+            student.bytes = sum(
+                file.stat().st_size
+                for file in (path / WEIGHTS, *path.glob(f"*_*/{WEIGHTS}"))  # modules of embedders
+                if _is_inside(file, folder)
+            )
         if student.bytes is not None and (path / CARD).exists():
             student.card = without_credentials(read_small(path / CARD, MOST_CARD))
     except (OSError, UserError) as error:  # the page still shows the other students

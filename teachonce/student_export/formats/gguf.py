@@ -101,10 +101,12 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
     """Write `source` with the weights `nodes` in another type.
 
     Rows whose length is not a multiple of a block's take the type in `OF_LLAMA_CPP`, or float16.
-    Raises UserError if the type needs llama-cpp-python, and it is missing.
+    Raises UserError if no row can be of this type, or if it needs llama-cpp-python, and that is
+    missing.
     """
     gguf = library("gguf", EXTRA, "--quantize")
     read = gguf.GGUFReader(path=source)
+    _check_rows(gguf, read, kind, nodes)
     writer = gguf.GGUFWriter(path, read.get_field("general.architecture").contents())
     for name, field in read.fields.items():
         if not name.startswith("GGUF.") and name not in SET_ANEW:
@@ -121,6 +123,18 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
         else:
             writer.add_tensor(tensor.name, values)
     _finish(writer)
+
+
+def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
+    """Raise UserError if no row of the weights `nodes` can be of this type."""
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]
+    lengths = sorted({int(each.shape[0]) for each in read.tensors if each.name in nodes})
+    if kind in OF_LLAMA_CPP and all(length % block for length in lengths):
+        found = ", ".join(map(str, lengths))
+        raise UserError(
+            f"--quantize {kind}: takes rows of a multiple of {block} numbers, and those of this"
+            f" student have {found}; give --quantize {OF_LLAMA_CPP[kind]}, as llama.cpp does"
+        )
 
 
 def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) -> None:
