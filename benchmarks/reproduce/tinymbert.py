@@ -112,6 +112,8 @@ def few_tags(sentences: Sequence[str], out: Path, labelled: int) -> Path:
 
 # At the default rate it takes twice as many epochs.
 TEACHER_LENGTH = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16")
+# The first Swedish sentences have no entities: a teacher of them alone knows no other tag.
+ALONE = (*TEACHER_LENGTH, "--unseen-labels", "count")
 
 
 def tagger(work: Work) -> Prepared:
@@ -216,7 +218,7 @@ MINIATURE = Source(
     best="D4.2",
     prepare=tagger,
     published=TABLE_3,
-    models=single_teachers(str(MINILM), "{work}", LANGUAGES, *TEACHER_LENGTH),
+    models=single_teachers(str(MINILM), "{work}", LANGUAGES, *ALONE),
     joined=joined_rows(LANGUAGES),
 )
 SMALL = {"tinymbert": MINIATURE}
