@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from teachonce.checkpoints.declared import declared_head, layers_of, suggested_decoder
+from teachonce.checkpoints.declared import (
+    declared_head,
+    layers_of,
+    stored_config,
+    suggested_decoder,
+)
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
@@ -74,7 +79,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
     if not given.keys() & {"student", "loss", "stages"} and predicts_next(stores.opened[0]):
-        given["student"] = _default_decoder(stores.opened[0])
+        given["student"] = suggested_decoder(stored_config(stores.opened[0]))
     fill_in_decoder(given)
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
@@ -144,12 +149,6 @@ def _decoder_like_teacher(
     groups = config.get("num_key_value_heads")
     size = f"{width}x{layers}x{heads}x{inner}"
     return f"{kind}:{size}" + (f"x{groups}" if groups else "")
-
-
-def _default_decoder(store: FeatureStore) -> str:
-    # A capture may lack the teacher's config.
-    settings = "config.json" in store.teacher_files()
-    return suggested_decoder(store.teacher_settings("config.json") if settings else {})
 
 
 def fill_in_decoder(given: dict[str, Any]) -> None:

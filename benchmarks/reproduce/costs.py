@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support.errors import UserError
+from teachonce.training.wordpiece import vocabulary_size
 
 SAMPLE_BYTES = 2**18  # of a text, by which its tokens are counted
 FORWARD, TRAINING = 2, 6  # operations for each parameter and token
@@ -178,7 +178,7 @@ def masked_lm_cost(words: Sequence[str], like: Path | None = None) -> Cost:
     if size == model:
         parameters = size_of(model).parameters
     else:
-        parameters = _parameters(parse_student(size), _number(said["vocab"]) or 0)
+        parameters = _parameters(parse_student(size), vocabulary_size(said["vocab"]) or 0)
     if "steps" in said:
         length = said.get("max_length", MlmSettings.max_length)
         batch = said.get("batch_tokens", said.get("batch_size", MlmSettings.batch_size) * length)
@@ -203,14 +203,8 @@ def _shape(student: str, teacher: Size) -> str:
     return student if layers == student else f"{teacher.width}x{layers}x{teacher.heads}"
 
 
-def _number(vocab: str) -> int | None:
-    """Return the size that a word such as `5k` names; None for another word."""
-    found = re.fullmatch(r"(\d+)(k?)", vocab)
-    return int(found[1]) * (1000 if found[2] else 1) if found else None
-
-
 def _pieces(vocab: str, teacher: Size) -> int:
-    if size := _number(vocab):
+    if size := vocabulary_size(vocab):
         return size
     config = Path(vocab) / "config.json"
     if config.exists():

@@ -25,9 +25,9 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.common.interleaved import Figures, interleaved
-from benchmarks.common.results import NOVELS, RESULTS, publish, table
+from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import small_store
-from benchmarks.speed.stepping import WARM, ours
+from benchmarks.speed.stepping import ours, plain_steps
 from teachonce.store import open_store
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
@@ -60,29 +60,19 @@ def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figure
     with open_store(options.store) as store:
         student, collator, _ = prepare(options, store)
         texts, sizes = list(store.texts()), [len(record.token_ids) for record in store]
-    student.set_attn_implementation("sdpa")  # the default of transformers
     inputs = collator.student_tokenizer(texts, truncation=True)["input_ids"]
-    loss_of, order = make(options), np.random.default_rng(0).permutation(len(texts))
-    optimizer = torch.optim.AdamW(student.parameters(), lr=options.resolved_lr)
-    student.train()
-    sequences = round(options.batch_tokens * len(texts) / sum(sizes))
-    times, tokens = list[float](), list[int]()
-    for step in range(options.steps or 0):
-        chosen = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap").tolist()
+    loss_of = make(options)
+
+    def loss_of_texts(chosen: list[int]) -> Tensor:
         rows = [torch.tensor(inputs[place]) for place in chosen]
         ids, mask = (
             pad_sequence(each, batch_first=True)
             for each in (rows, [torch.ones_like(r) for r in rows])
         )
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(student, ids, mask, chosen)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(student.parameters(), options.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.perf_counter())
-        tokens.append(sum(sizes[place] for place in chosen))
-    return {"speed": sum(tokens[WARM:]) / (times[-1] - times[WARM - 1]), "waiting": 0.0}
+        return loss_of(student, ids, mask, chosen)
+
+    sequences = round(options.batch_tokens * len(texts) / sum(sizes))
+    return plain_steps(student, options, loss_of_texts, sizes, sequences)
 
 
 def _next(student: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,15 +138,12 @@ def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
 
 
 @click.command()
-@click.option("--model", required=True, help="The teacher: a folder with a decoder.")
-@click.option("--corpus", default=str(NOVELS))
-@click.option("--tokens", default=20_000, help="Tokens of the store.")
+@of_text(20_000)
 @click.option("--student", default="llama:128x4x2x320")
 @click.option("--vocab", default="4k")
 @click.option("--batch-tokens", default=2048, help="Teacher tokens.")
 @click.option("--steps", default=12)
 @click.option("--repeats", default=5)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(
     model: str,

@@ -9,7 +9,7 @@ the longest, masked by `DataCollatorForLanguageModeling`, the loss of `BertForMa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -71,26 +71,44 @@ def plain(options: TrainOptions, sequences: int) -> Figures:
 
     store = open_store(options.store)
     student, collator, _ = prepare(options, store)
-    student.set_attn_implementation("sdpa")  # the default
     tokenizer = collator.student_tokenizer
     masked = DataCollatorForLanguageModeling(tokenizer, mlm_probability=options.mask_prob)
     inputs = tokenizer(list(store.texts()), truncation=True)["input_ids"]
-    order = np.random.default_rng(0).permutation(len(inputs))
+
+    def loss_of(chosen: list[int]) -> torch.Tensor:
+        loss: torch.Tensor = student(**masked([{"input_ids": inputs[i]} for i in chosen])).loss
+        return loss
+
+    return plain_steps(student, options, loss_of, [len(ids) for ids in inputs], sequences)
+
+
+def plain_steps(
+    student: Any,
+    options: TrainOptions,
+    loss_of: Callable[[list[int]], torch.Tensor],
+    sizes: Sequence[int],
+    sequences: int,
+) -> Figures:
+    """Train by AdamW on so many texts a step, in random order, and tell the tokens a second.
+
+    loss_of: takes the places of a step's texts. sizes: the tokens of each text.
+    """
+    student.set_attn_implementation("sdpa")  # the default of transformers
+    order = np.random.default_rng(0).permutation(len(sizes))
     optimizer = torch.optim.AdamW(student.parameters(), lr=options.resolved_lr)
     student.train()
     times, tokens = list[float](), list[int]()
     bf16 = options.precision == "bf16"
     for step in range(options.steps or 0):
-        chosen = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap")
-        batch = masked([{"input_ids": inputs[i]} for i in chosen])
+        chosen = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap").tolist()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = student(**batch).loss
+            loss = loss_of(chosen)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), options.clip)
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter())
-        tokens.append(sum(len(inputs[i]) for i in chosen))
+        tokens.append(sum(sizes[i] for i in chosen))
     return {"speed": sum(tokens[WARM:]) / (times[-1] - times[WARM - 1]), "waiting": 0.0}
 
 

@@ -61,7 +61,7 @@ from teachonce.student_train.losses.next_token import (
     HeadTargets,
     NextTargets,
 )
-from teachonce.student_train.losses.registry import Term, features_of, mask_tokens
+from teachonce.student_train.losses.registry import Term, features_of, reads_masked_tokens
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
@@ -154,7 +154,7 @@ class Collator:
 
     def _serve(self, plan: BatchPlan) -> None:
         losses = [term.loss for term in plan.terms]
-        plain = plan.causal or self.task or not mask_tokens(losses)
+        plain = plan.causal or self.task or not reads_masked_tokens(losses)
         self.causal = plan.causal
         self.masker = Masker(
             -1 if plan.causal else self.student_tokenizer.mask_token_id,

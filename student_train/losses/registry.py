@@ -361,7 +361,7 @@ def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = Non
     return [loss for loss in able if loss.output_kind in (None, output_kind)]
 
 
-def mask_tokens(losses: Collection[Loss]) -> bool:
+def reads_masked_tokens(losses: Collection[Loss]) -> bool:
     """Return whether an encoder without a task reads masked tokens in training with these losses:
     targets of whole texts are of unmasked text."""
     return any(loss.student == "masked" for loss in losses) or not any(

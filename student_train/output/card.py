@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, OutputKind
 from teachonce.store.tools.store_card import hub_datasets, teacher_name
-from teachonce.student_train.losses.registry import losses_for, mask_tokens, named
+from teachonce.student_train.losses.registry import losses_for, named, reads_masked_tokens
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.report import trained_losses
 from teachonce.support.redaction import publishable
@@ -248,7 +248,9 @@ def _settings(settings: dict[str, Any]) -> str:
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
     losses = named(trained_losses(settings))
-    plain = not mask_tokens(losses) or any(loss.of_next or loss.head == "task" for loss in losses)
+    plain = not reads_masked_tokens(losses) or any(
+        loss.of_next or loss.head == "task" for loss in losses
+    )
     unread = MASKING if plain else ()
     given = {
         k: v

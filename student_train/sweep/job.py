@@ -72,19 +72,20 @@ class Sweep:
         tried = corners(self.space) if self.trials else points(self.space, self.where)
         planned = [(point, self._options(point)) for point in tried]
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
-        runs = Runs(self.folder, self.space, varied(self.space), self.trials is not None)
+        changed = varied(self.space)
+        if "loss" not in changed and len({loss_words(each.loss) for _, each in planned}) > 1:
+            # The default depends on the student: values of different losses cannot be compared.
+            changed = [*changed, "loss"]
+        runs = Runs(self.folder, self.space, changed, self.trials is not None)
         runs.references = {name: {} for name in plan.models}
         for _, options in planned:
             check_early(options)
 
-        if "loss" not in runs.varied and len({loss_words(each.loss) for _, each in planned}) > 1:
-            # The default depends on the student: values of different losses cannot be compared.
-            runs.varied = [*runs.varied, "loss"]
-
         def make(point: Point) -> Run:
-            given = {"loss": loss_words(self._options(point).loss), **arguments_of(point)}
+            options = self._options(point)
+            given = {"loss": loss_words(options.loss), **arguments_of(point)}
             settings = {name: str(given[name]) for name in runs.varied}
-            return runs.add(Run(len(runs.runs) + 1, settings, self._placed(self._options(point))))
+            return runs.add(Run(len(runs.runs) + 1, settings, self._placed(options)))
 
         with closing(_sweep_lease(self.folder)) as lease:
             if self.trials:

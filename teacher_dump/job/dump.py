@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teachonce.checkpoints.declared import suggested_decoder
+from teachonce.checkpoints.declared import stored_config, suggested_decoder
 from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, command, without_remedy
@@ -315,8 +315,6 @@ def _student(path: Path | str) -> str:
     """Suggest options of student-train for a store; for a causal teacher, options of a decoder."""
     with closing(open_store(path)) as store:
         if store.features.logits and store.features.logits.next_token:
-            settings = "config.json" in store.teacher_files()
-            config = store.teacher_settings("config.json") if settings else {}
-            return f"--student {suggested_decoder(config)} --vocab 8k"
+            return f"--student {suggested_decoder(stored_config(store))} --vocab 8k"
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
     return f"--vocab {size // 1000}k"

@@ -45,7 +45,7 @@ class FirstPass:
     """The teacher's output for view 0 of the whole first part, if the calibration has computed it.
 
     It is empty if the calibration read fewer windows, and once the part is written. `tally` is that
-    of `forward`; `seconds` is the time of it.
+    of `forward`; `seconds` is its duration.
     """
 
     outputs: list[BatchOutput] = field(default_factory=list)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
+
+if TYPE_CHECKING:
+    from teachonce.store import FeatureStore
 
 WITHOUT = "store only hidden states and attention maps (`teacher-dump --head none`)"
 
@@ -153,6 +156,12 @@ def longest_input(tokens: Any, positions: Any, config: Mapping[str, Any]) -> int
         positions -= first_position(config)
     limits = [int(n) for n in (tokens, positions) if isinstance(n, int | float) and 0 < n < UNBOUND]
     return min(limits, default=None)
+
+
+def stored_config(store: FeatureStore) -> dict[str, Any]:
+    """Return the config.json of a store's teacher; {} if the store lacks it, as a capture may."""
+    stored = "config.json" in store.teacher_files()
+    return store.teacher_settings("config.json") if stored else {}
 
 
 def suggested_decoder(config: Mapping[str, Any]) -> str:

@@ -121,22 +121,20 @@ def seed_table(result: dict[str, Any]) -> Table:
     A single seed has no deviation. Of several models that were not trained here, each has rows of
     its own, before those of the mean.
     """
-    as_is = result["settings"].get("as_is")
+    as_is, models = result["settings"].get("as_is"), _each_model(result)
     runs = len(result["seeds"])
     what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
-    if as_is and runs > 1:
+    if models:
         what = f"{runs} models as they are"
     if result.get("setup"):
         what = f"{what}, {result['setup']}"
     table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
-    for run in result["seeds"] if as_is and runs > 1 else ():
-        for split in result["mean"]:
-            cells = _cells(result, run[split])
-            table.add_row(f"{run['model']}: {split}", f"{result['examples'][split]:,}", *cells)
-    for split, mean in result["mean"].items():
-        cells = _cells(result, mean, result["deviation"][split] if runs > 1 else None)
-        which = f"mean: {split}" if as_is and runs > 1 else split
-        table.add_row(which, f"{result['examples'][split]:,}", *cells)
+    for each in (*models, {**result, "model": "mean"} if models else result):
+        for split, mean in each["mean"].items():
+            several = len(each["seeds"]) > 1
+            cells = _cells(each, mean, each["deviation"][split] if several else None)
+            which = f"{each['model']}: {split}" if models else split
+            table.add_row(which, f"{each['examples'][split]:,}", *cells)
     if found := result.get("file_deviation"):
         scale, places = result.get("scale", SHARES), result.get("decimals", 2)
         spreads = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
@@ -189,7 +187,7 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
                 row
                 for result in results
                 if "mean" in result
-                for each in _each_model(result)
+                for each in _each_model(result) or [result]
                 for row in _score_rows(each)
             ),
             *swept,
@@ -209,10 +207,11 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
 
 
 def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return results of one model each: several that were not trained here are no seeds."""
+    """Return the results of several models that were not trained here, one each; [] for one model:
+    its runs are of several seeds."""
     runs = result["seeds"]
     if not result.get("settings", {}).get("as_is") or len(runs) < 2:
-        return [result]
+        return []
     return [
         {**result, "model": run["model"], "saved": [], **_averaged([run], list(result["mean"]))}
         for run in runs

@@ -9,7 +9,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
@@ -53,7 +53,7 @@ class MeasuredModel:
         self.disk = sum(file.stat().st_size for file in [*files, *modules])
         self.stored = _stored_dtype(files)
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
-        self.parameters += sum(map(numbers_in, modules))
+        self.parameters += sum(count for file in modules for _, count in _weights(file))
         self.longest = input_limit(self.encoder.config, self.tokenizer)
 
     def prepare(self, settings: SpeedSettings, length: int) -> None:
@@ -184,15 +184,15 @@ def _on(
         {
             "batch_ms": median(batch),
             "sentence_ms": median(sentence),
-            "batch_ms_quartiles": quartiles(batch),
-            "sentence_ms_quartiles": quartiles(sentence),
+            "batch_ms_quartiles": _quartiles(batch),
+            "sentence_ms_quartiles": _quartiles(sentence),
             **peaks,
         }
         for batch, sentence, peaks in zip(batches, sentences, memory, strict=True)
     ]
 
 
-def quartiles(times: Sequence[float]) -> list[float]:
+def _quartiles(times: Sequence[float]) -> list[float]:
     """Return the lower and upper quartile; of a single run twice its time."""
     low, _, high = quantiles(
         [*times, *times] if len(times) == 1 else times, n=4, method="inclusive"
@@ -200,11 +200,12 @@ def quartiles(times: Sequence[float]) -> list[float]:
     return [low, high]
 
 
-def numbers_in(file: Path) -> int:
-    """Return the count of the numbers in a safetensors file; none is read."""
+def _weights(file: Path) -> Iterator[tuple[str, int]]:
+    """Yield dtype and count of numbers of each weight in a safetensors file; no number is read."""
     with safe_open(file, "pt") as weights:
-        names = weights.keys()
-        return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+        for name in weights.keys():  # noqa: SIM118  # no mapping
+            part = weights.get_slice(name)
+            yield part.get_dtype(), math.prod(part.get_shape())
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:
@@ -212,11 +213,8 @@ def _stored_dtype(files: Sequence[Path]) -> str:
     sizes: Counter[str] = Counter()
     for file in files:
         if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as weights:
-                for name in weights.keys():  # noqa: SIM118  # no mapping
-                    part = weights.get_slice(name)
-                    dtype = part.get_dtype()
-                    sizes[dtype] += math.prod(part.get_shape()) * BYTES.get(dtype, 1)
+            for dtype, count in _weights(file):
+                sizes[dtype] += count * BYTES.get(dtype, 1)
     ((dtype, _),) = sizes.most_common(1) or [("", 0)]
     return DTYPES.get(dtype, dtype.lower())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.loading import input_limit, load_tokenizer
-from teachonce.checkpoints.names import resolve_model
+from teachonce.checkpoints.names import EXPORTED, resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_export.cards import STUDENT, Exported, export_card, write_card
@@ -22,7 +22,7 @@ from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
-from teachonce.student_export.options import ABOUT, ExportOptions
+from teachonce.student_export.options import ExportOptions
 from teachonce.student_export.student_inputs import DECODER
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -92,7 +92,7 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
                 about[name] = value
         if student.activation:
             about["activation"] = student.activation
-    files.write(folder / ABOUT, _json_bytes(about))
+    files.write(folder / EXPORTED, _json_bytes(about))
 
 
 def _positions(student: LoadedStudent) -> int:

@@ -8,8 +8,6 @@ from pathlib import Path
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import Range, check_values, option
 
-ABOUT = "export.json"
-"""The file of a folder of exports that describes them."""
 FORMATS = ("onnx", "openvino", "torchscript", "gguf", "model2vec")
 GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
 OF_LLAMA_CPP = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from teachonce.checkpoints.names import resolve_vectors
-from teachonce.student_export.options import ABOUT
+from teachonce.checkpoints.names import EXPORTED, resolve_vectors
 from teachonce.student_predict.options import PredictOptions
 from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.grouped_help import examples
@@ -59,7 +58,7 @@ def main(**words: Any) -> None:
     from teachonce.student_predict.texts import input_texts
 
     given = input_texts(options)
-    if not (options.folder / ABOUT).is_file():
+    if not (options.folder / EXPORTED).is_file():
         # Before torch loads, which takes seconds: a wrong name is an error at once.
         resolve_vectors(str(options.folder))
     from transformers.utils import logging

@@ -8,12 +8,11 @@ from typing import Any
 
 from teachonce.checkpoints.declared import declared_head
 from teachonce.checkpoints.loading import load_config, load_tokenizer
-from teachonce.checkpoints.names import ResolvedModel, resolve_vectors
+from teachonce.checkpoints.names import EXPORTED, ResolvedModel, resolve_vectors
 from teachonce.store import TaskSpec
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import load_student
-from teachonce.student_export.options import ABOUT
 from teachonce.student_export.student_inputs import INPUTS, KINDS, OUTPUTS, StudentInputs
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import read_json
@@ -39,10 +38,10 @@ def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
 
     Raises UserError if the folder is neither, or cannot be loaded.
     """
-    if (folder / ABOUT).is_file():
+    if (folder / EXPORTED).is_file():
         return _export(folder, file)
     if file is not None:
-        raise UserError(f"--file {file}: {folder} is not an export ({ABOUT}); leave --file out")
+        raise UserError(f"--file {file}: {folder} is not an export ({EXPORTED}); leave --file out")
     if (folder / "config.json").is_file():
         config = load_config(resolve_vectors(str(folder)))
         if declared_head(config.architectures or ()) == "causal":
@@ -59,18 +58,18 @@ def _decoder(folder: Path) -> UserError:
 
 
 def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
-    about = read_json(folder / ABOUT, SHAPE)
+    about = read_json(folder / EXPORTED, SHAPE)
     kind = about["kind"]
     if kind == "causal":
         raise _decoder(folder)
     if kind not in KINDS:
-        raise UserError(f"{folder / ABOUT}: kind is {kind!r:.40}, expected {', '.join(KINDS)}")
+        raise UserError(f"{folder / EXPORTED}: kind is {kind!r:.40}, expected {', '.join(KINDS)}")
     names = [each["file"] for each in about["files"]]
     chosen = file or (names[0] if names else "")
     format = next((f for f in FORMATS.values() if chosen in f.names.values()), None)
     if chosen not in names or format is None:
         raise UserError(
-            f"--file {chosen}: {folder / ABOUT} lists {', '.join(names)[:200]}; give one"
+            f"--file {chosen}: {folder / EXPORTED} lists {', '.join(names)[:200]}; give one"
         )
     if not (folder / chosen).is_file():
         raise UserError(f"{folder / chosen}: is missing; copy the whole folder")

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import (
@@ -51,6 +51,14 @@ KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
 """The teacher's own value of figures that compare a student with it."""
 
 
+class Latency(NamedTuple):
+    """The median of a measured time, with its lower and upper quartile."""
+
+    median: float
+    low: float
+    high: float
+
+
 @dataclass
 class StudentFiles:
     """The content of a student's files."""
@@ -67,14 +75,14 @@ class StudentFiles:
     card: str = ""
 
     @property
-    def latency(self) -> tuple[float, float, float] | None:
-        """Return the milliseconds per sentence on the CPU: median, lower and upper quartile."""
+    def latency(self) -> Latency | None:
+        """Return the milliseconds per sentence on the CPU."""
         found = [name for name in self.figures if name.endswith("cpu sentence_ms")]
         if not found:
             return None
         median = self.figures[found[0]]
         low, high = (self.figures.get(f"{found[0]} {which}", median) for which in QUARTILES)
-        return median, low, high
+        return Latency(median, low, high)
 
     @property
     def trained(self) -> bool:
@@ -181,7 +189,7 @@ def _view(
     """Make the charts of a measure, each with its table."""
     lines = _all_lines(students, measure, others)
     done = [s for s in students if measure.of(s.figures) < math.inf]
-    sizes = [Point(s, *[s.bytes / 1e6] * 3) for s in done if s.bytes]
+    sizes = [Point(s, *(s.bytes / 1e6,) * 3) for s in done if s.bytes]
     times = [Point(s, *s.latency) for s in done if s.latency]
     charts = [
         trade_off(sizes, measure, "megabytes of weights", lines),

@@ -127,9 +127,11 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
 
 def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
     """Raise UserError if no row of the weights `nodes` can be of this type."""
+    if kind not in OF_LLAMA_CPP:
+        return
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]
     lengths = sorted({int(each.shape[0]) for each in read.tensors if each.name in nodes})
-    if kind in OF_LLAMA_CPP and all(length % block for length in lengths):
+    if all(length % block for length in lengths):
         found = ", ".join(map(str, lengths))
         raise UserError(
             f"--quantize {kind}: takes rows of a multiple of {block} numbers, and those of this"
