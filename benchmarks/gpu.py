@@ -5,6 +5,8 @@
 The teacher is of BERT-base's size, with random weights and a vocabulary of 120,000; a second one is
 a decoder of the size of Llama 3.2 1B. The student, by default the `tiny` of Kolesnikova et al., is
 timed from its second epoch on, when what a cache keeps is there, and beside a teacher in memory.
+Each table is printed as soon as it is measured. Fifteen minutes of an H100 were too few for a
+process for each run, so that all runs share one.
 The peak is what the maker says of dense bfloat16 products.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,7 +81,7 @@ def dumps(
     rows: list[list[object]] = []
     for features, words in kinds.items():
         one = replace(options, **words)
-        found = interleaved(dumping.compared(one), repeats)
+        found = interleaved(dumping.compared(one), repeats, separate=False)
         speed = {name: figures["speed"] for name, figures in found.items()}
         of_token = operations(one)
         for name, tokens in speed.items():
@@ -122,7 +125,9 @@ def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[
             )
             for name, way in ways.items()
         }
-        speed = {name: it["speed"] for name, it in interleaved(settings, repeats).items()}
+        speed = {
+            name: it["speed"] for name, it in interleaved(settings, repeats, separate=False).items()
+        }
         for name, tokens in speed.items():
             peak = of_peak(tokens * 2.0 * decoder.weight.numel(), options.device)
             ratio = f"{tokens / speed['plain']:.2f}"
@@ -141,7 +146,7 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
         for cache in CACHES
     }
     settings["teacher in memory"] = partial(training, base, model)
-    found = interleaved(settings, repeats)
+    found = interleaved(settings, repeats, separate=False)
     first = next(iter(found.values()))["speed"]
     return [
         [
@@ -194,24 +199,23 @@ def main(
             part_tokens=part_tokens, batch_tokens=dump_batch, device=device, precision=precision,
             max_length=128,
         )  # fmt: skip
-        tables = [
-            table(
-                HEAD_OF_DUMPS,
-                dumps(options, repeats)
-                + dumps(replace(options, model=decoder), repeats, OF_DECODER),
-            ),
-            table(HEAD_OF_HEADS, head_rows(options, repeats, dump_batch, runs=5)),
-        ]
+        tables = list[str]()
+
+        def add(head: Sequence[str], rows: list[list[object]]) -> None:
+            tables.append(table(head, rows))
+            print(tables[-1], flush=True)  # a lent machine may be taken back before the end
+
+        add(HEAD_OF_DUMPS, dumps(options, repeats))
+        add(HEAD_OF_DUMPS, dumps(replace(options, model=decoder), repeats, OF_DECODER))
+        add(HEAD_OF_HEADS, head_rows(options, repeats, dump_batch, runs=5))
         settings: dict[str, Any] = {
             "student": student,
             "vocab": vocab,
             "batch_tokens": batch_tokens,
         }
         with on_small_store(teacher, corpus, tokens, steps=steps, device=device, **settings) as it:
-            tables.append(table(HEAD_OF_STUDENTS, students(it.resolved(), teacher, repeats)))
-    body = "\n\n".join(tables)
+            add(HEAD_OF_STUDENTS, students(it.resolved(), teacher, repeats))
     if device == "cpu":
-        print(body)
         return
     publish(
         f"On a GPU: {torch.cuda.get_device_name(device)}",
@@ -220,8 +224,8 @@ def main(
         f" with random weights and a vocabulary of {vocabulary:,}, {precision}, windows of at most"
         f" 128 tokens, batches of {dump_batch:,}; a student {student} with {vocab} WordPiece,"
         f" batches of {batch_tokens:,}, {steps} steps after an epoch; medians of {repeats}"
-        " interleaved processes.",
-        body,
+        " interleaved runs in one process.",
+        "\n\n".join(tables),
         results,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Settings measured in turn, each time in a process of its own."""
+"""Settings measured in turn, each time in a process of its own or all in this one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from concurrent.futures import ProcessPoolExecutor
 Figures = dict[str, float]
 
 
-def interleaved(settings: Mapping[str, Callable[[], Figures]], repeats: int) -> dict[str, Figures]:
+def interleaved(
+    settings: Mapping[str, Callable[[], Figures]], repeats: int, *, separate: bool = True
+) -> dict[str, Figures]:
     """Medians of the figures of each setting.
+
+    separate: each run in a process of its own. Where a lent GPU's minutes count, starting them
+    takes longer than what is measured.
 
     Settings take turns, so that a busy machine is busy for all of them. A setting has to be
     picklable (`functools.partial` of a function of a module).
@@ -21,7 +26,7 @@ def interleaved(settings: Mapping[str, Callable[[], Figures]], repeats: int) -> 
     for turn in range(repeats):
         order = list(settings)[:: -1 if turn % 2 else 1]  # the first of a turn finds cold caches
         for name in order:
-            runs[name].append(alone(settings[name]))
+            runs[name].append(alone(settings[name]) if separate else settings[name]())
     return {
         name: {key: statistics.median(run[key] for run in found) for key in found[0]}
         for name, found in runs.items()

@@ -96,21 +96,20 @@ def main(
         source = differing(source) if differences else source
         place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
         runs[folder] = Reproduction(_only(source, only), place, seeds)
+    words = ["--seeds", str(seeds), "--size", size, *(["--differences"] if differences else [])]
+    words += [word for each in tables for word in ("--table", each)]
+    words += [word for each in only for word in ("--arm", each)]
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
         if not dry:
-            words = [name, "--seeds", str(seeds), "--size", size]
-            words += ["--differences"] if differences else []
-            words += [word for each in tables for word in ("--table", each)]
-            words += [word for each in only for word in ("--arm", each)]
-            said = f"`python -m benchmarks.reproduce {shlex.join(words)}`;"
+            said = f"`python -m benchmarks.reproduce {shlex.join([name, *words])}`;"
             body = report(run.source, scores, run.chances(), _prober(run))
             if run.source.remark:
                 body += f"\n\n{run.source.remark(run.work)}"
             took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
     if name in ("all", "best") and not dry:
-        said = f"`python -m benchmarks.reproduce best --seeds {seeds} --size {size}`; {BEST}"
+        said = f"`python -m benchmarks.reproduce {shlex.join(['best', *words])}`; {BEST}"
         publish("Our recipe against those of the sources", said, compare_best(runs), results)
     if dry:
         click.echo(plan_text(steps.planned, tflops))

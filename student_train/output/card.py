@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import PurePath
@@ -242,16 +242,21 @@ def _results(report: dict[str, Any], student: PreTrainedModel) -> str:
     return f"{rows}\n\n{units and units + '.'}{_note_on_shared(report)}"
 
 
+def _masks_tokens(names: Iterable[str]) -> bool:
+    """Return whether a student reads masked tokens in a stage with these losses."""
+    losses = named(names)
+    plain = any(loss.of_next or loss.head == "task" for loss in losses)
+    return reads_masked_tokens(losses) and not plain
+
+
 def _settings(settings: dict[str, Any]) -> str:
     """Return table rows of the options that have a value and an effect. Local paths are reduced to
     their last component."""
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
-    losses = named(trained_losses(settings))
-    plain = not reads_masked_tokens(losses) or any(
-        loss.of_next or loss.head == "task" for loss in losses
-    )
-    unread = MASKING if plain else ()
+    stages = settings.get("stages") or [{}]
+    masked = any(_masks_tokens(stage.get("loss", settings["loss"])) for stage in stages)
+    unread = () if masked else MASKING
     given = {
         k: v
         for k, v in {**settings, **paths}.items()

@@ -50,8 +50,10 @@ MEASURES = (
     Measure("valid_bits_per_byte", "bits per byte, comparable between vocabularies and losses"),
 )
 LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
-LEAST = ("nats/character", "bits/byte")
-"""Scores of a task of which the smallest is the best, comparable between vocabularies."""
+SMALLER_IS_BETTER = " ↓"
+"""Ends the headings of scores of which the smallest is the best."""
+LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
+"""End the names of scores of which the smallest is the best, comparable between vocabularies."""
 NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
 """Figures of a task that are no score, or that vocabularies of different sizes cannot share."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.

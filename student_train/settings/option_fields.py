@@ -200,7 +200,7 @@ class OptionFields:
     lora: int | None = option(
         None,
         "Train low-rank changes of the linear layers (LoRA) of this rank, and no other weights; at"
-        " the end they are added to the weights. For --init folder:DIR.",
+        " the end they are added to the weights. Needs --student DIR, a trained model.",
         within=at_least(1),
         default_text="train all weights",
         scope={START},

@@ -36,6 +36,7 @@ from teachonce.student_train.settings.terms import (
     parse_alignments,
 )
 from teachonce.support.errors import UserError
+from teachonce.support.extras import check_library
 from teachonce.support.options import (
     check_value,
     check_values,
@@ -373,6 +374,8 @@ class TrainOptions(OptionFields):
         """
         check_optimizer(self.optimizer)
         check_installed(self.log)
+        if self.lora:
+            check_library("peft", "lora", "--lora")
         device = resolved_device(self.device)
         precision = resolved_precision(self.precision, device)
         epochs = 3.0 if self.steps is None and self.epochs is None else self.epochs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.student_train.arguments import check_early, checked_from
-from teachonce.student_train.output.ranking import SWEEP, describe_best, ranked
+from teachonce.student_train.output.ranking import SWEEP, compares_losses, describe_best, ranked
 from teachonce.student_train.output.report import read_report, store_contents
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.naming import path_next_to
@@ -73,11 +73,13 @@ class Sweep:
         planned = [(point, self._options(point)) for point in tried]
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
         changed = varied(self.space)
-        if "loss" not in changed and len({loss_words(each.loss) for _, each in planned}) > 1:
+        losses = {loss_words(each.loss) for _, each in planned}
+        if compares_losses(changed) and len(losses) > 1:
             # The default depends on the student: values of different losses cannot be compared.
             changed = [*changed, "loss"]
         runs = Runs(self.folder, self.space, changed, self.trials is not None)
-        runs.references = {name: {} for name in plan.models}
+        earlier = runs.before["references"] if runs.before else {}
+        runs.references = {name: earlier.get(name, {}) for name in plan.models}
         for _, options in planned:
             check_early(options)
 

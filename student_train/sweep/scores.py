@@ -133,8 +133,11 @@ def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
         for device in scores["devices"]:
             for name in ("sentence_ms", "batch_ms"):
                 found[f"{device} {name}"] = row[device][name]
-                for which, time in zip(QUARTILES, row[device][f"{name}_quartiles"], strict=True):
-                    found[f"{device} {name} {which}"] = time
+                quartiles = row[device].get(f"{name}_quartiles", ())  # means, earlier, without
+                found |= {
+                    f"{device} {name} {which}": time
+                    for which, time in zip(QUARTILES, quartiles, strict=bool(quartiles))
+                }
         return found
     split = next(iter([each for each in scores["mean"] if each == "test"] or scores["mean"]))
     scale, several = scores.get("scale", 100), len(scores["seeds"]) > 1

@@ -232,6 +232,7 @@ class _StudentTraining(Training):
         self.schedule = self.options.schedule_over(steps)
         self.best: dict[str, Any] | None = None
         self.first_loss = math.inf  # of the stage; unknown after a resume
+        self.judged_in_stage = False
 
     def leave(self) -> None:
         """End a stage: validate, and restore its best weights with `--best`."""
@@ -362,7 +363,7 @@ class _StudentTraining(Training):
             if line:
                 self.say(line)
         self.record(found)
-        self.validation, self.judged_at = found, self.step
+        self.validation, self.judged_at, self.judged_in_stage = found, self.step, True
         release_memory()
         if self.callbacks.on_validation:
             self.callbacks.on_validation(self.step, found)
@@ -371,6 +372,8 @@ class _StudentTraining(Training):
         """Return a warning if the student is much worse than before its first step, at two
         validations or at the end, else ""."""
         # A high rate may overshoot in the warm-up, and recover.
+        if self.step < self.steps and not self.judged_in_stage:
+            return ""
         seen = (found, self.validation if self.step < self.steps else found)
         if any(each.get("valid_loss", 0.0) <= WORSE * self.first_loss for each in seen):
             return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from teachonce.checkpoints.field_checks import (
@@ -30,6 +31,7 @@ OUTPUTS = {
     "sequence-classification": ("logits", "scores"),
 }
 VECTORS, CLASSES = OUTPUTS
+FILES = ("model.safetensors", "pytorch_model.bin")
 OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 
 
@@ -79,6 +81,14 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
                 " not trust it"
             )
     return [(kind.rpartition(".")[2], "" if path == "." else path) for kind, path in listed]
+
+
+def module_weights(model: ResolvedModel) -> list[Path]:
+    """List the files with the weights of the folder's modules in subfolders, such as a Dense."""
+    find = finder(model)
+    subfolders = [path for _, path in listed_modules(model) or () if path]
+    found = [next(filter(None, (find(f"{s}/{f}") for f in FILES)), None) for s in subfolders]
+    return [path for path in found if path]
 
 
 def read_json(model: ResolvedModel, file: str) -> Any:

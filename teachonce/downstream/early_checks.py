@@ -18,12 +18,13 @@ from teachonce.checkpoints.declared import check_declared, config_of
 from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
-    KNOWN,
     LM,
-    NAMED,
+    LM_EVAL,
     OPTION,
     OPTIONS,
     PREFIX,
+    TASK_FORMS,
+    TASK_LIBRARIES,
     TASKS,
     TRAINED,
     DownstreamOptions,
@@ -75,7 +76,7 @@ def parameters() -> list[click.Parameter]:
         if name != "runs":
             plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is read_paths else {}
             if name == "task":
-                plural = {"metavar": f"[{'|'.join(KNOWN)}]"}
+                plural = {"metavar": f"[{'|'.join(TASK_FORMS)}]"}
             found.append(click_option(DownstreamOptions, name, help=_help(name), **plural))
     runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
     return [*found, runs]
@@ -125,7 +126,7 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
     check_installed(options.log)
     if options.optimizer:
         check_optimizer(options.optimizer)
-    if module := NAMED.get(options.kind):
+    if module := TASK_LIBRARIES.get(options.kind):
         check_library(module, options.kind, f"--task {options.task}")
     if options.task in FINE_TUNED and not options.as_is and options.dev is None:
         raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
@@ -170,7 +171,7 @@ def _check_model(options: DownstreamOptions, name: str) -> None:
     """Raise UserError for a missing model. For `--as-is`, raise it also if the model's config.json
     does not declare the head that the task needs."""
     model = resolve_vectors(name)
-    if options.kind == LM:
+    if options.kind in (LM, LM_EVAL):
         check_declared(model, config_of(model), "causal", NO_DECODER)
     if is_sentence_folder(Path(model.path_or_id)):
         return

@@ -39,14 +39,14 @@ FINE_TUNED = ("pos", "ner", "classify", *SCORED, "qa")
 TRAINED = ("mlm", *FINE_TUNED)
 SEARCHES = ("retrieval", "rerank")
 MTEB, LM_EVAL = "mteb", "lm-eval"
-NAMED = {MTEB: "mteb", LM_EVAL: "lm_eval"}
+TASK_LIBRARIES = {MTEB: "mteb", LM_EVAL: "lm_eval"}
 """The tasks `mteb:NAME` and `lm-eval:NAME`, and the module that has the tasks of these names."""
 LM = "lm"
-UNTRAINED = (LM, *SEARCHES, *NAMED)
+UNTRAINED = (LM, *SEARCHES, *TASK_LIBRARIES)
 """Tasks that score models without training."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
-KNOWN = tuple(f"{task}:NAME" if task in NAMED else task for task in TASKS)
-WORDS = tuple(f"{task}:" if task in NAMED else task for task in TASKS)
+TASK_FORMS = tuple(f"{task}:NAME" if task in TASK_LIBRARIES else task for task in TASKS)
+WORDS = tuple(f"{task}:" if task in TASK_LIBRARIES else task for task in TASKS)
 LABELLED = ("pos", "ner", "classify")
 AS_IS = "as-is"
 """In scopes, in addition to tasks: the option can be combined with --as-is."""
@@ -114,11 +114,12 @@ def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
 
 
 def _check_task(task: str) -> None:
-    """Raise UserError for an unknown task, one of NAMED without a name, or another with a name."""
+    """Raise UserError for an unknown task, a task of a library without a name, and a name after
+    another task."""
     kind, _, name = task.partition(":")
-    if kind not in TASKS or bool(name) != (kind in NAMED):
+    if kind not in TASKS or bool(name) != (kind in TASK_LIBRARIES):
         near = suggest(kind, TASKS)
-        raise UserError(f"--task {task}: {near}expected one of {', '.join(KNOWN)}")
+        raise UserError(f"--task {task}: {near}expected one of {', '.join(TASK_FORMS)}")
 
 
 @dataclass(frozen=True)

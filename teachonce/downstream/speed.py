@@ -22,6 +22,7 @@ from transformers.utils.hub import cached_file
 
 from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
 from teachonce.checkpoints.names import resolve_model
+from teachonce.checkpoints.sentence_settings import module_weights
 from teachonce.downstream.process_memory import status_bytes
 from teachonce.downstream.settings import SpeedSettings
 from teachonce.support.console import counted
@@ -49,11 +50,11 @@ class MeasuredModel:
         self.encoder.eval()
         self.name = name
         files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
-        modules = list(folder.glob("*_*/model.safetensors"))  # Dense, of sentence-transformers
+        modules = [file for file in module_weights(model) if file.parent != folder]
         self.disk = sum(file.stat().st_size for file in [*files, *modules])
         self.stored = _stored_dtype(files)
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
-        self.parameters += sum(count for file in modules for _, count in _weights(file))
+        self.parameters += sum(_count(file) for file in modules)
         self.longest = input_limit(self.encoder.config, self.tokenizer)
 
     def prepare(self, settings: SpeedSettings, length: int) -> None:
@@ -206,6 +207,13 @@ def _weights(file: Path) -> Iterator[tuple[str, int]]:
         for name in weights.keys():  # noqa: SIM118  # no mapping
             part = weights.get_slice(name)
             yield part.get_dtype(), math.prod(part.get_shape())
+
+
+def _count(file: Path) -> int:
+    """Count the numbers of the weights in a file."""
+    if file.suffix == ".safetensors":
+        return sum(count for _, count in _weights(file))
+    return sum(part.numel() for part in torch.load(file, weights_only=True).values())
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:

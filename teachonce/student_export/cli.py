@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from teachonce.checkpoints.names import resolve_vectors
-from teachonce.student_export.options import LIBRARIES, OF_LLAMA_CPP, ExportOptions
+from teachonce.student_export.options import K_QUANT_FALLBACKS, LIBRARIES, ExportOptions
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors, version_option
 from teachonce.support.errors import UserError, suggest_path
@@ -62,7 +62,7 @@ def _refuse_early(options: ExportOptions) -> None:
         extra, modules = LIBRARIES.get(name, ("", ()))
         for module in modules:
             check_library(module, extra, f"--to {name}")
-    if options.quantize in OF_LLAMA_CPP and importlib.util.find_spec("llama_cpp") is None:
+    if options.quantize in K_QUANT_FALLBACKS and importlib.util.find_spec("llama_cpp") is None:
         raise UserError(
             f"--quantize {options.quantize}: llama.cpp quantises to it, and llama_cpp is missing;"
             " `pip install llama-cpp-python`, or give --quantize q4_0, q5_0 or q8_0"

@@ -10,7 +10,7 @@ from teachonce.support.options import Range, check_values, option
 
 FORMATS = ("onnx", "openvino", "torchscript", "gguf", "model2vec")
 GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
-OF_LLAMA_CPP = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
+K_QUANT_FALLBACKS = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
 """Types that llama.cpp quantises to and the package gguf does not, each with the type of rows whose
 length is not a multiple of its block of 256, as llama-quantize chooses it."""
 QUANTISED = {

@@ -28,23 +28,31 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for place, (left, right) in enumerate(zip(one, other, strict=True)):
             yield from differences(left, right, f"{key}.{place}")
-    elif isinstance(one, list) and isinstance(other, list) and _names(one) != _names(other):
-        yield key, _names(one), _names(other)
     elif one != other:
-        texts = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
-        begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
-        left, right = (
-            ABSENT if value is None else _cut(text, max(0, begin))
-            for value, text in zip((one, other), texts, strict=True)
-        )
-        yield key, left, right
+        yield key, *_side_by_side(one, other)
 
 
-def _names(values: Sequence[Any]) -> str:
-    """Return the names of the objects of a list, such as the files of a corpus; "" if one has no
-    name."""
+def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
+    """Return two values as text. Lists of named objects, such as the files of a corpus, are shown
+    by their names if these differ."""
+    lists = isinstance(one, list) and isinstance(other, list)
+    names = [_names(one), _names(other)] if lists else [None, None]
+    named = None not in names and names[0] != names[1]
+    plain = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
+    texts = [str(name) for name in names] if named else plain
+    begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
+    quoted = str if named else repr
+    left, right = (
+        ABSENT if value is None else quoted(_cut(text, max(0, begin)))
+        for value, text in zip((one, other), texts, strict=True)
+    )
+    return left, right
+
+
+def _names(values: Sequence[Any]) -> str | None:
+    """Return the names of the objects of a list; None if one has no name."""
     names = [each.get("name") if isinstance(each, Mapping) else None for each in values]
-    return ", ".join(map(str, names)) if None not in names else ""
+    return None if None in names else ", ".join(map(str, names)) or "none"
 
 
 def first_few(differ: Sequence[str]) -> str:
@@ -77,4 +85,4 @@ def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions
 
 def _cut(text: str, begin: int) -> str:
     end = begin + SHOWN
-    return repr("…" * (begin > 0) + text[begin:end] + "…" * (len(text) > end))
+    return "…" * (begin > 0) + text[begin:end] + "…" * (len(text) > end)

@@ -32,7 +32,7 @@ from teachonce.downstream.settings import LmSettings
 from teachonce.student_export.formats import gguf
 from teachonce.student_export.formats.gguf_contents import architecture_of, pattern_of
 from teachonce.student_export.loaded_student import load_student
-from teachonce.student_export.options import OF_LLAMA_CPP
+from teachonce.student_export.options import K_QUANT_FALLBACKS
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.support.arrays import Array
@@ -235,7 +235,7 @@ def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.Mon
     layers = gguf.layers(tmp_path / "model.gguf")
     nodes = [name for names in layers.values() for name in names]
     errors = []
-    for kind, narrow in OF_LLAMA_CPP.items():
+    for kind, narrow in K_QUANT_FALLBACKS.items():
         gguf.quantise(tmp_path / "model.gguf", tmp_path / kind, kind, nodes)
         for tensor in GGUFReader(tmp_path / kind).tensors:
             if tensor.name in nodes:

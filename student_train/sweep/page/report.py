@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.sentence_settings import module_weights
 from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import (
     DEVIATION,
@@ -154,7 +156,7 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
         if (path / WEIGHTS).exists():
             student.bytes = sum(
                 file.stat().st_size
-                for file in (path / WEIGHTS, *path.glob(f"*_*/{WEIGHTS}"))  # modules of embedders
+                for file in (path / WEIGHTS, *module_weights(ResolvedModel(str(path), path.name)))
                 if _is_inside(file, folder)
             )
         if student.bytes is not None and (path / CARD).exists():
@@ -234,7 +236,7 @@ def _lead(
     if not measures:
         lines.append("No student has a comparable figure yet.")
     if unscored:
-        lines.append(f"Not scored yet: {', '.join(unscored)}, scored after the last student.")
+        lines.append(f"No scores of {', '.join(unscored)}: scored after the last student.")
     return lines
 
 

@@ -12,6 +12,7 @@ from teachonce.checkpoints.loading import input_limit
 from teachonce.downstream.lm.scoring import BITS, CELLS, LONGEST, load_decoder
 from teachonce.downstream.score_tables import TEST, result_of
 from teachonce.downstream.settings import LmSettings
+from teachonce.student_train.output.ranking import SMALLER_IS_BETTER
 from teachonce.support.errors import UserError, first_line, out_of_memory, suggest
 from teachonce.support.extras import library
 
@@ -36,6 +37,8 @@ def score_harness_task(
     harness: Any = library("lm_eval", "lm-eval", f"--task {task}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default of a task
     tasks, name = _tasks(folders, task), task.partition(":")[2]
+    if name in {*tasks.all_tags}:
+        raise UserError(f"--task {task}: is a tag, which has no score; give one of its tasks")
     if name not in {*tasks.all_tasks}:
         near = suggest(name, tasks.all_tasks)
         raise UserError(
@@ -67,7 +70,7 @@ def score_harness_task(
     if not figures:
         parts = ", ".join(sorted(found["results"]))
         raise UserError(f"--task {task}: has no score of its own; give one of its tasks: {parts}")
-    measures = {HEADINGS.get(each, each): each for each in figures}
+    measures = {_heading(each, found["higher_is_better"][name]): each for each in figures}
     primary = next(iter(figures))
     about = {"task": task, "measures": measures, "primary": primary, "scale": 1, "decimals": 4}
     counts = found.get("n-samples", {})
@@ -87,6 +90,14 @@ def _tasks(folders: Sequence[Path], task: str) -> Any:
             )
     manager = library("lm_eval.tasks", "lm-eval", f"--task {task}").TaskManager
     return manager(include_path=[*map(str, folders)] or None)
+
+
+def _heading(measure: str, higher_is_better: Mapping[str, bool]) -> str:
+    """Return the heading of a measure. It ends with an arrow if the smallest is the best."""
+    if measure in HEADINGS:
+        return HEADINGS[measure]
+    larger = higher_is_better.get(measure.partition(" ")[0])
+    return measure if larger is None or larger else f"{measure}{SMALLER_IS_BETTER}"
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, float]:

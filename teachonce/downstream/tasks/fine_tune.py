@@ -74,7 +74,7 @@ def fine_tune(
         folder = folder_of(log.out, seed, settings.seeds)
         facts = RunDescription(folder, about | {"seed": seed}, "scores.json", resumable=False)
         tracked_run = TrackedRun(log.names, facts, False, say, [*task.measures.values()])
-        with stoppable(lambda: UNSAVED), tracked_run as tracked:
+        with stoppable(lambda: _on_stop(save_to)), tracked_run as tracked:
             folder_of_first = save_to if seed == seeds[0] else None
             one = replace(settings, seed=seed)
             runs.append(_one_seed(task, source, splits, one, say, folder_of_first, tracked))
@@ -84,6 +84,12 @@ def fine_tune(
         return result
     write_card(result, save_to)
     return {**result, "saved": [str(save_to)]}
+
+
+def _on_stop(save_to: Path | None) -> str:
+    if save_to and save_to.exists():
+        return f"--save {save_to} has the model of the first seed: remove it to begin again"
+    return UNSAVED
 
 
 def score_as_is(

@@ -17,7 +17,7 @@ from teachonce.student_export.formats.gguf_contents import (
     vocabulary,
     weights,
 )
-from teachonce.student_export.options import GGUF, OF_LLAMA_CPP
+from teachonce.student_export.options import GGUF, K_QUANT_FALLBACKS
 from teachonce.student_export.student_inputs import LONGEST_CHECKED
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
@@ -100,9 +100,8 @@ def layers(path: Path) -> dict[str, list[str]]:
 def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
     """Write `source` with the weights `nodes` in another type.
 
-    Rows whose length is not a multiple of a block's take the type in `OF_LLAMA_CPP`, or float16.
-    Raises UserError if no row can be of this type, or if it needs llama-cpp-python, and that is
-    missing.
+    Rows whose length is not a multiple of a block's take the type in `K_QUANT_FALLBACKS`, or
+    float16. Raises UserError if no row can be of this type.
     """
     gguf = library("gguf", EXTRA, "--quantize")
     read = gguf.GGUFReader(path=source)
@@ -127,7 +126,7 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
 
 def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
     """Raise UserError if no row of the weights `nodes` can be of this type."""
-    if kind not in OF_LLAMA_CPP:
+    if kind not in K_QUANT_FALLBACKS:
         return
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]
     lengths = sorted({int(each.shape[0]) for each in read.tensors if each.name in nodes})
@@ -135,16 +134,16 @@ def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
         found = ", ".join(map(str, lengths))
         raise UserError(
             f"--quantize {kind}: takes rows of a multiple of {block} numbers, and those of this"
-            f" student have {found}; give --quantize {OF_LLAMA_CPP[kind]}, as llama.cpp does"
+            f" student have {found}; give --quantize {K_QUANT_FALLBACKS[kind]}, as llama.cpp does"
         )
 
 
 def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) -> None:
     wanted = gguf.GGMLQuantizationType[kind.upper()]
     block, size = gguf.GGML_QUANT_SIZES[wanted]
-    if kind in OF_LLAMA_CPP and values.shape[-1] % block:
-        _add_quantised(gguf, writer, name, values, OF_LLAMA_CPP[kind])
-    elif kind in OF_LLAMA_CPP:
+    if kind in K_QUANT_FALLBACKS and values.shape[-1] % block:
+        _add_quantised(gguf, writer, name, values, K_QUANT_FALLBACKS[kind])
+    elif kind in K_QUANT_FALLBACKS:
         blocks = np.empty((len(values), values.shape[-1] // block * size), np.uint8)
         _quantise_by_llama_cpp(np.ascontiguousarray(values, np.float32), wanted, blocks)
         writer.add_tensor(name, blocks, raw_dtype=wanted)
@@ -156,7 +155,9 @@ def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) 
 
 def _quantise_by_llama_cpp(values: Array, wanted: int, blocks: Array) -> None:
     """Fill `blocks`, uint8 [rows, bytes], with the rows of `values`, float32 [rows, columns]."""
-    quantise = library("llama_cpp.llama_cpp", EXTRA, "--quantize")._lib.ggml_quantize_chunk
+    from llama_cpp import llama_cpp  # `student-export` says early if it is missing
+
+    quantise = llama_cpp._lib.ggml_quantize_chunk
     # int type, values, blocks, first value, rows, columns, importances of columns (ggml.h)
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     quantise.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ doc_to_choice: "{{choices}}"
 target_delimiter: ""
 metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
+  - {metric: brier_score, aggregation: brier_score, higher_is_better: false}
 """,
     "novels": """
 task: novels
@@ -70,6 +72,14 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
+def test_an_encoder_is_refused_before_the_harness_is_loaded(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("lm_eval")
+    words = ("--task", "lm-eval:choices", "--model", tiny_teacher("bert"), "--out", tmp_path / "x")
+    assert "give a decoder (...ForCausalLM)" in refused(*words)
+
+
 def test_without_the_harness_one_line_says_how_to_get_it(
     decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +112,7 @@ def test_a_choice_is_the_most_probable_answer(decoder: Path, tasks: Path, tmp_pa
     assert "lm-eval:choices" in run("--task", "table", out).output
     said = refused("--task", "lm-eval:choice", "--model", decoder, "--test", tasks, "--out", "x")
     assert "did you mean choices?" in said
+    assert scores["measures"] == {"acc": "acc", "brier_score ↓": "brier_score"}
 
 
 def test_bits_a_byte_are_those_of_task_lm(decoder: Path, tasks: Path, tmp_path: Path) -> None:

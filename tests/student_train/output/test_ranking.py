@@ -74,6 +74,8 @@ def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
     assert names == ["mood accuracy", NATS]
     bits = [row(n, scores={"text": {"bits/byte": x}}) for n, x in (("a", 2.0), ("b", 1.0))]
     assert [each["folder"] for each in ranked(bits)] == ["b", "a"]
+    brier = [row(n, scores={"x": {"brier_score ↓": x}}) for n, x in (("a", 0.7), ("b", 0.2))]
+    assert [each["folder"] for each in ranked(brier)] == ["b", "a"]
 
 
 def test_settings_of_the_loss_are_options() -> None:
