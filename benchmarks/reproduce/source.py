@@ -91,6 +91,7 @@ class Claim:
     near: in place of `gains`: how far `better` may be ahead at most, in the unit of the scores.
     share: in place of `gains`: the part of the scores of `better` that `worse` reaches at least.
     rows: the rows of the published figures, where they are not named as the arms.
+    columns: the published figures that the paper says it of; all if empty.
     """
 
     says: str
@@ -103,6 +104,7 @@ class Claim:
     near: float | None = None
     share: float | None = None
     rows: tuple[str, str] | None = None
+    columns: tuple[str, ...] = ()
     probe: Probe | None = None
 
 

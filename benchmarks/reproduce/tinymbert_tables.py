@@ -169,7 +169,7 @@ def settings(data: Path, languages: Sequence[str]) -> Source:
             "layer 7 teaches best": ("6.5, Table 13", "layer")}  # fmt: skip
     return Source(
         title="TinyMBERT: settings",
-        about=ABOUT + " PCA of Table 14 is not among the arms.",
+        about=ABOUT + " PCA and the unreduced embeddings of Table 14 are not among the arms.",
         words=(),
         tasks=[tested("{data}", languages)],
         arms=arms,

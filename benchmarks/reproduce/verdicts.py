@@ -14,6 +14,8 @@ from benchmarks.reproduce.source import OURS, TEACHER, Claim, Published, Scores,
 HOLDS, FAILS, UNDECIDED = "holds", "does not", "not decided"
 UNTRAINED, NO_DATA = "not trained", "no data here"
 CHANCE = "chance"
+SPREAD = "deviation"
+"""A published column that is no figure to compare."""
 CLAIMS = ("claim", "where", "here", "figures here, seeds ahead", "published")
 Probed = Callable[[Claim], Scores]
 Chances = Mapping[str, float]  # by measure, what needs no training
@@ -75,7 +77,9 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
 
 def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
     """Judge a claim by each measure that it is about, or by the mean over them if the paper speaks
-    of the average. Return nothing where no such task is here."""
+    of the average. Return nothing where no such arm or task is here."""
+    if not {claim.better, claim.worse} <= scores.keys():
+        return []
     names = [name for name in scores[claim.better] if name in (claim.measures or (name,))]
     every = {
         name: [list(scores[arm][name]) for arm in (claim.better, claim.worse)] for name in names
@@ -147,12 +151,17 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
 
 
 def _beside(claim: Claim, published: Published | None) -> str:
-    """Return the published figures of both arms of a claim, column by column."""
+    """Return the published figures of both arms of a claim, each with the name of its column."""
     names = claim.rows or (claim.better, claim.worse)
     if published is None or not all(name in published.rows for name in names):
         return ""
-    pairs = zip(*(published.rows[name] for name in names), strict=True)
-    return ", ".join(f"{one} / {other}" for one, other in pairs if "" not in (one, other))
+    columns = [column for column in published.columns if column != SPREAD]
+    found = zip(published.columns, *(published.rows[name] for name in names), strict=True)
+    return ", ".join(
+        f"{column} {one} / {other}"
+        for column, one, other in found
+        if "" not in (one, other) and column in (claim.columns or columns)
+    )
 
 
 def _words(source: Source, arm: str) -> dict[str, str]:

@@ -272,7 +272,7 @@ def test_claims_have_one_row_with_the_published_figures() -> None:
     )  # fmt: skip
     again = {"a": {"F1": [0.5]}, "b": {"F1": [0.6]}}
     said = verdicts.claims_table(source, SCORES, {}, lambda claim: again)
-    row = "| first | Table 1 | does not | F1: b 0.510, a 0.610, 0 of 3 | 2.5 / 1.5 |"
+    row = "| first | Table 1 | does not | F1: b 0.510, a 0.610, 0 of 3 | F1 2.5 / 1.5 |"
     assert row in said.splitlines()
     assert "| the same, with more |  | holds | F1: b 0.600, a 0.500, 1 of 1 |  |" in said
     of_teacher = replace(claim, better="teacher", worse="a", gains=False)
@@ -281,7 +281,12 @@ def test_claims_have_one_row_with_the_published_figures() -> None:
     assert "the same, with more |  | holds | F1: teacher 1.000, a 1.100, 0 of 1 |" in said
     elsewhere = replace(source, claims=[replace(claim, measures=("EM",))])
     said = verdicts.claims_table(elsewhere, SCORES, {}, lambda claim: again)
-    assert "| first | Table 1 | no data here |  | 2.5 / 1.5 |" in said
+    assert "| first | Table 1 | no data here |  | F1 2.5 / 1.5 |" in said
+    other = replace(source, claims=[replace(claim, better="larger")])
+    said = verdicts.claims_table(other, SCORES, {}, lambda claim: again)
+    assert "| first | Table 1 | no data here |  |  |" in said
+    one = replace(source, claims=[replace(claim, columns=("EM",))])
+    assert "0 of 3 |  |" in verdicts.claims_table(one, SCORES, {}, lambda claim: again)
     said = verdicts.arms_table(source, SCORES, {"F1": 0.25})
     assert "| a |  | 0.610 ± 0.010 | 61% | 1.5 |  |" in said
     assert "| chance |  | 0.250 |  |  |  |" in said

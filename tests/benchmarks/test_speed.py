@@ -109,14 +109,11 @@ def test_what_a_gpu_is_measured_by(
     tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command itself, on a CPU at toy size."""
-    monkeypatch.setattr(
-        gpu, "interleaved", lambda works, _: {name: work() for name, work in works.items()}
-    )
     words = {
         "model": tiny_teacher("bert"), "corpus": corpus, "tokens": 1500, "vocabulary": 900,
         "layers": 1, "decoder-width": 64, "decoder-layers": 1, "part-tokens": 700,
         "dump-batch": 512, "student": "16x1x2", "vocab": 200, "batch-tokens": 1000, "steps": 4,
-        "device": "cpu", "precision": "fp32",
+        "device": "cpu", "precision": "fp32", "repeats": 1,
     }  # fmt: skip
     found = CliRunner().invoke(gpu.main, [f"--{name}={value}" for name, value in words.items()])
     assert found.exit_code == 0, found.output

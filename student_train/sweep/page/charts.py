@@ -146,7 +146,7 @@ def importances(
     table = np.array([_codes([s.settings.get(n, "") for s in students]) for n in names]).T
     forest = RandomForestRegressor(100, random_state=0, bootstrap=len(students) > 9)
     forest.fit(table, quality)
-    found = permutation_importance(forest, table, quality, n_repeats=20, random_state=0)
+    found = permutation_importance(forest, table, quality, random_state=0)
     rises = np.maximum(found.importances_mean, 0)
     return {n: float(r / (rises.sum() or 1)) for n, r in zip(names, rises, strict=True)}
 
