@@ -42,8 +42,9 @@ TABLE_5_1 = Published(
 LONGER = Probe("four times as many steps", ("--steps", "256"))
 CLAIMS = (
     *(
-        Claim("the first layers are the best start for STS and BoolQ", "5, Table 5.1", "4", other,
-              (OF_STS, OF_BOOLQ), probe=LONGER, columns=(OF_STS, OF_BOOLQ))
+        Claim(f"the first layers are the best start for STS and BoolQ, before {other}",
+              "5, Table 5.1", "4", other, (OF_STS, OF_BOOLQ), probe=LONGER,
+              columns=(OF_STS, OF_BOOLQ))
         for other in "12356"
     ),
     Claim("the first layers beat layers from all of the teacher", "5, Table 5.1", "4", "3",
