@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.addnodes import pending_xref
 from sphinx.errors import ExtensionError
 
 from teachonce.student_train.losses.registry import LOSSES
@@ -36,7 +37,6 @@ autodoc_preserve_defaults = True
 myst_enable_extensions = ["dollarmath", "substitution"]
 copybutton_exclude = ".linenos, .gp, .go"
 myst_heading_anchors = 3
-suppress_warnings = ["myst.xref_missing", "myst.header"]  # links to files outside the site
 
 OTHER_SITES = {
     "python": "https://docs.python.org/3",
@@ -123,6 +123,25 @@ def _as_typed(app: object, context: object, lines: list[str]) -> None:
     ]
 
 
+INCLUDED = {
+    "ARCHITECTURE": "architecture",
+    "CONTRIBUTING": "contributing",
+    "SECURITY": "security",
+    "benchmarks/RESULTS": "results",
+    "benchmarks/reproduce/README": "reproduce",
+    "store/FORMAT": "format",
+}
+"""Files outside docs/, without `.md`, and the page that includes each of them."""
+
+
+def _to_included(app: Any, doctree: Any) -> None:
+    """Point links to an included file to its page. In the repository they lead to the file, which
+    a reader there can read; the page has only the directive."""
+    pages = {str(app.srcdir.parent / file): page for file, page in INCLUDED.items()}
+    for link in doctree.findall(pending_xref):
+        link["reftarget"] = pages.get(link["reftarget"], link["reftarget"])
+
+
 PACKAGES = ("align", "store", "teacher_dump", "student_train")
 
 
@@ -149,9 +168,10 @@ def _math(translator: Any, node: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    """Register what the site does with docstrings, options and formulas, and its check."""
+    """Register what the site does with docstrings, options, formulas and links, and its check."""
     app.add_html_math_renderer("mathml", (_math, None), (_math, None))
     app.connect("autodoc-process-docstring", _plain)
     for part in ("description", "options"):
         app.connect(f"sphinx-click-process-{part}", _as_typed)
+    app.connect("doctree-read", _to_included)
     app.connect("build-finished", _all_are_published)

@@ -14,13 +14,14 @@ import click
 from teachonce.checkpoints.declared import declared_head
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.completion import Text
-from teachonce.support.console import CONTEXT, command_errors, version_option
+from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
 from teachonce.support.hub import Repository, open_repository, push_options
 from teachonce.support.options import click_option, options_of
 from teachonce.support.signals import stoppable
+from teachonce.support.usage_errors import version_option
 
 HELP = """Train a small student from a store alone; the teacher is not needed.
 

@@ -194,7 +194,7 @@ def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]])
 
 def compare_best(runs: Mapping[str, Reproduction]) -> str:
     """Compare our recipe with the best of each source: same student, data and steps."""
-    head = ("source", "its best", "measure", "its own", OURS, "ours is ahead", "ours")
+    head = ("source", "its best", "measure", "its own", OURS, "ours is ahead", "our options")
     rows, minutes = [], 0.0
     for name, run in runs.items():
         source = run.source

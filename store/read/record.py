@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from teachonce.store.format.features import LEARN, Calibration, Features
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, Floats, begins, covering_spans
+from teachonce.support.console import counted
 from teachonce.support.html_table import html_table
 
 SHOWN = 16  # tokens of a record in a notebook
@@ -191,6 +192,21 @@ class View:
         return probabilities.reshape(length, length)
 
 
+class Views(tuple[View, ...]):
+    """The views of a sequence, by number. IndexError says how many the store has."""
+
+    @overload
+    def __getitem__(self, number: SupportsIndex) -> View: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[View, ...]: ...
+    def __getitem__(self, number: SupportsIndex | slice) -> View | tuple[View, ...]:
+        try:
+            return super().__getitem__(number)
+        except IndexError:
+            have = f"{counted(len(self), 'view')}, numbered from 0"
+            raise IndexError(f"view {number}: the store has {have}") from None
+
+
 class Record:
     """One sequence of T tokens; each field is read on first use."""
 
@@ -201,7 +217,7 @@ class Record:
         self.features, self.calibration = part.features, calibration
         begin, end = part.token_start[position : position + 2]
         self.tokens = (int(begin), int(end))
-        self.views = [View(self, number) for number in range(self.features.views)]
+        self.views = Views(View(self, number) for number in range(self.features.views))
 
     def _one(self, name: str) -> Any:
         return self.part.read(f"sequence/{name}", self.position, self.position + 1)[0]

@@ -61,6 +61,10 @@ class HiddenBatch:
         """Return the factors of the codes; None with codec exact."""
         return self.stored.get("scale")
 
+    def __repr__(self) -> str:
+        """Return only the sizes, as the arrays would fill screens."""
+        return f"<HiddenBatch: {counted(len(self.values), 'token')} x {len(self.mean):,}>"
+
     def normalised(self) -> Floats:
         """Return float32 [N, D], (state - mean) / deviation."""
         values: Floats = self.codec.decode_normalised(self.stored, self.mean, self.deviation)

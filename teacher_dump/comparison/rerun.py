@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from teachonce.checkpoints.names import resolve_teacher
 from teachonce.checkpoints.text_vectors import POOLINGS

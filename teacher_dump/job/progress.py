@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.documents import Corpus

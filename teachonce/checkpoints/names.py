@@ -145,7 +145,8 @@ def _near(name: str) -> str:
     for alias, about in ALIASES.items():
         if name.lower() == about.id.rpartition("/")[2].lower():
             return f"did you mean {alias}? "
-    return suggest(name, ALIASES) or suggest_path(os.path.expanduser(name))
+    # bert-base-uncased, another model of the hub, is no slip of rubert-base.
+    return suggest(name, ALIASES, least=0.75) or suggest_path(os.path.expanduser(name))
 
 
 def resolve_vectors(name: str) -> ResolvedModel:

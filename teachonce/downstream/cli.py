@@ -22,9 +22,10 @@ from teachonce.downstream.settings import (
     SpeedSettings,
 )
 from teachonce.support import files
-from teachonce.support.console import CONTEXT, command_errors, version_option
+from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommand, examples
+from teachonce.support.usage_errors import version_option
 
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from teachonce.training.loop import pace

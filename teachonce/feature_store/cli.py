@@ -17,12 +17,12 @@ from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
 from teachonce.support.completion import PATH, Text
-from teachonce.support.console import CONTEXT, DEVICES, version_option
+from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
 from teachonce.support.plugins import NameOrAdded
-from teachonce.support.usage_errors import OneLineGroup
+from teachonce.support.usage_errors import OneLineGroup, version_option
 
 VOCAB_HELP = (
     "A student's vocabulary, as in student-train: a size, a folder, teacher, pruned:N or words."
@@ -36,7 +36,11 @@ allow_partial = click.option(
 # Commands import what they need themselves: --help and completion must not wait for NumPy or torch.
 
 
-@click.group(cls=OneLineGroup, context_settings=CONTEXT)
+@click.group(
+    cls=OneLineGroup,
+    epilog=examples("feature-store info store.zarr", "feature-store verify store.zarr"),
+    context_settings=CONTEXT,
+)
 @version_option
 def main() -> None:
     """Inspect, verify, repair and copy feature stores."""

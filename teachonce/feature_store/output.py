@@ -63,7 +63,7 @@ def _finite(value: Any) -> Any:
 
 def progress(unit: str) -> Any:
     """Return a function that iterates over items with a progress bar."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     return lambda items: tqdm(items, unit=unit, disable=None)  # None: no bar without a terminal
 

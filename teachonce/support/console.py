@@ -34,7 +34,6 @@ DEVICES = ("auto", "cpu", "cuda")  # words of --device; cuda:N is one, too
 WIDE = 200  # of a table that goes to a file or another program
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 """Settings of every command; a group hands them on to its subcommands."""
-version_option = click.version_option(package_name="teachonce", message="%(prog)s %(version)s")
 
 
 def counted(number: int, noun: str) -> str:

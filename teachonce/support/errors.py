@@ -118,14 +118,14 @@ def first_line(error: BaseException) -> str:
     return textwrap.shorten(text, len(first) + FOLLOWING, placeholder=" ...").rstrip(":")
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return a question such as `did you mean hidden? ` with the known word most similar to this
     one.
 
     Returns "" if none is similar, or if the word itself is known. Differences of case and of spaces
-    at the ends count least.
+    at the ends count least. least: the smallest similarity, as `difflib` measures it, 0 to 1.
     """
-    near = nearest(word, known)
+    near = nearest(word, known, least)
     return did_you_mean(near) if near else ""
 
 
@@ -134,11 +134,11 @@ def did_you_mean(text: object) -> str:
     return f"did you mean {text}? "
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return the known word that is most similar to this one; see `suggest`."""
     every = list(known)
     alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
-    close = alike or get_close_matches(word, every, n=1)
+    close = alike or get_close_matches(word, every, n=1, cutoff=least)
     return close[0] if close and close[0] != word else ""
 
 

@@ -9,6 +9,8 @@ import click
 
 from teachonce.support.errors import did_you_mean, nearest, suggest, suggest_path
 
+version_option = click.version_option(package_name="teachonce", message="%(prog)s %(version)s")
+
 
 class OneLineCommand(click.Command):
     """A command whose usage errors are one line: an unknown option, a wrong value, a missing
@@ -28,7 +30,11 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(OneLineCommand, click.Group):
-    """A group of commands whose usage errors are one line."""
+    """A group of commands whose usage errors are one line, and which all have --version."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command to the group."""
+        super().add_command(version_option(cmd), name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

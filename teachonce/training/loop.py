@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from teachonce.support.environment import variable
 from teachonce.support.errors import UserError

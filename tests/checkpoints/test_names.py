@@ -67,6 +67,9 @@ def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None
 def test_the_alias_of_a_model_is_suggested(no_cache: None) -> None:
     with pytest.raises(UserError, match="did you mean minilm?"):
         resolve_model("all-MiniLM-L6-v2")
+    with pytest.raises(UserError) as caught:
+        resolve_model("bert-base-uncased")
+    assert "did you mean" not in str(caught.value)
 
 
 RESOLVE = """

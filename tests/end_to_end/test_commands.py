@@ -32,6 +32,7 @@ from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.table import aligned, table
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 from tests.end_to_end.support import (
     ROOT,
     STUDENT,
@@ -112,7 +113,7 @@ def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
     "command",
     [
         *(teacher_dump, student_train, student_sweep, student_export, student_predict, downstream),
-        feature_store,
+        *(feature_store, mixed_vocab, feature_store.commands["info"]),
     ],
 )
 def test_version(command: click.Command) -> None:

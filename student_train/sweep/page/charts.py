@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from teachonce.student_train.output.ranking import Measure
+from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
 from teachonce.support.extras import library
 from teachonce.support.json_file import LARGEST
 
@@ -186,19 +186,38 @@ def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | No
     }
 
 
+def _figure_of_curves(
+    students: Sequence[StudentFiles], measure: Measure, varied: Sequence[str]
+) -> str | None:
+    """Return the validation figure to draw for a measure; None if no student has it.
+
+    If the measure is a score of a task, this is a figure that all students can share: the loss if
+    it is comparable, else the first of `MEASURES` that a student has.
+    """
+    if measure.name.startswith("valid_"):
+        candidates: Sequence[Measure] = [measure]
+    else:
+        candidates = [LOSS, *MEASURES] if compares_losses(varied) else MEASURES
+    validated = {name for student in students for _, figures in student.curve for name in figures}
+    return next((each.name for each in candidates if each.name in validated), None)
+
+
 def curves(
-    students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float]
+    students: Sequence[StudentFiles],
+    measure: Measure,
+    varied: Sequence[str],
+    lines: Mapping[str, float],
 ) -> Chart | None:
-    """Draw a figure of the validations over the steps; return None if no student has it."""
-    name = measure.name if measure.name.startswith("valid_") else "valid_loss"
+    """Draw a comparable figure of the validations over the steps; return None if there is none."""
+    name = _figure_of_curves(students, measure, varied)
+    if name is None:
+        return None
     rows = [
         {"student": str(s.number), "step": step, "figure": figures[name]}
         for s in students
         for step, figures in s.curve
         if name in figures
     ]
-    if not rows:
-        return None
     alt = library("altair", "report", "--page")
     drawn_of = list(dict.fromkeys(row["student"] for row in rows))
     legend = alt.Legend(columns=2, symbolType="stroke", symbolSize=400)

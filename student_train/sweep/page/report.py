@@ -117,7 +117,6 @@ def write_report(folder: Path) -> Path:
     references = runs.get("references", {}).items()
     others = {name: figures_of({SCORES: each}) for name, each in references}
     views = [_view(students, measure, runs["varied"], others, folder) for measure in measures]
-    lines = _all_lines(students, measures[0], others) if measures else {}
     page = folder / PAGE
     write_page(
         page,
@@ -127,15 +126,15 @@ def write_report(folder: Path) -> Path:
         title=f"Sweep {folder.resolve().name}",
         lead=_lead(students, measures, [name for name, scores in others.items() if not scores]),
         students=students,
-        ranked=_ranked(students, measures),
+        ranked=_ranked(students, measures[0]) if measures else students,
         columns=runs["varied"],
-        shares={s.number: of_teacher(s, measures[0], lines) for s in students if measures},
         measures=measures,
         cell=_cell,
         readable=readable,
         fewest=FEWEST,
         views=views,
         specs=[[chart["spec"] for chart in view["charts"]] for view in views],
+        orders=[view["order"] for view in views],
         bundle=bundle() if views else "",
     )
     return page
@@ -188,7 +187,8 @@ def _view(
     others: Mapping[str, Mapping[str, Any]],
     folder: Path,
 ) -> dict[str, Any]:
-    """Make the charts of a measure, each with its table."""
+    """Make what the page shows for a measure: the student to ship, the `order` of the students'
+    numbers, their shares of the teacher's figure if it is known, and charts with their tables."""
     lines = _all_lines(students, measure, others)
     done = [s for s in students if measure.of(s.figures) < math.inf]
     sizes = [Point(s, *(s.bytes / 1e6,) * 3) for s in done if s.bytes]
@@ -197,10 +197,16 @@ def _view(
         trade_off(sizes, measure, "megabytes of weights", lines),
         trade_off(times, measure, "milliseconds a sentence, CPU", lines),
         importance_bars(importances(done, measure, varied), measure),
-        curves(students, measure, lines),
+        curves(students, measure, varied, lines),
     ]
-    choice = _choice(students, measure, lines, folder)
-    return {"measure": measure, "choice": choice, "charts": [chart for chart in charts if chart]}
+    shares = {s.number: of_teacher(s, measure, lines) for s in students}
+    return {
+        "measure": measure,
+        "choice": _choice(students, measure, lines, folder),
+        "order": [s.number for s in _ranked(students, measure)],
+        "shares": shares if any(shares.values()) else {},
+        "charts": [chart for chart in charts if chart],
+    }
 
 
 def _all_lines(
@@ -252,7 +258,7 @@ def _choice(
     lines: reference values, of which `teacher` is compared with the student. folder: the sweep's,
         as it was typed; an absolute path is not shown.
     """
-    done = [s for s in _ranked(students, [measure]) if s.trained and s.bytes]
+    done = [s for s in _ranked(students, measure) if s.trained and s.bytes]
     done = [s for s in done if measure.of(s.figures) < math.inf]
     if not done:
         return {}
@@ -291,9 +297,9 @@ def of_teacher(student: StudentFiles, measure: Measure, lines: Mapping[str, floa
     return f"{100 * own / teacher:.1f} %"
 
 
-def _ranked(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> list[StudentFiles]:
-    """Sort students by the first measure, the best first; students without it come last."""
-    return sorted(students, key=lambda s: measures[0].of(s.figures)) if measures else [*students]
+def _ranked(students: Sequence[StudentFiles], measure: Measure) -> list[StudentFiles]:
+    """Sort students by a measure, the best first; students without it come last."""
+    return sorted(students, key=lambda s: measure.of(s.figures))
 
 
 def _cell(value: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from teachonce.checkpoints.loading import (
     check_pieces,

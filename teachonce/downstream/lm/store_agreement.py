@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from teachonce.checkpoints.loading import input_limit
 from teachonce.store import open_store

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted

@@ -213,20 +213,25 @@ class PartsOfSpeech(Tagging):
     """Assigns tags of any kind. The best epoch has the highest macro F1 over the split's tags."""
 
     name = "pos"
-    measures = {"macro F1": "macro_f1", "accuracy": "accuracy"}
+    # Matthews is 0 if all words get the same tag.
+    measures = {"macro F1": "macro_f1", "accuracy": "accuracy", "Matthews": "matthews"}
     primary = "macro_f1"
 
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        from sklearn.metrics import f1_score
+        from sklearn.metrics import f1_score, matthews_corrcoef
 
         gold, found = self.tags_of_words(examples, rows, predictions)
         flat, guessed = list(chain(*gold)), list(chain(*found))
         # Without `labels` a tag that is only predicted would count as one more tag, with an F1 of
         # 0.
         macro = f1_score(flat, guessed, labels=sorted(set(flat)), average="macro", zero_division=0)
-        return {"macro_f1": float(macro), "accuracy": _accuracy(gold, found)}
+        return {
+            "macro_f1": float(macro),
+            "accuracy": _accuracy(gold, found),
+            "matthews": float(matthews_corrcoef(flat, guessed)),
+        }
 
 
 class Entities(Tagging):

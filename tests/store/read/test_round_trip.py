@@ -48,7 +48,9 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
             fs[wrong]  # type: ignore[call-overload]
     assert_type(fs[3], Record)
     assert_type(fs[:3], list[Record])
-    assert_type(fs[3].views, list[View])
+    assert_type(fs[3].views[0], View)
+    with pytest.raises(IndexError, match="view 7: the store has 2 views, numbered from 0"):
+        fs[3].views[7]
 
 
 def test_a_notebook_shows_a_store_and_a_record(made: Callable[..., Any]) -> None:
@@ -71,6 +73,7 @@ def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[...
         assert "mean" in told and told.endswith(" views>")
         batch = next(iter(fs.stream(0, 0, 512)))
         assert repr(batch) == f"<Batch: {len(batch)} sequences, {batch.start[-1]} tokens>"
+        assert repr(batch.hidden["mean"]) == f"<HiddenBatch: {batch.start[-1]} tokens x 37>"
 
 
 @pytest.mark.parametrize("ext", EXT)

@@ -47,7 +47,7 @@ def card(teacher: str, folder: Path, *more: str) -> str:
 def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> None:
     text = card(hub, tmp_path)
     assert "\n# Masked language model, student of acme/mini\n" in text
-    data = ModelCard(text).data
+    data = ModelCard.load(tmp_path / "student/README.md").data
     assert (data["base_model"], data["base_model_relation"]) == ("acme/mini", "finetune")
     report = json.loads((tmp_path / "student/training.json").read_text())["result"]
     results = vars(data)["eval_results"]

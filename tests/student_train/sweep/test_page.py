@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from teachonce.student_train.output.ranking import MEASURES
+from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure
 from teachonce.student_train.sweep import main as student_sweep
-from teachonce.student_train.sweep.page.charts import Point, front, importances
+from teachonce.student_train.sweep.page.charts import Point, curves, front, importances
 from teachonce.student_train.sweep.page.report import StudentFiles, write_report
 from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
@@ -97,6 +97,20 @@ def test_the_setting_that_decides_matters_most() -> None:
     assert importances(made[:3], NATS, ["lr", "loss"]) == {}
 
 
+def test_losses_of_different_definitions_share_no_axis() -> None:
+    """For the score of a task, a figure is drawn that is comparable between all students."""
+    score, per_character = Measure("mood accuracy", "", largest=True), "valid_mlm_per_character"
+    made = [student(1), student(2)]
+    for each in made:
+        each.curve = [(4, {LOSS.name: 3.0, per_character: 2.0}), (8, {LOSS.name: 2.0})]
+    drawn = [curves(made, score, varied, {}) for varied in (["lr"], ["lr", "loss"])]
+    assert [chart and chart["headings"][-1] for chart in drawn] == [LOSS.name, per_character]
+    made[0].curve = made[1].curve = [(4, {LOSS.name: 3.0})]
+    assert curves(made, score, ["lr", "loss"], {}) is None
+    assert curves(made, score, ["lr"], {}) and curves(made, LOSS, ["lr"], {})
+    assert curves([student(1)], score, ["lr"], {}) is None
+
+
 def test_a_page_needs_a_sweep(tmp_path: Path) -> None:
     done = CliRunner().invoke(student_sweep, ["--page", str(tmp_path)])
     assert done.exit_code == 1 and "no runs.json there; give the folder" in done.stderr
@@ -176,17 +190,55 @@ def test_a_page_follows_no_link_out_of_the_folder(tmp_path: Path, name: str) -> 
         write_report(sweep)
 
 
+def score_a_second_task(sweep: Path) -> None:
+    """Add scores of a task `tone`, by which the order of the finished students is 6, 5, ... 1."""
+    content = json.loads((sweep / "runs.json").read_text())
+    for number, run in enumerate(content["runs"][:6], 1):
+        run["scores"]["tone"] = {"accuracy": 60.0 + number}
+    content["references"]["teacher"]["tone"] = {"accuracy": 80.0}
+    (sweep / "runs.json").write_text(json.dumps(content))
+
+
+def check_table_follows_measure(page: Any) -> None:
+    """Check the order of the students, and their shares of the teacher's figure, by measure."""
+    table = page.locator("#table")
+    for view, (measure, order, share) in enumerate(
+        [
+            ("mood accuracy", "251436789", "95.0 %"),
+            ("tone accuracy", "654321789", "82.5 %"),
+            (NATS.name, "251436789", None),
+        ]
+    ):
+        page.get_by_label("Choose by").select_option(measure)
+        page.wait_for_selector(f"body[data-drawn='{view}']")
+        numbers = table.locator("tbody tr td:first-child")
+        assert "".join(numbers.all_inner_texts()) == order
+        headings = [
+            each for each in table.locator("th:visible").all_inner_texts() if "of the" in each
+        ]
+        assert headings == ([f"of the teacher's {measure}"] if share else [])
+        assert (share in table.locator("tbody tr:visible").first.inner_text()) if share else True
+        table.get_by_role("button", name="size").click()
+        assert "".join(numbers.all_inner_texts()) != order
+        assert table.locator("[aria-sort]").count() == 1
+    page.get_by_label("Choose by").select_option("mood accuracy")
+    assert table.locator("[aria-sort]").count() == 0
+
+
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)])
 def test_a_page_in_a_browser(tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
-    with opened(write_report(write_sweep(tmp_path / "sweep")), size, dark) as page:
+    sweep = write_sweep(tmp_path / "sweep")
+    score_a_second_task(sweep)
+    with opened(write_report(sweep), size, dark) as page:
         page.wait_for_selector("body[data-drawn]")
-        assert page.locator(".chart svg:visible").count() == 3
+        assert page.locator(".chart svg:visible").count() == 4
         check_accessible(page)
         page.wait_for_selector("body[data-drawn='0']")
         assert page.get_by_text("Ship number 2, because its mood accuracy").is_visible()
         assert page.locator(".chart svg:visible").first.locator("text", has_text="teacher").count()
+        check_table_follows_measure(page)
         page.get_by_label("Choose by").select_option(NATS.name)
-        page.wait_for_selector("body[data-drawn='1']")
+        page.wait_for_selector("body[data-drawn='2']")
         assert page.get_by_text(f"Ship number 2, because its {NATS.name}").is_visible()
         assert page.locator(".chart svg:visible").count() == 4
         heading = page.get_by_role("button", name=NATS.name)
