@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -146,6 +147,14 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     (made,) = about["files"]
     assert about["kind"] == "embedding" and made["what"] == "Spearman of sts on pairs.tsv"
     assert made["figures"]["bytes"] == (out / made["file"]).stat().st_size
+    # What sentence-transformers with backend="onnx", Optimum and transformers.js read.
+    graph = onnxruntime.InferenceSession(str(out / made["file"]))
+    outputs = {each.name for each in graph.get_outputs()}
+    assert outputs == {"last_hidden_state", "sentence_embedding"}
+    modules = json.loads((out / "modules.json").read_text())
+    kinds = [each["type"].rpartition(".")[2] for each in modules]
+    assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert all((out / each["path"]).is_dir() for each in modules)
     for card in (out / "README.md", folder / "README.md"):
         written = card.read_text()
         assert "float32, torch" in written and "`onnx/model_quantized.onnx`" in written
