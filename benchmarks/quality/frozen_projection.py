@@ -34,7 +34,7 @@ from teachonce.support.errors import UserError
 
 ARMS = (
     "none", "MLM", "KL M", "KL+MSE MF", "KL+MSE MT", "KL+MSE RF", "KL+MSE RT",
-    "MSE MF", "MSE MT", "MSE RF", "MSE RT",
+    "MSE MF", "MSE MT", "MSE RF", "MSE RT", *kolesnikova.OF_CODE.values(),
 )  # fmt: skip
 LOSS = "hidden-raw-sum"  # of the arms with MSE
 HELD_OUT = 0.1  # of the store: the students kept 2 % of it, too few to fit a map to

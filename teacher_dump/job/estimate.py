@@ -19,6 +19,8 @@ from math import ceil
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from tqdm.auto import tqdm
+
 from teachonce.store import StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
@@ -203,7 +205,9 @@ class _Sample(Corpus):
         chance = random.Random(0)
         self.characters = 0
         self._documents: list[Document] = []
-        for document in corpus if limit is None else _up_to_limit(corpus, tokenizer, limit):
+        documents = corpus if limit is None else _up_to_limit(corpus, tokenizer, limit)
+        # `disable=None`: no bar without a terminal.
+        for document in tqdm(documents, desc="sample", unit="doc", disable=None, leave=False):
             self.characters += len(document.text)
             self.documents = document.number + 1
             place = document.number
