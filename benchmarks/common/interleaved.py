@@ -16,8 +16,8 @@ def interleaved(
 ) -> dict[str, Figures]:
     """Medians of the figures of each setting.
 
-    separate: each run in a process of its own. Where a lent GPU's minutes count, starting them
-    takes longer than what is measured.
+    separate: run each in a process of its own; False runs all in this one, which saves the time
+    that processes take to start.
 
     Settings take turns, so that a busy machine is busy for all of them. A setting has to be
     picklable (`functools.partial` of a function of a module).

@@ -108,7 +108,7 @@ VECTORS = "glove.300d.txt"
 
 
 def claims_of(per_class: int) -> tuple[Claim, ...]:
-    """List the claims with the published rows of so many labels a class, where there are any."""
+    """List the claims with the published rows for this number of labels per class, if any."""
     rows = FEW_ROWS[per_class]
     return tuple(
         replace(claim, rows=(rows[claim.better], rows[claim.worse]))
@@ -337,6 +337,8 @@ def published_set(called: str, larger: bool, per_class: int | None = None) -> So
     name, column = file_name(called), SETS.index(called)
     rows = {row: (figures[column],) for row, figures in PUBLISHED.rows.items()}
     every, claims = arms("--word-vectors", f"{{data}}/{VECTORS}"), [*CLAIMS]
+    if per_class is not None or larger:  # the rows are those of the arms
+        claims = [replace(claim, rows=None) for claim in CLAIMS]
     models = {}
     if per_class is not None:
         rows = {arm: rows[row] for arm, row in FEW_ROWS[per_class].items()}

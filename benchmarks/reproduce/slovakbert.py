@@ -42,8 +42,8 @@ TABLE_5_1 = Published(
 LONGER = Probe("four times as many steps", ("--steps", "256"))
 CLAIMS = (
     *(
-        Claim(f"the first layers are the best start for STS and BoolQ, before {other}",
-              "5, Table 5.1", "4", other, (OF_STS, OF_BOOLQ), probe=LONGER,
+        Claim("the first layers are the best start for STS and BoolQ: better than experiment"
+              f" {other}", "5, Table 5.1", "4", other, (OF_STS, OF_BOOLQ), probe=LONGER,
               columns=(OF_STS, OF_BOOLQ))
         for other in "12356"
     ),

@@ -69,7 +69,7 @@ def claims(compressed: str = "D4.2") -> tuple[Claim, ...]:
         Claim("unfreezing improves three stages", "6.1, Table 3", "D4.2", "D4.1"),
         Claim("three stages beat two", "Table 3", "D4.1", "D3.1"),
         Claim("the student has 95 % of the teacher", "abstract, Table 5", TEACHER, compressed,
-              share=0.95),
+              share=0.95, rows=(TEACHER, "D4.2")),
         Claim("one teacher of all languages beats one of each", "6.2, Table 5", TEACHER, SINGLE),
         Claim("D4.2 is the best", "6.1, Table 3", "D4.2", "D3.2"),
         Claim("a middle layer teaches better than the last", "A, Table 13", "D4.2",

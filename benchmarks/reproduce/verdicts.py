@@ -151,17 +151,20 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
 
 
 def _beside(claim: Claim, published: Published | None) -> str:
-    """Return the published figures of both arms of a claim, each with the name of its column."""
+    """Return the published figures of both arms of a claim, each with the name of its column, and
+    the rows if they are not those of the arms."""
     names = claim.rows or (claim.better, claim.worse)
     if published is None or not all(name in published.rows for name in names):
         return ""
     columns = [column for column in published.columns if column != SPREAD]
+    who = f"{' / '.join(claim.rows)}: " if claim.rows else ""
     found = zip(published.columns, *(published.rows[name] for name in names), strict=True)
-    return ", ".join(
+    figures = ", ".join(
         f"{column} {one} / {other}"
         for column, one, other in found
         if "" not in (one, other) and column in (claim.columns or columns)
     )
+    return figures and f"{who}{figures}"
 
 
 def _words(source: Source, arm: str) -> dict[str, str]:

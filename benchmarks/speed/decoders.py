@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.common.interleaved import Figures, interleaved
-from benchmarks.common.results import of_text, publish, table
+from benchmarks.common.results import NOVELS, RESULTS, publish, table
 from benchmarks.common.small_store import small_store
 from benchmarks.speed.stepping import ours, plain_steps
 from teachonce.store import open_store
@@ -138,7 +138,10 @@ def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
 
 
 @click.command()
-@of_text(20_000)
+@click.option("--model", required=True, help="The teacher: a folder with a decoder.")
+@click.option("--corpus", default=str(NOVELS))
+@click.option("--tokens", default=20_000, help="Tokens of the store.")
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @click.option("--student", default="llama:128x4x2x320")
 @click.option("--vocab", default="4k")
 @click.option("--batch-tokens", default=2048, help="Teacher tokens.")

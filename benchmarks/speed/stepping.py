@@ -89,7 +89,7 @@ def plain_steps(
     sizes: Sequence[int],
     sequences: int,
 ) -> Figures:
-    """Train by AdamW on so many texts a step, in random order, and tell the tokens a second.
+    """Train by AdamW on `sequences` texts a step, in random order; return the tokens a second.
 
     loss_of: takes the places of a step's texts. sizes: the tokens of each text.
     """

@@ -123,7 +123,7 @@ class TrainOptions(OptionFields):
         if self.lora and own == self.init:
             raise UserError(
                 f"--lora {self.lora}: the other weights are not trained, and --init is {self.init};"
-                " give --init folder:DIR, a model that is trained already, or leave --lora out"
+                " give --student DIR, a trained model, or leave --lora out"
             )
         if own != self.init and self.vocab != own:
             raise UserError(

@@ -78,8 +78,8 @@ class Sweep:
             # The default depends on the student: values of different losses cannot be compared.
             changed = [*changed, "loss"]
         runs = Runs(self.folder, self.space, changed, self.trials is not None)
-        earlier = runs.before["references"] if runs.before else {}
-        runs.references = {name: earlier.get(name, {}) for name in plan.models}
+        earlier = (runs.before or {}).get("references", {})
+        runs.references = {**dict.fromkeys(plan.models, {}), **earlier}
         for _, options in planned:
             check_early(options)
 

@@ -145,7 +145,7 @@ def _near(name: str) -> str:
     for alias, about in ALIASES.items():
         if name.lower() == about.id.rpartition("/")[2].lower():
             return f"did you mean {alias}? "
-    # bert-base-uncased, another model of the hub, is no slip of rubert-base.
+    # bert-base-uncased, another model of the hub, is not a typo of rubert-base.
     return suggest(name, ALIASES, least=0.75) or suggest_path(os.path.expanduser(name))
 
 

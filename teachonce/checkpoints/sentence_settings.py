@@ -84,11 +84,17 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
 
 
 def module_weights(model: ResolvedModel) -> list[Path]:
-    """List the files with the weights of the folder's modules in subfolders, such as a Dense."""
-    find = finder(model)
-    subfolders = [path for _, path in listed_modules(model) or () if path]
-    found = [next(filter(None, (find(f"{s}/{f}") for f in FILES)), None) for s in subfolders]
-    return [path for path in found if path]
+    """List the files with the weights of the folder's modules in subfolders, such as a Dense.
+
+    No module is loaded, so modules of other packages are listed as well.
+    """
+    find, found = finder(model), list[Path]()
+    for module in read_json(model, MODULES) or ():
+        subfolder = str(module.get("path", ""))
+        if subfolder and ".." not in subfolder and not subfolder.startswith("/"):
+            files = (find(f"{subfolder}/{name}") for name in FILES)
+            found += [next(filter(None, files), None) or Path()]
+    return [path for path in found if path.is_file()]
 
 
 def read_json(model: ResolvedModel, file: str) -> Any:

@@ -213,7 +213,7 @@ def _count(file: Path) -> int:
     """Count the numbers of the weights in a file."""
     if file.suffix == ".safetensors":
         return sum(count for _, count in _weights(file))
-    return sum(part.numel() for part in torch.load(file, weights_only=True).values())
+    return sum(part.numel() for part in torch.load(file, "cpu", weights_only=True).values())
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:

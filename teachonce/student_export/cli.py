@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import click
 
 from teachonce.checkpoints.names import resolve_vectors
-from teachonce.student_export.options import K_QUANT_FALLBACKS, LIBRARIES, ExportOptions
+from teachonce.student_export.options import (
+    K_QUANT_FALLBACKS,
+    LIBRARIES,
+    ExportOptions,
+    check_llama_cpp,
+)
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError, suggest_path
@@ -62,11 +66,8 @@ def _refuse_early(options: ExportOptions) -> None:
         extra, modules = LIBRARIES.get(name, ("", ()))
         for module in modules:
             check_library(module, extra, f"--to {name}")
-    if options.quantize in K_QUANT_FALLBACKS and importlib.util.find_spec("llama_cpp") is None:
-        raise UserError(
-            f"--quantize {options.quantize}: llama.cpp quantises to it, and llama_cpp is missing;"
-            " `pip install llama-cpp-python`, or give --quantize q4_0, q5_0 or q8_0"
-        )
+    if options.quantize in K_QUANT_FALLBACKS:
+        check_llama_cpp(options.quantize)
 
 
 @click.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,3 +90,12 @@ class ExportOptions:
                 "--keep-float needs --quantize; without it all layers are in float32, leave"
                 " --keep-float out"
             )
+
+
+def check_llama_cpp(kind: str) -> None:
+    """Raise UserError if llama-cpp-python, which quantises to `kind`, is not installed."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise UserError(
+            f"--quantize {kind}: llama.cpp quantises to it, and llama_cpp is missing;"
+            " `pip install llama-cpp-python`, or give --quantize q4_0, q5_0 or q8_0"
+        )

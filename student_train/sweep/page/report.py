@@ -242,7 +242,7 @@ def _lead(
     if not measures:
         lines.append("No student has a comparable figure yet.")
     if unscored:
-        lines.append(f"No scores of {', '.join(unscored)}: scored after the last student.")
+        lines.append(f"No scores yet: {', '.join(unscored)}. They follow the last student.")
     return lines
 
 

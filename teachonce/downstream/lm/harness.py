@@ -38,7 +38,10 @@ def score_harness_task(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default of a task
     tasks, name = _tasks(folders, task), task.partition(":")[2]
     if name in {*tasks.all_tags}:
-        raise UserError(f"--task {task}: is a tag, which has no score; give one of its tasks")
+        parts = ", ".join(sorted(tasks.task_index[name]["task"]))
+        raise UserError(
+            f"--task {task}: is a tag, which has no score; give one of its tasks: {parts}"
+        )
     if name not in {*tasks.all_tasks}:
         near = suggest(name, tasks.all_tasks)
         raise UserError(

@@ -88,7 +88,7 @@ def fine_tune(
 
 def _on_stop(save_to: Path | None) -> str:
     if save_to and save_to.exists():
-        return f"--save {save_to} has the model of the first seed: remove it to begin again"
+        return f"{save_to} has the first seed's model; delete it, and run the same command again"
     return UNSAVED
 
 

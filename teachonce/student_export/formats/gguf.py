@@ -17,7 +17,7 @@ from teachonce.student_export.formats.gguf_contents import (
     vocabulary,
     weights,
 )
-from teachonce.student_export.options import GGUF, K_QUANT_FALLBACKS
+from teachonce.student_export.options import GGUF, K_QUANT_FALLBACKS, check_llama_cpp
 from teachonce.student_export.student_inputs import LONGEST_CHECKED
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
@@ -101,7 +101,7 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
     """Write `source` with the weights `nodes` in another type.
 
     Rows whose length is not a multiple of a block's take the type in `K_QUANT_FALLBACKS`, or
-    float16. Raises UserError if no row can be of this type.
+    float16. Raises UserError if no row can be of this type, or llama-cpp-python is missing.
     """
     gguf = library("gguf", EXTRA, "--quantize")
     read = gguf.GGUFReader(path=source)
@@ -153,9 +153,10 @@ def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) 
         writer.add_tensor(name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
 
 
-def _quantise_by_llama_cpp(values: Array, wanted: int, blocks: Array) -> None:
+def _quantise_by_llama_cpp(values: Array, wanted: Any, blocks: Array) -> None:
     """Fill `blocks`, uint8 [rows, bytes], with the rows of `values`, float32 [rows, columns]."""
-    from llama_cpp import llama_cpp  # `student-export` says early if it is missing
+    check_llama_cpp(wanted.name.lower())
+    from llama_cpp import llama_cpp
 
     quantise = llama_cpp._lib.ggml_quantize_chunk
     # int type, values, blocks, first value, rows, columns, importances of columns (ggml.h)
