@@ -27,7 +27,8 @@ for (const input of document.querySelectorAll("input[data-filters]")) {
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/);
     for (const row of rows) {
-      const text = row.textContent.toLowerCase();
+      const shown = [...row.cells].filter((cell) => !cell.hidden);
+      const text = shown.map((cell) => cell.textContent).join(" ").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
     }
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} shown`;
