@@ -58,6 +58,33 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
 
     Raises UserError for a module of another package, and for a path that leads out of the folder.
     """
+    listed = _entries(model)
+    for kind, path in listed or ():
+        if "." in kind and not kind.startswith(OF_LIBRARY):
+            raise UserError(
+                f"{model.name}: module {path or kind!r} is {kind}, a class of another package"
+                f" ({MODULES}), which is not run; dump it as a plain checkpoint with --pooling, or"
+                " use another model"
+            )
+    if listed is None:
+        return None
+    return [(kind.rpartition(".")[2], "" if path == "." else path) for kind, path in listed]
+
+
+def module_weights(model: ResolvedModel) -> list[Path]:
+    """List the files with the weights of the folder's modules in subfolders, such as a Dense.
+
+    No module is loaded, so modules of other packages are listed as well. Raises UserError for a
+    path that leads out of the folder.
+    """
+    find = finder(model)
+    subfolders = [path for _, path in _entries(model) or () if path not in ("", ".")]
+    found = [next(filter(None, (find(f"{s}/{f}") for f in FILES)), None) for s in subfolders]
+    return [path for path in found if path]
+
+
+def _entries(model: ResolvedModel) -> list[tuple[str, str]] | None:
+    """Read type and path of each module as they are written; None if there is no modules.json."""
     modules = read_json(model, MODULES)
     if modules is None:
         return None
@@ -68,33 +95,13 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
             f"{model.name}: {MODULES} is not a list of modules with type and path; copy the whole"
             " folder"
         ) from None
-    for kind, path in listed:
-        if "." in kind and not kind.startswith(OF_LIBRARY):
-            raise UserError(
-                f"{model.name}: module {path or kind!r} is {kind}, a class of another package"
-                f" ({MODULES}), which is not run; dump it as a plain checkpoint with --pooling, or"
-                " use another model"
-            )
+    for _, path in listed:
         if ".." in path or path.startswith("/"):
             raise UserError(
                 f"{model.name}: {MODULES} has the path {path!r}, which leads out of the folder; do"
                 " not trust it"
             )
-    return [(kind.rpartition(".")[2], "" if path == "." else path) for kind, path in listed]
-
-
-def module_weights(model: ResolvedModel) -> list[Path]:
-    """List the files with the weights of the folder's modules in subfolders, such as a Dense.
-
-    No module is loaded, so modules of other packages are listed as well.
-    """
-    find, found = finder(model), list[Path]()
-    for module in read_json(model, MODULES) or ():
-        subfolder = str(module.get("path", ""))
-        if subfolder and ".." not in subfolder and not subfolder.startswith("/"):
-            files = (find(f"{subfolder}/{name}") for name in FILES)
-            found += [next(filter(None, files), None) or Path()]
-    return [path for path in found if path.is_file()]
+    return listed
 
 
 def read_json(model: ResolvedModel, file: str) -> Any:
