@@ -119,7 +119,7 @@ def test_low_rank_changes_are_trained_alone_and_added(
 
 def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: Path) -> None:
     given = ("--store", causal, "--lora", "4", "--student", "llama:32x2x4", "--out", tmp_path / "s")
-    says(refused(student_train, *given, *SHORT), "--lora 4", "--init is auto", "--init folder:DIR")
+    says(refused(student_train, *given, *SHORT), "--lora 4", "--init is auto", "--student DIR")
 
 
 @pytest.mark.parametrize(
