@@ -1,9 +1,9 @@
 """Which student is the default: a BERT or a ModernBERT, by every job a student is trained for.
 
-    python -m benchmarks.quality.default_student --work DIR --ru TEACHER [--seeds N]
+    python -m benchmarks.quality.default_student --work DIR [--ru TEACHER] [--seeds N]
 
 Students of equal shape are trained by the default options, but for their kind, from an English and
-a Russian masked LM and from an English embedder, with as many steps. What is finished in --work is
+a Russian masked LM (if one is given) and from an English embedder, with as many steps. What is finished in --work is
 not made again.
 """
 
@@ -208,19 +208,21 @@ def stores_of(work: Path, teachers: Mapping[str, Path], embedder: str) -> dict[s
 @click.command()
 @click.option("--work", type=click.Path(path_type=Path), required=True)
 @click.option("--en", type=click.Path(path_type=Path), default=TEACHER, help="A masked LM.")
-@click.option("--ru", type=click.Path(path_type=Path), required=True, help="A masked LM.")
+@click.option("--ru", type=click.Path(path_type=Path), help="A masked LM; left out without it.")
 @click.option("--model", default="minilm", help="An embedder.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
-def main(work: Path, en: Path, ru: Path, model: str, seeds: int, results: Path) -> None:
+def main(work: Path, en: Path, ru: Path | None, model: str, seeds: int, results: Path) -> None:
     """Train what is not finished, and print the table."""
     work.mkdir(parents=True, exist_ok=True)
-    stores = stores_of(work, {"en": en, "ru": ru}, folder_of(model))
+    teachers = {"en": en, **({"ru": ru} if ru else {})}
+    stores = stores_of(work, teachers, folder_of(model))
     rows = rows_of(work, stores, seeds)
     settings = (
-        f"`python -m benchmarks.quality.default_student --seeds {seeds}`; teachers {en.name} and"
-        f" {ru.name}, {TOKENS:,} tokens of novels each, and {Path(model).name}, {TEXTS:,} texts;"
+        f"`python -m benchmarks.quality.default_student --seeds {seeds}`; teachers"
+        f" {' and '.join(each.name for each in teachers.values())}, {TOKENS:,} tokens of novels"
+        f" each, and {Path(model).name}, {TEXTS:,} texts;"
         " students with 5k pieces by the default options, but for --student: 1,200 steps from a"
         f" masked LM, an epoch from the embedder; fine-tuned on {TUNED.limit:,} examples;"
         f" latency on one thread, batches of {LATENCY.batch_size} x {LATENCY.max_length} tokens,"

@@ -54,10 +54,10 @@ class OpenFiles(Generic[T]):
         # comparison runs Python code, another thread changed the links in between: a crash.
         self._open: dict[str, T] = {}
 
-    def get(self, path: Path, opened: Callable[[Path], T]) -> T:
+    def get(self, path: str, opened: Callable[[str], T]) -> T:
         """Return an open file; if it is not among the open ones, `opened` opens it."""
-        file = self._open.pop(str(path), None) or opened(path)
-        self._open[str(path)] = file
+        file = self._open.pop(path, None) or opened(path)
+        self._open[path] = file
         for oldest in list(self._open)[: -self._limit]:
             self._open.pop(oldest, None)
         return file
@@ -81,10 +81,10 @@ class FileMap:
     # Not mmap.mmap: before Python 3.13 it holds a file descriptor for each map, and a process has
     # few of them.
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.data: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._address: int = 0
-        with path.open("rb") as file:
+        with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if not size:
                 return

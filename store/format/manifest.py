@@ -180,13 +180,13 @@ class Manifest:
         if middle:
             yield _lines("", self.arrays, names[:middle])
         # Sorted as text, as the keys of the hashed JSON are: part 10 comes before part 2.
-        yield from self._checksums_of(np.argsort(self.numbers.astype("S"), kind="stable").tolist())
+        yield from self._checksums_of(np.argsort(self.numbers.astype("S"), kind="stable"))
         if middle < len(names):
             yield _lines("", self.arrays, names[middle:])
 
-    def _checksums_of(self, places: Sequence[int]) -> Iterator[bytes]:
-        """Yield the JSON of all arrays of each of these parts."""
-        for part in map(self.parts.__getitem__, places):
+    def _checksums_of(self, places: Array) -> Iterator[bytes]:
+        """Yield the JSON of all arrays of the parts at these places, in this order."""
+        for part in map(self.parts.__getitem__, places.tolist()):
             yield _lines(f"parts/{part.number}/", part.arrays, sorted(part.arrays))
 
     def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -69,9 +69,9 @@ class IndexedManifest(Manifest):
 
     @cached_property
     def numbers(self) -> Array:
-        return self.parts.numbers()
+        return self.parts.numbers
 
-    def _checksums_of(self, places: Sequence[int]) -> Iterator[bytes]:
+    def _checksums_of(self, places: Array) -> Iterator[bytes]:
         return self.parts.checksums(places)
 
 

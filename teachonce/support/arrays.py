@@ -36,7 +36,9 @@ def permutation(length: int, *seed: int) -> Array:
     seed gives the same order in all versions.
     """
     raw = np.random.PCG64(np.random.SeedSequence(list(seed))).random_raw(length)
-    return np.argsort(raw, kind="stable")
+    order = np.argsort(raw)  # a third of the time of a stable sort, and the same without ties
+    drawn = raw[order]
+    return np.argsort(raw, kind="stable") if (drawn[1:] == drawn[:-1]).any() else order
 
 
 def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array) -> Array:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Container
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -48,26 +47,28 @@ class LocalFiles:
     """The files of a local folder. Raises StoreError for anything but ordinary files in it."""
 
     def __init__(self, path: str) -> None:
-        self._root, self._folder = Path(path), Folder(path)
+        # Strings: a pathlib.Path for each file took a fifth of the time to open a small array.
+        self._root, self._folder = path, Folder(path)
 
     def read(self, name: str) -> bytes:
         self._folder.check(name, MAX_JSON)
-        return (self._root / name).read_bytes()
+        with open(f"{self._root}/{name}", "rb", buffering=0) as file:
+            return file.read()
 
     def size(self, name: str) -> int:
         self._folder.check(name)
-        return (self._root / name).stat().st_size
+        return os.stat(f"{self._root}/{name}").st_size
 
     def members(self, group: str) -> list[str]:
         self._folder.enter(group)
-        return os.listdir(self._root / group)
+        return os.listdir(f"{self._root}/{group}")
 
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
         try:
             self._folder.enter(group)
         except StoreError:  # a link out of the store is not followed
             return set()
-        return set(files_under(str(self._root), group, parts))
+        return set(files_under(self._root, group, parts))
 
 
 class RemoteFiles(Files, Protocol):

@@ -188,7 +188,7 @@ class Shard:
 class MappedShard(Shard):
     """A mapped shard file. Raises Damage, OSError."""
 
-    def __init__(self, path: Path, layout: ShardLayout) -> None:
+    def __init__(self, path: str, layout: ShardLayout) -> None:
         self._map = FileMap(path)
         self._data = self._map.data
         end = len(self._data) - index_bytes(layout)

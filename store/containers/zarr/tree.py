@@ -287,7 +287,7 @@ class ZarrSource:
         chunk = layout.rows * layout.row_bytes
         if self.maps is not None:
             mapped = partial(MappedShard, layout=layout)
-            opened = partial(self.maps.get, Path(self.path) / shard, mapped)
+            opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
             return ShardSlices(layout, where, opened), chunk
         if self.ranges is None:
             return None

@@ -183,7 +183,7 @@ def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int
         got = Reading(parts, lengths, features).parts()
     got.check()
     assert list(got) == parts and got[-1] == parts[-1] and got[1:3] == parts[1:3]
-    assert got.numbers().tolist() == [part.number for part in parts]
+    assert got.numbers.tolist() == [part.number for part in parts]
     whole = np.concatenate(lengths)
     for low in range(len(whole)):
         for high in range(low, len(whole) + 1):
