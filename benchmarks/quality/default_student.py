@@ -3,8 +3,8 @@
     python -m benchmarks.quality.default_student --work DIR [--ru TEACHER] [--seeds N]
 
 Students of equal shape are trained by the default options, but for their kind, from an English and
-a Russian masked LM (if one is given) and from an English embedder, with as many steps. What is finished in --work is
-not made again.
+a Russian masked LM (if one is given) and from an English embedder, with as many steps. What is
+finished in --work is not made again.
 """
 
 from __future__ import annotations
