@@ -157,7 +157,7 @@ def _run(
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
-    Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
+    Progress(say, {"held-out loss": "eval_loss"}, unit="block").follow(trainer)
     clock = TrainingMinutes()
     for callback in (clock, StepsOfThisRun(), *callbacks):
         trainer.add_callback(callback)
