@@ -72,8 +72,6 @@ def parts_of(
 ) -> tuple[CopyPlan | None, Iterator[list[Window]]]:
     """Cut the corpus into parts. With --grow-from, cut only its new documents, and also return what
     to copy from that store."""
-    for note in plan.corpus.notes():
-        say(note)
     whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
         return None, whole
