@@ -31,13 +31,15 @@ TaggedWord = tuple[int, str, str]  # line, word, tag ("" for none)
 @dataclass(frozen=True, slots=True)
 class TaggedLayout:
     """The columns of words and tags, counted from 0, of `width` columns in all; tabs divide them if
-    `tabs`, else spaces. `comments` counts comments among the first lines of the file."""
+    `tabs`, else spaces. `entities`: the last column has entity tags. `comments` counts comments
+    among the first lines of the file."""
 
     tabs: bool
     width: int
     word: int = 0
     tag: int = 1
     conllu: bool = False
+    entities: bool = False
     comments: int = 0
 
     def cells(self, line: str) -> list[str]:
@@ -51,11 +53,12 @@ class TaggedLayout:
     def is_comment(self, line: str) -> bool:
         if not line.startswith("#") or self.conllu:
             return line.startswith("#")
+        if self.entities:
+            return _has_no_tag(line)
         if self.tabs:
             return "\t" not in line
         cells = self.cells(line)
-        tagged = cells[0] == "#" or TAG.fullmatch(cells[-1]) is not None
-        return len(cells) != self.width or not tagged
+        return len(cells) != self.width or cells[0] != "#"
 
     def note(self) -> str | None:
         """Describe which columns are read, and which lines are not; None if the file has no others
@@ -88,6 +91,9 @@ def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
 
 
 def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayout:
+    words = [line for line in lines if not (line.startswith("#") and _has_no_tag(line))]
+    if entities := _have_entities(words):
+        lines = words
     rows = [line.split("\t") for line in lines if not (line.startswith("#") and "\t" not in line)]
     if suffix_of(path) == ".conllu" or _are_conllu(rows):
         return TaggedLayout(True, CONLLU_COLUMNS, 1, 3, True)
@@ -96,7 +102,7 @@ def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayou
         plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
         rows = plain or [BLANKS.split(line.strip(" \t")) for line in lines]
     tabs = tabs or all(len(row) == 1 for row in rows)
-    width = _width(rows) if rows and _have_entities(lines) else 2
+    width = _width(rows) if rows and entities else 2
     cut = f"cut -f2,{width}" if tabs else f"tr -s ' \\t' ' ' | cut -d' ' -f2,{width}"
     if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
         raise CorpusError(
@@ -104,7 +110,12 @@ def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayou
             f" the last column; extract both: {unpacked(path)} | {cut} >"
             f" '{path.name.split('.')[0]}.words{suffix_of(path)}'"
         )
-    return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1)
+    return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1, entities=entities)
+
+
+def _has_no_tag(line: str) -> bool:
+    """Return whether a line does not end with an entity tag."""
+    return TAG.fullmatch(BLANKS.split(line.strip(" \t"))[-1]) is None
 
 
 def _width(rows: list[list[str]]) -> int:

@@ -132,13 +132,15 @@ def test_a_tagger_that_gives_every_word_o_is_reported(
     dev = entities(tmp_path / "dev", 8, 0)
     first, *others = dev.read_text().split("\n\n")  # entities are rare in training
     others = [re.sub("B-.", "O", text) for text in others]
-    (tmp_path / "train").write_text("\n\n".join([first, *others * 3]))
+    train = "\n\n".join([first, *others * 3])
+    (tmp_path / "train").write_text(re.sub("^(the|stairs|light)", "wxqzkvjqxz", train, flags=re.M))
     words: Words = ("--task", "ner", "--train", tmp_path / "train", "--dev", dev, "--seeds", 1)
     words = (*words, "--model", tiny_teacher("electra"), "--out", tmp_path / "out", "--save")
     result = run(*words, "--epochs", 2, "--batch-size", 4, "--lr", 1e-3)
     said = "it has learnt nothing, entity F1 is 0, as of a model that gives every word the tag O"
     said += " (dev); raise --lr (0.001) or --epochs (2)"
     assert f"seed 0: {said}" in result.stdout.splitlines(), result.output
+    assert "the tokenizer splits a word of the text into" in result.stdout
     assert json.loads((tmp_path / "out/scores.json").read_text())["seeds"][0]["warning"] == said
     assert said in (tmp_path / "out/model/README.md").read_text()
     alone = ("--task", "ner", "--as-is", "--model", tmp_path / "out/model", "--test", dev)

@@ -13,8 +13,9 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from teachonce.checkpoints.bilstm import BiLstmConfig
-from teachonce.checkpoints.loading import declared_task, input_limit
+from teachonce.checkpoints.loading import declared_task, input_limit, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
@@ -69,6 +70,8 @@ def fine_tune(
         say(line)
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
+    if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
+        say(note)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     runs = []
     about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
