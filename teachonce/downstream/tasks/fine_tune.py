@@ -232,8 +232,8 @@ def _one_seed(
             files.apply_umask(save_to)
             save_tokenizer(tokenizer, save_to)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
-    length = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
-    remedy = f"raise --lr ({lr:g}) or {length}"
+    more = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
+    remedy = f"raise --lr ({lr:g}) or {more}"
     return result | scores | _warned(task, {"dev": scores["dev"]}, remedy, say, f"seed {seed}: ")
 
 
