@@ -58,7 +58,8 @@ class Progress(ReplacingPrinter):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        self.say(f"{self.prefix}{self._work(args, state, train_dataloader)}")
+        if train_dataloader is not None:
+            self.say(f"{self.prefix}{self._work(args, state, train_dataloader)}")
         self.started = self.printed = time.perf_counter()
         self.before = int(state.num_input_tokens_seen)
         self.first = self.evaluated = int(state.global_step)
