@@ -222,15 +222,20 @@ def _upload(out: Path, target: Repository) -> None:
 
 
 def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
+    from teachonce.student_train.train.evaluate import warning_of_one_label
+
     result = report["result"]
     for name in (
         "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",
         "valid_mlm_per_character", "valid_next", "valid_bits_per_byte",
         "valid_embedding", "valid_similarity",
-        "valid_accuracy", "valid_agreement", "valid_spearman",
+        "valid_accuracy", "valid_accuracy_matthews",
+        "valid_agreement", "valid_agreement_matthews", "valid_spearman",
     ):  # fmt: skip
         if name in result:
             click.echo(f"{name:24} {format_number(result[name])}")
+    if line := warning_of_one_label(result):
+        click.echo(line)
     out = options.out_folder()
     click.echo(f"student in {out}")
     if following := _next_command(out, report):

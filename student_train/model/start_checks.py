@@ -11,6 +11,7 @@ from typing import Any
 
 from teachonce.align import Vocabulary
 from teachonce.checkpoints.declared import layers_of
+from teachonce.checkpoints.not_a_model import not_a_model
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.errors import StoreError
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, shape_of_folder
@@ -108,9 +109,7 @@ def checked_folder(path: str, option: str) -> Mapping[str, Any]:
     files.check_utf8(folder)
     files.check_model_folder(folder)
     if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{option}: no config.json in {path}; give a folder that save_pretrained wrote"
-        )
+        raise UserError(f"{option}: {path}: {not_a_model(folder)}")
     try:
         found = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):  # reported when the model is loaded

@@ -375,6 +375,10 @@ def _units(student: PreTrainedModel, result: Mapping[str, Any]) -> Iterator[tupl
         if loss.student == "masked" and f"{loss.name}_per_character" in names:
             phrase = "divides it by the number of characters of the masked tokens"
             yield f"valid_{loss.name}_per_character", phrase
+    for name, labels in (("accuracy", "gold labels"), ("agreement", "teacher's labels")):
+        if f"{name}_matthews" in names:
+            phrase = f"is Matthews' correlation with the {labels}, 0 for one label for everything"
+            yield f"valid_{name}_matthews", phrase
     if "bits_per_byte" in names:
         yield "valid_bits_per_byte", "is `next` per byte of the text instead of per token"
 

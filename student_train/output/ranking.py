@@ -56,6 +56,13 @@ LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
 """End the names of scores of which the smallest is the best, comparable between vocabularies."""
 NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
 """Figures of a task that are no score, or that vocabularies of different sizes cannot share."""
+CONSTANT = {
+    "entity F1": "every word the tag O",
+    "Matthews": "everything the same label",
+    "Pearson": "every pair the same score",
+    "Spearman": "every pair the same score",
+}
+"""Scores that are 0 for a model which gives the same answer to everything, and this answer."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.
 OF_LOSS = frozenset(
     {  # fmt: skip
@@ -93,6 +100,13 @@ def judged(figures: Row, varied: Collection[str]) -> float:
     loss = [LOSS] if compares_losses(varied) else []
     values = (measure.of(figures) for measure in (*MEASURES, *loss))
     return next(filter(math.isfinite, values), math.inf)
+
+
+def constant_answer(scores: Mapping[str, float]) -> str:
+    """Return a phrase if scores, by name, are those of a model which gives the same answer to
+    everything, else ""."""
+    zero = [name for name in CONSTANT if scores.get(name) == 0]
+    return f"{zero[0]} is 0, as of a model that gives {CONSTANT[zero[0]]}" if zero else ""
 
 
 def flat(row: Row) -> Row:

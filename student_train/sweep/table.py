@@ -39,7 +39,9 @@ COLUMNS = (
     "valid_kl-next",
     "valid_hidden",
     "valid_accuracy",
+    "valid_accuracy_matthews",
     "valid_agreement",
+    "valid_agreement_matthews",
     "valid_spearman",
 )
 

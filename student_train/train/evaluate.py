@@ -40,6 +40,9 @@ def evaluate(
     valid_accuracy: for a task, the share of gold labels that the student predicts.
     valid_agreement: the share of texts or tokens with the teacher's best label; for several labels
         per text the share of equal decisions, label by label.
+    valid_accuracy_matthews, valid_agreement_matthews: Matthews' correlation of the student's labels
+        with the gold ones, and with the teacher's. It is 0 for a student that gives everything the
+        same label, such as O to every token, where the share is high.
     valid_spearman: for scores and other numbers, the rank correlation with the teacher's, mean over
         the outputs.
     states_varying: see `StateSpread`; if states are compared.
@@ -203,13 +206,40 @@ def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
         return {"valid_agreement": float(torch.cat(same).float().mean())} if same else {}
     best = torch.cat([logits.argmax(dim=1) for logits, _ in judged])
     gold = torch.cat([targets.gold for _, targets in judged])
-    found, known = {}, gold != NO_LABEL
+    found, known = dict[str, float](), gold != NO_LABEL
     if known.any():
-        found["valid_accuracy"] = float((best == gold)[known].float().mean())
+        found |= _same_labels("valid_accuracy", best[known], gold[known])
     if judged[0][1].logits is not None:
         teacher = torch.cat([t.logits.argmax(dim=1) for _, t in judged if t.logits is not None])
-        found["valid_agreement"] = float((best == teacher).float().mean())
+        found |= _same_labels("valid_agreement", best, teacher)
     return found
+
+
+MATTHEWS = "_matthews"
+
+
+def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+    """Return the share of equal labels [G], and their Matthews' correlation (Gorodkin 2004, eq. 8),
+    which is 0 if all labels of one side are the same."""
+    classes = 1 + int(torch.maximum(own, other).max())
+    pairs = torch.bincount((classes * other + own).cpu(), minlength=classes**2)
+    table = pairs.view(classes, classes).double()
+    ours, theirs, size = table.sum(dim=0), table.sum(dim=1), table.sum()
+    spread = float((size**2 - ours @ ours) * (size**2 - theirs @ theirs))
+    shared = float(size * table.trace() - ours @ theirs)
+    correlation = shared / math.sqrt(spread) if spread else 0.0
+    return {name: float((own == other).float().mean()), f"{name}{MATTHEWS}": correlation}
+
+
+def warning_of_one_label(found: Mapping[str, float]) -> str:
+    """Return a warning if student or teacher give everything the same label, else ""."""
+    zero = [name for name, value in found.items() if name.endswith(MATTHEWS) and value == 0]
+    if not zero:
+        return ""
+    return (
+        f"warning   {zero[0]} is 0: the student gives everything the same label, or the teacher"
+        " does (downstream --as-is scores both); raise --lr or --epochs of the one that does"
+    )
 
 
 def _ranked(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:

@@ -2,14 +2,14 @@
 
 Forms: `word<TAB>tag`; columns divided by spaces, with the word first and the tag last (CoNLL-2000,
     -2002, -2003); CoNLL-U, where the UPOS are the tags. Lines `-DOCSTART-` are skipped. A line that
-    starts with `#` is a comment.
+    starts with `#` is a comment, unless it has a tag as the other lines have: `is_comment`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from teachonce.support.console import counted
@@ -31,13 +31,16 @@ TaggedWord = tuple[int, str, str]  # line, word, tag ("" for none)
 @dataclass(frozen=True, slots=True)
 class TaggedLayout:
     """The columns of words and tags, counted from 0, of `width` columns in all; tabs divide them if
-    `tabs`, else spaces."""
+    `tabs`, else spaces. `entities`: the last column has entity tags. `comments` counts comments
+    among the first lines of the file."""
 
     tabs: bool
     width: int
     word: int = 0
     tag: int = 1
     conllu: bool = False
+    entities: bool = False
+    comments: int = 0
 
     def cells(self, line: str) -> list[str]:
         if not self.tabs:
@@ -50,21 +53,30 @@ class TaggedLayout:
     def is_comment(self, line: str) -> bool:
         if not line.startswith("#") or self.conllu:
             return line.startswith("#")
+        if self.entities:
+            return _has_no_tag(line)
         if self.tabs:
             return "\t" not in line
         cells = self.cells(line)
-        tagged = cells[0] == "#" or TAG.fullmatch(cells[-1]) is not None
-        return len(cells) != self.width or not tagged
+        return len(cells) != self.width or cells[0] != "#"
 
     def note(self) -> str | None:
-        """Describe which columns are read; None if the file has no others than words and tags."""
+        """Describe which columns are read, and which lines are not; None if the file has no others
+        than words and tags."""
+        found = []
         if self.conllu:
-            return "read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens"
-        if self.width == 2:
-            return None
-        return (
-            f"of {self.width} columns the first holds the words, and column {self.tag + 1} the tags"
-        )
+            found.append("read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens")
+        elif self.width > 2:
+            found.append(
+                f"of {self.width} columns the first holds the words, and column {self.tag + 1} the"
+                " tags"
+            )
+        if self.comments:
+            found.append(
+                f"lines that start with # and have no tag are comments, and skipped"
+                f" ({self.comments:,} of the first {PEEK_LINES:,} lines)"
+            )
+        return "; ".join(found) or None
 
 
 def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
@@ -74,6 +86,14 @@ def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
     `parts_of_speech` the tags are then read from the second column, as in CoNLL-2002 and -2003.
     """
     lines = [line for line in _peek(path) if line.strip() and not _is_start(line)]
+    layout = _columns(path, lines, parts_of_speech)
+    return replace(layout, comments=sum(map(layout.is_comment, lines)))
+
+
+def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayout:
+    words = [line for line in lines if not (line.startswith("#") and _has_no_tag(line))]
+    if entities := _have_entities(words):
+        lines = words
     rows = [line.split("\t") for line in lines if not (line.startswith("#") and "\t" not in line)]
     if suffix_of(path) == ".conllu" or _are_conllu(rows):
         return TaggedLayout(True, CONLLU_COLUMNS, 1, 3, True)
@@ -82,7 +102,7 @@ def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
         plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
         rows = plain or [BLANKS.split(line.strip(" \t")) for line in lines]
     tabs = tabs or all(len(row) == 1 for row in rows)
-    width = _width(rows) if rows and _have_entities(lines) else 2
+    width = _width(rows) if rows and entities else 2
     cut = f"cut -f2,{width}" if tabs else f"tr -s ' \\t' ' ' | cut -d' ' -f2,{width}"
     if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
         raise CorpusError(
@@ -90,7 +110,12 @@ def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
             f" the last column; extract both: {unpacked(path)} | {cut} >"
             f" '{path.name.split('.')[0]}.words{suffix_of(path)}'"
         )
-    return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1)
+    return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1, entities=entities)
+
+
+def _has_no_tag(line: str) -> bool:
+    """Return whether a line does not end with an entity tag."""
+    return TAG.fullmatch(BLANKS.split(line.strip(" \t"))[-1]) is None
 
 
 def _width(rows: list[list[str]]) -> int:

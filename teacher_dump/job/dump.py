@@ -122,7 +122,7 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
     copy_plan, cut = parts_of(plan, counters, stop, say)
     words = word_counts(plan)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = first_of(parts, plan, copy_plan)
+        first = first_of(parts, plan, say, copy_plan)
         say(plan.features_line())
         grown_from = plan.growth.store if plan.growth else None
         check_numbers(plan.options.out, grown_from, plan.teacher, say)

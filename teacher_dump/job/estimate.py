@@ -136,7 +136,7 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
     one_part = replace(options, part_tokens=sample_size, limit=None)
     sampled = replace(plan, corpus=sample, options=one_part)
     parts = cut_parts(sampled, Counter(), stop, sample, None)
-    windows = first_of(parts, plan)
+    windows = first_of(parts, plan, say)
     found = tokens_of(windows) + sum(map(tokens_of, parts))
     tokens = round(found * sample.characters / sample.sampled_characters)
     if options.limit is not None:

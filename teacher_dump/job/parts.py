@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.store import Features, Sequences, StoreWriter
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -72,8 +73,6 @@ def parts_of(
 ) -> tuple[CopyPlan | None, Iterator[list[Window]]]:
     """Cut the corpus into parts. With --grow-from, cut only its new documents, and also return what
     to copy from that store."""
-    for note in plan.corpus.notes():
-        say(note)
     whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
         return None, whole
@@ -120,16 +119,22 @@ def cut_parts(
 
 
 def first_of(
-    parts: Iterator[list[Window]], plan: DumpPlan, copy_plan: CopyPlan | None = None
+    parts: Iterator[list[Window]],
+    plan: DumpPlan,
+    say: Callable[[str], object],
+    copy_plan: CopyPlan | None = None,
 ) -> list[Window]:
     """Return the first part; an empty list if all sequences are copied from another store.
 
-    Raises UserError if the corpus has no token.
+    `say` receives a line if the teacher's tokenizer is foreign to its text. Raises UserError if the
+    corpus has no token.
     """
     first = next(parts, None)
     if first is None and not (copy_plan and copy_plan.sequences):
         corpus = ", ".join(plan.options.corpus)
         raise UserError(f"{corpus}: no token in the whole corpus; nothing to dump")
+    if first and (note := note_on_pieces(plan.teacher.tokenizer, [w.text for w in first])):
+        say(f"{'pieces':9} {note}")
     return first or []
 
 

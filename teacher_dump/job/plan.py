@@ -195,6 +195,8 @@ def planned(
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
         say(f"{'skipped':9} {files}: empty, or of a suffix that is not read ({SUFFIXES})")
+    for note in corpus.notes():
+        say(note)
     with Growth.of(resolved) as growth:
         if read_corpus:
             corpus.check()

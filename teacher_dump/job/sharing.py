@@ -302,7 +302,7 @@ class _QueueFiller:
             plan.check_growth()
             words = word_counts(plan)
             self._takeover, parts = parts_of(plan, self._counters, stop, say)
-            first = first_of(parts, plan, self._takeover)
+            first = first_of(parts, plan, say, self._takeover)
             # Read before the published parts: a part that moves from the queue into the store in
             # between is then found in one of them (`_offer`).
             self._queued = self._queue.numbers()

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
+from teachonce.checkpoints.not_a_model import not_a_model
 from teachonce.support import files
 from teachonce.support.console import takes_option
 from teachonce.support.errors import UserError, first_line, suggest, suggest_path
@@ -237,9 +238,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
                 f"model {path}: is a feature store; train a student on it first"
                 f" (student-train --store {path}), and give the student's folder"
             )
-        raise UserError(
-            f"model {path}: no config.json in it; give a folder that save_pretrained wrote"
-        )
+        raise UserError(f"model {path}: {not_a_model(path)}")
     if not any((path / file).is_file() for file in WEIGHTS):
         if (path / EXPORTED).is_file():
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from teachonce.support.console import counted
 from teachonce.training.loop import pace
 
 COUNTED = "non_padding"
@@ -28,26 +30,36 @@ class ReplacingPrinter(TrainerCallback):
 
 
 class Progress(ReplacingPrinter):
-    """Prints step, training loss, `measures`, speed and time left at every evaluation.
+    """Prints steps and epochs before the first step; step, training loss, `measures`, speed and
+    time left at every evaluation.
 
     In between, a pipe gets a line of the steps twice a minute, and a terminal a bar.
 
     say: prints a line.
     measures: names of the Trainer's metrics, by their headings.
     prefix: the start of each line, such as "seed 0, ".
+    unit: the name of an example.
     """
 
     def __init__(
-        self, say: Callable[[str], object], measures: Mapping[str, str], prefix: str = ""
+        self,
+        say: Callable[[str], object],
+        measures: Mapping[str, str],
+        prefix: str = "",
+        unit: str = "text",
     ) -> None:
-        self.say, self.measures, self.prefix = say, measures, prefix
+        self.say, self.measures, self.prefix, self.unit = say, measures, prefix, unit
         self.bar: Any = None
         self.started, self.printed = 0.0, 0.0
         self.before, self.first, self.evaluated = 0, 0, 0
         self.losses = dict[int, float]()
         """Losses logged since the last evaluation, by step."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        if train_dataloader is not None:
+            self.say(f"{self.prefix}{self._work(args, state, train_dataloader)}")
         self.started = self.printed = time.perf_counter()
         self.before = int(state.num_input_tokens_seen)
         self.first = self.evaluated = int(state.global_step)
@@ -58,6 +70,15 @@ class Progress(ReplacingPrinter):
             unit="step",
             disable=None,
         )
+
+    def _work(self, args: Any, state: Any, batches: Any) -> str:
+        """Describe the number of texts, steps and epochs of a training."""
+        accumulate, unit = args.gradient_accumulation_steps, self.unit
+        epochs = state.max_steps / max(1, math.ceil(len(batches) / accumulate))
+        steps = counted(state.max_steps, "step")
+        size = f"{args.train_batch_size * args.world_size} x {accumulate}"
+        texts = counted(len(batches.dataset), unit)
+        return f"{steps} of {size} {unit}s: {epochs:.3g} epoch{'s' * (epochs != 1)} of {texts}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         speed, left = self._pace(state)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,37 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path), weights=False).path_or_id == str(tmp_path)
     with pytest.raises(UserError, match="is a file"):
         resolve_model(str(tmp_path / "config.json"), weights=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        (
+            "scores.json",
+            {"task": "mlm", "model": "base"},
+            "`downstream --task mlm` .* scored, base",
+        ),
+        ("scores.json", [], "the results of `downstream` .* not a model; .* was scored$"),
+        (
+            "scores.json",
+            {"task": "ner", "seeds": [{"best_epoch": 1}]},
+            "of `downstream --task ner` .* was not saved; fine-tune again with --save",
+        ),
+        ("runs.json", {}, "a student-sweep, which is no model; continue the sweep"),
+        ("training.json", {}, "a training that is not finished; .* --resume"),
+    ],
+)
+def test_a_folder_without_a_model_is_named_for_what_it_is(
+    file: str, content: Any, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=told):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    if file != "training.json":
+        with pytest.raises(UserError, match=f"; give a model in it, such as {tmp_path}/model$"):
+            resolve_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c", " "])

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from transformers import AutoTokenizer
 
 from teachonce.downstream.cli import main
+from teachonce.student_train.output.ranking import constant_answer
 from tests.downstream.learnable import entities
 from tests.end_to_end.support import Words
 from tests.texts import SENTENCES
@@ -117,11 +118,36 @@ def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: P
     assert result.exit_code == 0, result.output
     assert "entity F1" in result.output and "±" not in result.output
     assert "seed 0: learning rate 0.0005" in result.stdout  # the teacher is 32 wide
+    assert "seed 0, 1 step of 16 x 1 texts: 1 epoch of 8 texts" in result.stdout
     (line,) = re.findall(r"^seed 0, step \d+/\d+: .*$", result.stdout, re.M)
     for measure in ("loss", "held-out loss", "entity F1", "accuracy"):
         assert re.search(rf" {measure} \d\.\d+", line)
     assert "{" not in result.output and result.stderr == ""
     assert "dev" in json.loads((tmp_path / "out" / "scores.json").read_text())["mean"]
+
+
+def test_a_tagger_that_gives_every_word_o_is_reported(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    dev = entities(tmp_path / "dev", 8, 0)
+    first, *others = dev.read_text().split("\n\n")  # entities are rare in training
+    others = [re.sub("B-.", "O", text) for text in others]
+    train = "\n\n".join([first, *others * 3])
+    (tmp_path / "train").write_text(re.sub("^(the|stairs|light)", "wxqzkvjqxz", train, flags=re.M))
+    words: Words = ("--task", "ner", "--train", tmp_path / "train", "--dev", dev, "--seeds", 1)
+    words = (*words, "--model", tiny_teacher("electra"), "--out", tmp_path / "out", "--save")
+    result = run(*words, "--epochs", 2, "--batch-size", 4, "--lr", 1e-3)
+    said = "it has learnt nothing, entity F1 is 0, as of a model that gives every word the tag O"
+    said += " (dev); raise --lr (0.001) or --epochs (2)"
+    assert f"seed 0: {said}" in result.stdout.splitlines(), result.output
+    assert "the tokenizer splits a word of the text into" in result.stdout
+    assert json.loads((tmp_path / "out/scores.json").read_text())["seeds"][0]["warning"] == said
+    assert said in (tmp_path / "out/model/README.md").read_text()
+    alone = ("--task", "ner", "--as-is", "--model", tmp_path / "out/model", "--test", dev)
+    alone_said = said.partition(" (dev)")[0]
+    assert f"{alone_said} (test); train it" in run(*alone, "--out", tmp_path / "alone").stdout
+    assert constant_answer({"Matthews": 0, "accuracy": 0.9}).endswith("everything the same label")
+    assert constant_answer({"Matthews": 0.1, "accuracy": 0}) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import matthews_corrcoef
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -25,7 +26,7 @@ from teachonce.student_train.output.run import prepare, run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import evaluate
+from teachonce.student_train.train.evaluate import evaluate, warning_of_one_label
 from tests.end_to_end.support import Words, dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
@@ -185,17 +186,30 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
     distiller = Distiller.of(model, options, classes)
     _, held_out = split_blocks(classes, options.held_out)
     found = evaluate(distiller, classes, collator, held_out, options.batch_plan(distiller.terms))
-    right, agreed = list[bool](), list[bool]()
+    gold, judged, teacher, answers = list[int](), list[int](), list[int](), list[int]()
     for number in (n for begin, end in held_out.tolist() for n in range(begin, end)):
         record = classes[number]
         read = collator.student_tokenizer(record.text, return_tensors="pt")
         with torch.no_grad():
             told = int(model(**read).logits.argmax())
-        right += [told == record.label] if record.label is not None else []
-        agreed.append(told == record.views[0].class_logits.argmax())
+        if record.label is not None:
+            gold.append(record.label)
+            judged.append(told)
+        teacher.append(int(record.views[0].class_logits.argmax()))
+        answers.append(told)
+    right, agreed = np.equal(gold, judged), np.equal(teacher, answers)
     assert found["valid_accuracy"] == pytest.approx(np.mean(right))
     assert found["valid_agreement"] == pytest.approx(np.mean(agreed))
     assert 10 < len(right) < len(agreed) and 0 < sum(right) < len(right)
+    assert found["valid_accuracy_matthews"] == pytest.approx(matthews_corrcoef(gold, judged))
+    assert found["valid_agreement_matthews"] == pytest.approx(matthews_corrcoef(teacher, answers))
+    assert warning_of_one_label(found) == ""
+    with torch.no_grad():
+        for weight in model.parameters():  # one label for every text
+            weight.zero_()
+    found = evaluate(distiller, classes, collator, held_out, options.batch_plan(distiller.terms))
+    assert found["valid_agreement_matthews"] == 0 < found["valid_agreement"]
+    assert "the student gives everything the same label" in warning_of_one_label(found)
 
 
 def losses_by_kinds() -> list[Any]:

@@ -14,6 +14,7 @@ from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import module_weights
 from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import (
+    CONSTANT,
     DEVIATION,
     QUARTILES,
     SCORES,
@@ -47,8 +48,6 @@ MOST_CARD = 1 << 20
 WHAT = "--page"
 SMALLER = 0.75
 """The size of the student that is named second, as a share of the best one's."""
-CONSTANT = ("Matthews", "entity F1")
-"""Scores that are 0 for a student that gives every text, or word, the same label."""
 KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
 """The teacher's own value of figures that compare a student with it."""
 
@@ -90,7 +89,8 @@ class StudentFiles:
     def trained(self) -> bool:
         """Return whether the student's answers differ, by the scores of all tasks: an untrained
         student gives the same answer to every text."""
-        return not any(v == 0 and name.endswith(CONSTANT) for name, v in self.figures.items())
+        same = tuple(name.lower() for name in CONSTANT)
+        return not any(v == 0 and name.lower().endswith(same) for name, v in self.figures.items())
 
     def shown(self, measure: Measure) -> str:
         """Return the figure of a measure, with its deviation over seeds if there is one."""

@@ -24,6 +24,7 @@ from teachonce.checkpoints.loading import (
     load_tokenizer,
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.mlm.masked_trainer import (
     BatchMasking,
@@ -157,7 +158,7 @@ def _run(
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
-    Progress(say, {"held-out loss": "eval_loss"}).follow(trainer)
+    Progress(say, {"held-out loss": "eval_loss"}, unit="block").follow(trainer)
     clock = TrainingMinutes()
     for callback in (clock, StepsOfThisRun(), *callbacks):
         trainer.add_callback(callback)
@@ -269,6 +270,8 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
     resolved = resolve_model(settings.model)
     load_config(resolved)
     tokenizer = masking_tokenizer(resolved)
+    if note := note_on_pieces(tokenizer, lines):
+        say(note)
     return load_masked_lm(resolved, say), tokenizer
 
 

@@ -132,6 +132,9 @@ class Classify(LabelTask):
             chosen += draws.choice(places, self.per_class, replace=False).tolist()
         return [train[place] for place in sorted(chosen)]
 
+    def texts(self, examples: Sequence[Labelled]) -> list[str]:
+        return [text for example in examples for text in example.texts]
+
     def encode(
         self, tokenizer: Any, examples: Sequence[Labelled], limit: int
     ) -> list[dict[str, Any]]:

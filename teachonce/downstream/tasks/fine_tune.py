@@ -1,4 +1,4 @@
-"""Fine-tunes a checkpoint over seeds, or scores it without training; writes the model card."""
+"""Fine-tunes a checkpoint over seeds, or scores it without training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from teachonce.checkpoints.bilstm import BiLstmConfig
-from teachonce.checkpoints.loading import declared_task, input_limit
+from teachonce.checkpoints.loading import declared_task, input_limit, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.downstream.options import LABELLED
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.model_card import write_card
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.downstream.tracking import SILENT, Log, TrackedRun, folder_of
+from teachonce.student_train.output.ranking import constant_answer
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -58,6 +60,7 @@ def fine_tune(
     "deviation": ...}`. A score has a figure for each measure of the task; `primary` is the figure
     that chooses the epoch. Tables print figures times `scale`. With several test files, `test` is
     the mean over them. The deviation is the sample deviation over the seeds, 0 for a single seed.
+    A seed whose model gives the same answer to everything also has a `warning`.
 
     Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """
@@ -67,6 +70,8 @@ def fine_tune(
         say(line)
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
+    if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
+        say(note)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     runs = []
     about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
@@ -117,7 +122,8 @@ def score_as_is(
         for line in ("as it is, with the modules of its folder", *task.take_notes()):
             say(line)
         scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
-        return _result(task, model, files, settings, splits, [scores])
+        run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
+        return _result(task, model, files, settings, splits, [run])
     source = resolve_model(model)
     if early := declared_task(source, getattr(task, "model_class", None)):
         task.adopt(early, splits)  # a label that the model lacks is refused before it is loaded
@@ -136,7 +142,21 @@ def score_as_is(
         for name, examples in splits.items():
             rows = _encoded(task, name, (tokenizer, length), examples, say)
             scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
-    return _result(task, model, files, settings, splits, [scores])
+    run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
+    return _result(task, model, files, settings, splits, [run])
+
+
+def _warned(
+    task: Task, scores: Mapping[str, Mapping[str, float]], remedy: str, say: Say, prefix: str = ""
+) -> dict[str, str]:
+    """Print a warning if the model gives the same answer to every example of a split, by its
+    scores; return it as `warning`, or {}."""
+    for split, each in scores.items():
+        if same := constant_answer({name: each[key] for name, key in task.measures.items()}):
+            warning = f"it has learnt nothing, {same} ({split}); {remedy}"
+            say(f"{prefix}{warning}")
+            return {"warning": warning}
+    return {}
 
 
 def _result(
@@ -212,7 +232,9 @@ def _one_seed(
             files.apply_umask(save_to)
             save_tokenizer(tokenizer, save_to)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
-    return result | scores
+    more = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
+    remedy = f"raise --lr ({lr:g}) or {more}"
+    return result | scores | _warned(task, {"dev": scores["dev"]}, remedy, say, f"seed {seed}: ")
 
 
 def default_lr(model: Any) -> float:
@@ -321,84 +343,3 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float) -> TrainingAr
         metric_for_best_model="eval_primary",
         greater_is_better=True,
     )
-
-
-PIPELINES = {
-    "pos": "token-classification",
-    "ner": "token-classification",
-    "classify": "text-classification",
-    "pair": "text-classification",
-    "qa": "question-answering",
-    "sts": "sentence-similarity",
-}
-CARD = "README.md"
-
-
-def write_card(result: dict[str, Any], folder: Path) -> None:
-    """Write the model card of the first seed's model: base model, task, scores and settings.
-
-    `result` is the dictionary that `fine_tune` returns.
-    """
-    files.write(folder / CARD, card(result).encode())
-
-
-def card(result: dict[str, Any]) -> str:
-    """Return the Markdown of `write_card`. Of paths, only the last name is included."""
-    first, measures, scale = result["seeds"][0], result["measures"], result["scale"]
-    splits = [name for name in result["mean"] if name in first]
-    heads = "".join(f" {name} |" for name in measures)
-    rows = "\n".join(
-        f"| {_short(split)} | {result['examples'][split]:,} |"
-        + "".join(f" {scale * first[split][key]:.2f} |" for key in measures.values())
-        for split in splits
-    )
-    settings = {**result["settings"], "lr": first["lr"], "best_epoch": first["best_epoch"]}
-    options = "\n".join(
-        f"| {name} | {_setting_cell(value)} |"
-        for name, value in settings.items()
-        if value not in (None, False)
-    )
-    source, task = Path(result["model"]).name, result["task"]
-    seeds = len(result["seeds"])
-    others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
-    return f"""---
-library_name: transformers
-pipeline_tag: {PIPELINES.get(task, task)}
-tags: [teachonce, {task}]
----
-
-# {source}, fine-tuned for {task}
-
-{source} was fine-tuned by `downstream --task {task}` of teachonce.{others}{_uses(task)}
-
-## Scores
-
-| split | examples |{heads}
-|---|---|{"---|" * len(measures)}
-{rows}
-
-Scores are of this model, times {scale}; its epoch was chosen on dev.
-
-## Settings
-
-| option | value |
-|---|---|
-{options}
-"""
-
-
-def _uses(task: str) -> str:
-    teaches = " `teacher-dump --model` takes this folder as a teacher." if task in LABELLED else ""
-    if task == "qa":
-        return teaches
-    return f"{teaches}\n`downstream --task {task} --as-is --model` scores it."
-
-
-def _short(split: str) -> str:
-    """Return the name of a split; for `test PATH` without the folders of the path."""
-    what, blank, path = split.partition(" ")
-    return f"{what} {Path(path).name}" if blank else what
-
-
-def _setting_cell(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -77,6 +77,9 @@ class PairScore(Task):
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
+    def texts(self, examples: Sequence[Pair]) -> list[str]:
+        return [text for pair in examples for text in (pair.text_a, pair.text_b)]
+
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         texts = [(pair.text_a, pair.text_b) for pair in examples]
         return input_rows(self, tokenizer, texts, self.labels(examples), limit)

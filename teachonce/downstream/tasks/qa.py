@@ -185,6 +185,9 @@ class QA(Task):
     def head(self) -> dict[str, Any]:
         return {"num_labels": 2}
 
+    def texts(self, examples: Sequence[Question]) -> list[str]:
+        return [question.context for question in examples]
+
     def encode(
         self, tokenizer: Any, examples: Sequence[Question], limit: int
     ) -> list[dict[str, Any]]:

@@ -185,6 +185,9 @@ class Tagging(LabelTask):
         # also if it is None: the checkpoint's config may have another
         return super().head() | {"later_label": self.later}
 
+    def texts(self, examples: Sequence[Sentence]) -> list[str]:
+        return [" ".join(sentence.words) for sentence in examples]
+
     def encode(
         self, tokenizer: Any, examples: Sequence[Sentence], limit: int
     ) -> list[dict[str, Any]]:

@@ -93,6 +93,10 @@ class Task(ABC):
         return train
 
     @abstractmethod
+    def texts(self, examples: Sequence[Any]) -> list[str]:
+        """Return what the model reads of the examples, as plain texts."""
+
+    @abstractmethod
     def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:
         """Make model inputs of at most `limit` tokens, with labels and the fields `score` needs.
 

@@ -1,0 +1,90 @@
+"""The model card of a fine-tuned checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from teachonce.downstream.options import LABELLED
+from teachonce.support import files
+
+PIPELINES = {
+    "pos": "token-classification",
+    "ner": "token-classification",
+    "classify": "text-classification",
+    "pair": "text-classification",
+    "qa": "question-answering",
+    "sts": "sentence-similarity",
+}
+CARD = "README.md"
+
+
+def write_card(result: dict[str, Any], folder: Path) -> None:
+    """Write the model card of the first seed's model: base model, task, scores and settings.
+
+    `result` is the dictionary that `fine_tune` returns.
+    """
+    files.write(folder / CARD, card(result).encode())
+
+
+def card(result: dict[str, Any]) -> str:
+    """Return the Markdown of `write_card`. Of paths, only the last name is included."""
+    first, measures, scale = result["seeds"][0], result["measures"], result["scale"]
+    splits = [name for name in result["mean"] if name in first]
+    heads = "".join(f" {name} |" for name in measures)
+    rows = "\n".join(
+        f"| {_short(split)} | {result['examples'][split]:,} |"
+        + "".join(f" {scale * first[split][key]:.2f} |" for key in measures.values())
+        for split in splits
+    )
+    settings = {**result["settings"], "lr": first["lr"], "best_epoch": first["best_epoch"]}
+    options = "\n".join(
+        f"| {name} | {_setting_cell(value)} |"
+        for name, value in settings.items()
+        if value not in (None, False)
+    )
+    source, task = Path(result["model"]).name, result["task"]
+    seeds = len(result["seeds"])
+    others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
+    warning = f"\n\n**Do not use this model:** {first['warning']}." if "warning" in first else ""
+    return f"""---
+library_name: transformers
+pipeline_tag: {PIPELINES.get(task, task)}
+tags: [teachonce, {task}]
+---
+
+# {source}, fine-tuned for {task}
+
+{source} was fine-tuned by `downstream --task {task}` of teachonce.{others}{_uses(task)}
+
+## Scores
+
+| split | examples |{heads}
+|---|---|{"---|" * len(measures)}
+{rows}
+
+Scores are of this model, times {scale}; its epoch was chosen on dev.{warning}
+
+## Settings
+
+| option | value |
+|---|---|
+{options}
+"""
+
+
+def _uses(task: str) -> str:
+    teaches = " `teacher-dump --model` takes this folder as a teacher." if task in LABELLED else ""
+    if task == "qa":
+        return teaches
+    return f"{teaches}\n`downstream --task {task} --as-is --model` scores it."
+
+
+def _short(split: str) -> str:
+    """Return the name of a split; for `test PATH` without the folders of the path."""
+    what, blank, path = split.partition(" ")
+    return f"{what} {Path(path).name}" if blank else what
+
+
+def _setting_cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
