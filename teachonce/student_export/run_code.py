@@ -21,7 +21,9 @@ model = onnxruntime.InferenceSession("$file")""",
     "openvino": """import openvino
 $imports
 
-model = openvino.Core().compile_model("$file", "CPU")""",
+# the student's own precision: by default a processor with bfloat16 computes in it
+exact = {"INFERENCE_PRECISION_HINT": "f32"}
+model = openvino.Core().compile_model("$file", "CPU", exact)""",
     "torchscript": """import torch
 $imports
 

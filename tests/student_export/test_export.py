@@ -378,12 +378,22 @@ def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
     assert "neither a head nor a pooling" in refused(tmp_path / "bare", *words[1:])
 
 
-def test_openvino(shallow: Path, tmp_path: Path) -> None:
+def test_openvino(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors, in int8 as well, and the README's program."""
+    from tests.student_predict.test_predict import answers, by_code, close, programs
+
     pytest.importorskip("openvino")
     pytest.importorskip("nncf")
-    student, format = load_student(embedder(shallow, tmp_path / "s")), FORMATS["openvino"]
-    path, eighth = tmp_path / "model.xml", tmp_path / "int8.xml"
-    format.write(student, path)
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    folder, out = embedder(shallow, tmp_path / "s"), tmp_path / "out"
+    made = run(folder, "--to", "openvino", "--out", out)
+    assert made.exit_code == 0, made.output
+    ((_, program),) = programs(out).items()
+    lines = "".join(f"{text}\n" for text in TEXTS)
+    printed = by_code(out, program, lines, "torch", "transformers", "teachonce", "onnxruntime")
+    assert close(printed, answers(folder, *TEXTS))
+    student, format = load_student(folder), FORMATS["openvino"]
+    path, eighth = out / format.names[""], tmp_path / "int8.xml"
     assert format.layers and format.quantise
     parts = [part for some in format.layers(path).values() for part in some]
     format.quantise(path, eighth, "int8", parts)
