@@ -117,7 +117,8 @@ def _how_to_run(student: LoadedStudent, made: Exported) -> str:
 
 def _with_sentence_transformers(made: Sequence[Exported]) -> str:
     (file, *_) = (each.file for each in made if each.format == "onnx")
-    return f"""With `pip install 'sentence-transformers[onnx]'`:
+    return f"""Optimum needs transformers 4. With
+`pip install 'sentence-transformers[onnx]<6' 'transformers<5' 'datasets<5'`:
 
 ```python
 from sentence_transformers import SentenceTransformer

@@ -66,7 +66,9 @@ class StudentInputs:
         """Return whether the labels are tags of a scheme such as IOB, whose words form entities."""
         if self.task is None or self.kind != "tagging":
             return False
-        return scheme_of(tag for tag in self.task.labels if tag != self.task.later_label) is not None
+        return (
+            scheme_of(tag for tag in self.task.labels if tag != self.task.later_label) is not None
+        )
 
     def tokenized(
         self, texts: Sequence[str], second: Sequence[str] | None = None, **more: Any

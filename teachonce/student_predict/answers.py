@@ -219,7 +219,11 @@ class Predictor:
                             "probability": _rounded(shares[run.start, best]),
                         }
                     )
-            yield {"words": words, **(_entities(text, words) if self.student.joins_entities else {}), **more}
+            yield {
+                "words": words,
+                **(_entities(text, words) if self.student.joins_entities else {}),
+                **more,
+            }
 
     def _filled(self, given: Sequence[InputText]) -> Iterator[Answer]:
         tokenizer = self.student.tokenizer

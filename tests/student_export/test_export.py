@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
@@ -33,6 +34,7 @@ from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
 from tests.end_to_end.support import refused as refused_by
+from tests.hub_contents import wrong_in_card
 from tests.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
@@ -130,6 +132,8 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     from sentence_transformers import SentenceTransformer
 
     folder, out = embedder(shallow, tmp_path / "student"), tmp_path / "out"
+    head = 'license: "mit"\nlanguage: ["en"]\nbase_model: a/b\nbase_model_relation: finetune\n'
+    (folder / "README.md").write_text(f"---\nlibrary_name: transformers\n{head}---\n\n# Mine\n")
     model = SentenceTransformer(str(folder), device="cpu")
     read = SentenceSimilarity().read(alike(tmp_path / "read.tsv", 24, 0))
     sides = [model.encode([getattr(row, side) for row in read]) for side in ("text_a", "text_b")]
@@ -155,6 +159,9 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     kinds = [each["type"].rpartition(".")[2] for each in modules]
     assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
     assert all((out / each["path"]).is_dir() for each in modules)
+    card_of_export = ModelCard.load(out / "README.md")
+    assert card_of_export.data["license"] == "mit" and card_of_export.data.library_name is None
+    assert not wrong_in_card({"content": str(card_of_export)})
     for card in (out / "README.md", folder / "README.md"):
         written = card.read_text()
         assert "float32, torch" in written and "`onnx/model_quantized.onnx`" in written

@@ -44,7 +44,9 @@ def vectors_of(student: Path) -> Any:
 def test_llama_index(student: Path) -> None:
     pytest.importorskip("llama_index.embeddings.huggingface")
     names: dict[str, Any] = {}
-    exec(block("llama_index.embeddings.huggingface").replace('prompt = ""', 'prompt = "old "'), names)
+    exec(
+        block("llama_index.embeddings.huggingface").replace('prompt = ""', 'prompt = "old "'), names
+    )
     assert np.allclose(names["vector"], vectors_of(student)[0], atol=1e-6)
 
 
@@ -94,7 +96,7 @@ def test_the_page_runs_with_optimum(
         ("classes", classes.replace("A text.", TEXTS[0]), "printed"),
         ("tags", tags, "printed"),
     ]
-    older = ("datasets", "sentence-transformers<6", "transformers<5")
+    older = ("datasets<5", "sentence-transformers<6", "transformers<5")
     packages = (*older, "langchain-huggingface", "optimum-onnx[onnxruntime]")
     python = borrowing_python(tmp_path / "venv", *packages)
     monkeypatch.delenv("PYTHONPATH", raising=False)
