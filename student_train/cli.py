@@ -13,12 +13,13 @@ import click
 
 from teachonce.checkpoints.declared import declared_head
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.card_metadata import check_metadata
 from teachonce.support.completion import Text
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
-from teachonce.support.hub import Repository, open_repository, push_options
+from teachonce.support.hub import Repository, metadata_options, open_repository, push_options
 from teachonce.support.options import click_option, options_of
 from teachonce.support.signals import stoppable
 from teachonce.support.usage_errors import version_option
@@ -65,7 +66,16 @@ GROUPS = {
         *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),
         *("device", "precision", "workers", "cache"),
     ),
-    "Output": ("log", "checkpoint_every", "resume", "push_to_hub", "private", "as_json"),
+    "Output": (
+        "log",
+        "checkpoint_every",
+        "resume",
+        "license",
+        "language",
+        "push_to_hub",
+        "private",
+        "as_json",
+    ),
 }
 """Headings of --help, and the options under each."""
 DESCRIBED = {
@@ -137,6 +147,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     help="Upload the finished student to this Hugging Face repository; README.md is its card.",
 )
 @click.option("--private", is_flag=True, help="Create the repository of --push-to-hub as private.")
+@metadata_options
 @version_option
 @click.pass_context
 @command_errors
@@ -146,6 +157,8 @@ def main(
     resume: bool,
     push_to_hub: str | None,
     private: bool,
+    license: str | None,
+    language: tuple[str, ...],
     **arguments: Any,
 ) -> None:
     if context.invoked_subcommand is not None:
@@ -154,11 +167,13 @@ def main(
         return
     # Imported here: --help and completion must not wait for torch.
     from teachonce.student_train.arguments import checked_from, stores_of
+    from teachonce.student_train.output.pushing import write_metadata
     from teachonce.student_train.output.report import check_output
     from teachonce.student_train.plan.checks import checked_plan
 
     if private and push_to_hub is None:
         raise UserError("--private: applies to a repository on the hub; give --push-to-hub as well")
+    check_metadata(license, language)
     default = click.core.ParameterSource.DEFAULT
     given = {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     with closing(stores_of(given)) as stores:
@@ -183,6 +198,7 @@ def main(
                 check_tokenizers(store)
             report = run_plan(plan, resume=resume, say=click.echo)
     if is_main_process():
+        write_metadata(options.out_folder(), license, language)
         _print_result(report, options)
     if target is not None:
         _upload(options.out_folder(), target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import tempfile
 import threading
@@ -18,6 +19,17 @@ WRITER, READER, NOBODY = "hf_writer", "hf_reader", "hf_nobody"
 """Tokens: of USER, of USER without the right to write, and one that the hub does not know."""
 REGULAR = 2**14  # bytes of a text that is stored without LFS; the hub's own bound is larger
 COMMITS = "0123456789abcdef" * 2 + "{:08x}"
+KNOWN = {
+    "base_model_relation": "adapter|merge|quantized|finetune",
+    "language": "[a-z]{2,3}|code|multilingual",
+    "license": "apache-2.0|mit|cc-by(-nc)?(-sa)?-4.0|gpl-3.0|openrail[+][+]|other|unknown",
+    "pipeline_tag": "feature-extraction|fill-mask|sentence-similarity|text-classification"
+    "|text-generation|text-ranking|token-classification",
+    "size_categories": "n<1K|1K<n<10K|10K<n<100K|100K<n<1M|1M<n<10M|10M<n<100M|100M<n<1B|n>1T",
+    "task_categories": "text-classification|token-classification",
+}
+"""Some values of a card's entries, of those that huggingface/hub-docs lists (August 2026) in
+modelcard.md, docs/hub/model-cards.md and docs/hub/repositories-licenses.md."""
 VERIFIED, HASHED = 0x80000000, 0x40000000  # flags of a file in a shard of Xet
 
 
@@ -153,7 +165,16 @@ def wrong_in_card(asked: Mapping[str, str]) -> list[dict[str, str]]:
     texts = ("library_name", "pipeline_tag", "base_model", "pretty_name")
     wrong = [name for name in lists if name in data and not _are_texts(data[name])]
     wrong += [name for name in texts if name in data and not isinstance(data[name], str)]
-    return [{"message": f'"{name}" is of the wrong type'} for name in wrong]
+    found = [{"message": f'"{name}" is of the wrong type'} for name in wrong]
+    for name, known in KNOWN.items():
+        values = data.get(name, [])
+        values = values if isinstance(values, list) else [values]
+        found += [
+            {"message": f'"{name}" with value {each!r} is not valid'}
+            for each in values
+            if not re.fullmatch(known, str(each))
+        ]
+    return found
 
 
 def _are_texts(value: Any) -> bool:

@@ -148,7 +148,9 @@ class Request:
             case ["api", "repos", "create"]:
                 return self._create()
             case ["api", "validate-yaml"]:
-                return _json({"errors": wrong_in_card(json.loads(self.body)), "warnings": []})
+                wrong = wrong_in_card(json.loads(self.body))
+                # huggingface_hub reads the errors of a 400 alone
+                return (400 if wrong else 200, *_json({"errors": wrong, "warnings": []})[1:])
             case ["api", kind, owner, name, *rest] if kind in TYPES:
                 return self._api(f"{kind}/{owner}/{name}", rest)
             case ["datasets", owner, name, "resolve", revision, *path]:

@@ -323,9 +323,13 @@ def _how_to_embed(student: PreTrainedModel) -> str:
 
 def _note_on_pooler(student: PreTrainedModel) -> str:
     """Return a note if `AutoModel` adds a pooler to the student, whose weights are random."""
+    # No field of config.json stops it: transformers reads `add_pooling_layer` from the call alone.
     if getattr(student.base_model, "pooler", True) is not None:
         return ""
-    return " The `pooler_output` of `AutoModel` is\nrandom: no pooler was trained."
+    return (
+        " No pooler was trained:\n`AutoModel.from_pretrained("
+        f"{THIS_FOLDER}, add_pooling_layer=False)` leaves it out, else its weights are random."
+    )
 
 
 def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:

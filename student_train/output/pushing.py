@@ -10,7 +10,7 @@ from pathlib import Path
 from teachonce.checkpoints.tokenizer_folder import FILES
 from teachonce.student_train.output.card import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
-from teachonce.support.card_metadata import check_metadata, with_metadata
+from teachonce.support.card_metadata import with_metadata
 from teachonce.support.errors import UserError
 from teachonce.support.files import write
 from teachonce.support.hub import CARD, Repository, open_repository
@@ -52,12 +52,16 @@ def push(
     finished student, if a file to upload is a link, and as `open_repository` does.
     """
     check_finished(Path(folder))
-    check_metadata(license, language)
-    card = Path(folder) / CARD
+    write_metadata(Path(folder), license, language)
+    return send(Path(folder), open_repository(repository, "model", private, revision), message)
+
+
+def write_metadata(folder: Path, license: str | None, language: Sequence[str]) -> None:
+    """Write licence and languages into the card of a folder. Raises UserError for a wrong one."""
+    card = folder / CARD
     before = card.read_text("utf-8")
     if (after := with_metadata(before, license, language)) != before:
         write(card, after.encode())
-    return send(Path(folder), open_repository(repository, "model", private, revision), message)
 
 
 def check_finished(folder: Path) -> None:

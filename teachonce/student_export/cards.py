@@ -87,8 +87,8 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     if student.kind != DECODER:
         sections.append(
             f"Texts of more than {student.max_length} tokens are truncated. `student-predict` of"
-            " teachonce prints the same answers\nfor files of texts; classifiers, taggers and"
-            " masked language models read long ones in windows."
+            " teachonce prints the same answers,\nand reads tables as well; there classifiers,"
+            " taggers and masked language models read long texts in windows."
         )
     middle = "\n\n".join(["## Run it", *sections])
     return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
@@ -106,7 +106,10 @@ def _how_to_run(student: LoadedStudent, made: Exported) -> str:
     if usage is not None and not both:
         return usage(made.file, bool(student.tokenizer.chat_template))
     _, package = FORMATS[made.format].runner
-    return f"""In this folder, with `pip install {package} tokenizers numpy`:
+    program = f"answer_{made.format}.py"
+    line = "each line, two texts with a TAB between them" if student.pairs else "each line"
+    return f"""Save it as `{program}` in this folder, and `pip install {package} tokenizers numpy`.
+`python {program} texts.txt` prints a JSON line for {line}; without a file it reads stdin.
 
 ```python
 {run_code(student, made.format, made.file)}```"""
@@ -114,7 +117,8 @@ def _how_to_run(student: LoadedStudent, made: Exported) -> str:
 
 def _with_sentence_transformers(made: Sequence[Exported]) -> str:
     (file, *_) = (each.file for each in made if each.format == "onnx")
-    return f"""With `pip install 'sentence-transformers[onnx]'`:
+    return f"""Optimum needs transformers 4. With
+`pip install 'sentence-transformers[onnx]<6' 'transformers<5' 'datasets<5'`:
 
 ```python
 from sentence_transformers import SentenceTransformer

@@ -28,6 +28,7 @@ from teachonce.checkpoints.sentence_settings import declared_activation, read_se
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
 from teachonce.student_export.student_inputs import DECODER, INPUTS, LONGEST_CHECKED, StudentInputs
+from teachonce.student_train.output.report import read_report
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -130,6 +131,7 @@ def load_student(folder: Path) -> LoadedStudent:
         )
     tokenizer, network = load_with_tokenizer(model, kind)
     task = task_of(network.config, kind, str(folder))
+    activation = _activation(str(folder), network.config, task)
     return LoadedStudent(
         folder=folder,
         kind=kind,
@@ -138,7 +140,8 @@ def load_student(folder: Path) -> LoadedStudent:
         inputs=_inputs(tokenizer),
         max_length=min(input_limit(config, tokenizer), 512),
         task=task,
-        activation=_activation(str(folder), network.config, task),
+        pairs=bool(activation) or (kind == "classification" and _trained_on_pairs(folder)),
+        activation=activation,
         config=config,
     )
 
@@ -148,6 +151,12 @@ def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
     if task is None or not task.is_score or task.problem_type:
         return ""
     return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
+
+
+def _trained_on_pairs(folder: Path) -> bool:
+    """Return whether a student's store has pairs of texts; no file of transformers says so."""
+    report = read_report(folder) or {}
+    return "separator" in (report.get("store", {}).get("features", {}).get("task") or {})
 
 
 def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:

@@ -1,12 +1,13 @@
 """Writes the Python code that runs one exported file, for the README of its folder.
 
-The code needs only tokenizers, NumPy and the library of the format. It prints the same answers as
-`student-predict` for its example texts.
+The code needs only tokenizers, NumPy and the library of the format. It reads lines of texts from
+files or stdin, and prints the same answers as `student-predict`; but it truncates long texts.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from string import Template
 
 from teachonce.student_export.student_inputs import StudentInputs
@@ -20,151 +21,207 @@ model = onnxruntime.InferenceSession("$file")""",
     "openvino": """import openvino
 $imports
 
-model = openvino.Core().compile_model("$file", "CPU")""",
+# the student's own precision: by default a processor with bfloat16 computes in it
+exact = {"INFERENCE_PRECISION_HINT": "f32"}
+model = openvino.Core().compile_model("$file", "CPU", exact)""",
     "torchscript": """import torch
 $imports
 
 model = torch.jit.load("$file")""",
 }
 RUNNING = {
-    "onnx": 'return model.run(["$output"], inputs)[0]',
-    "openvino": 'return model(inputs)["$output"]',
+    "onnx": 'return model.run(["$output"], inputs)[0][0]',
+    "openvino": 'return model(inputs)["$output"][0]',
     "torchscript": """with torch.inference_mode():
-        return model(*map(torch.as_tensor, inputs.values()))$first.numpy()""",
+        return model(*map(torch.as_tensor, inputs.values()))$first[0].numpy()""",
 }
-PROGRAM = """import json
-
+PROGRAM = """import fileinput
+import json
+${modules}
 import numpy as np
 $loading
 tokenizer = Tokenizer.from_file("tokenizer.json")
+${settings}
 
-
-def run(encodings):
+def run(encoding):
     inputs = {
 $inputs
     }
     $running
 
+${functions}
+${answer}
 
-def show(answer):
-    print(json.dumps(answer, ensure_ascii=False))
-
-
-$body"""
+if __name__ == "__main__":
+$main"""
 ARRAYS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-PARTS = {
-    "softmax": """def softmax(logits):
+TEXTS = """    for line in fileinput.input(encoding="utf-8"):
+        text = line.rstrip("\\r\\n")
+        found = answer(text) if text.strip() else {"empty": True}
+        print(json.dumps({"text": text, **found}, ensure_ascii=False))
+"""
+PAIRS = """    for line in fileinput.input(encoding="utf-8"):
+        text_a, _, text_b = line.rstrip("\\r\\n").partition("\\t")
+        found = answer(text_a, text_b) if text_a.strip() and text_b.strip() else {"empty": True}
+        print(json.dumps({"text_a": text_a, "text_b": text_b, **found}, ensure_ascii=False))
+"""
+LABELS = """labels = json.load(open("export.json", encoding="utf-8"))["labels"]
+"""
+SOFTMAX = """
+def softmax(logits):
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     return shares / shares.sum(-1, keepdims=True)
 
-
-""",
-    "labels": """labels = json.load(open("export.json", encoding="utf-8"))["labels"]
-""",
-    "texts": """texts = ["A text.", "Another text."]
-""",
-}
-VECTORS = """${texts}vectors = run(tokenizer.encode_batch([${prompt}text for text in texts]))
-for text, vector in zip(texts, vectors):
-    show({"text": text, "vector": vector.tolist()})
 """
-ONE_LABEL = """${softmax}${labels}${texts}logits = run(tokenizer.encode_batch(texts))
-for text, shares in zip(texts, softmax(logits)):
+VECTORS = """def answer(text):
+    return {"vector": run(tokenizer.encode(${prompt}text)).tolist()}
+"""
+ONE_LABEL = """def answer($texts):
+    shares = softmax(run(tokenizer.encode($texts)))
     order = np.argsort(-shares)
-    found = {labels[n]: float(shares[n]) for n in order}
-    show({"text": text, "label": labels[order[0]], "probabilities": found})
+    found = {labels[n]: round(float(shares[n]), 6) for n in order}
+    return {"label": labels[order[0]], "probabilities": found}
 """
-SEVERAL_LABELS = """${labels}${texts}outputs = run(tokenizer.encode_batch(texts))
-for text, logits in zip(texts, outputs):
-    shares = 1 / (1 + np.exp(-logits))
-    found = {labels[n]: float(shares[n]) for n in np.argsort(-shares)}
-    chosen = [label for label in labels if found[label] >= 0.5]
-    show({"text": text, "labels": chosen, "probabilities": found})
+SEVERAL_LABELS = """def answer($texts):
+    shares = 1 / (1 + np.exp(-run(tokenizer.encode($texts))))
+    found = {labels[n]: round(float(shares[n]), 6) for n in np.argsort(-shares)}
+    return {"labels": [each for each in labels if found[each] >= 0.5], "probabilities": found}
 """
-NUMBERS = """${labels}${texts}for text, values in zip(texts, run(tokenizer.encode_batch(texts))):
-    show({"text": text, "scores": dict(zip(labels, values.tolist()))})
+NUMBERS = """def answer($texts):
+    values = run(tokenizer.encode($texts)).tolist()
+    return {"scores": {label: round(value, 6) for label, value in zip(labels, values)}}
 """
-NUMBER = """${texts}for text, (value,) in zip(texts, run(tokenizer.encode_batch(texts))):
-    show({"text": text, "score": float(value)})
-"""
-SCORES = """pairs = [("A question?", "A text."), ("A question?", "Another text.")]
-for (a, b), (logit,) in zip(pairs, run(tokenizer.encode_batch(pairs))):
-    show({"text_a": a, "text_b": b, "score": float($score)})
+SCORE = """def answer($texts):
+    (logit,) = run(tokenizer.encode($texts))
+    return {"score": round(float($score), 6)}
 """
 ACTIVATIONS = {
     "Sigmoid": "1 / (1 + np.exp(-logit))",
     "Tanh": "np.tanh(logit)",
     "ReLU": "max(logit, 0)",
 }
-TAGS = """${softmax}${labels}words = Split(Regex($word), "removed", invert=True)
-for text in ["A text of some words.", "Another text."]:
+SPLIT = """words_of = Split(Regex($word), "removed", invert=True)
+"""
+TAGS = """def answer(text):
     encoding = tokenizer.encode(text)
-    shares = softmax(run([encoding])[0])
-    found = []
-    for word, (begin, end) in words.pre_tokenize_str(text):
+    shares, words = softmax(run(encoding)), []
+    for word, (begin, end) in words_of.pre_tokenize_str(text):
         # the tag of a word is that of its first piece
         pieces = (n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > begin)
         if (piece := next(pieces, None)) is None:
             continue  # behind the last token of a long text
         tag = labels[shares[piece].argmax()]
-${later}        span = {"word": word, "begin": begin, "end": end}
-        found.append({**span, "tag": tag, "probability": float(shares[piece].max())})
-    show({"text": text, "words": found})
+${later}        found = {"tag": tag, "probability": round(float(shares[piece].max()), 6)}
+        words.append({"word": word, "begin": begin, "end": end, **found})
+    return {"words": words$entities}
 """
 LATER = """        if tag == "$label":  # continues the entity of the word before
-            before = found[-1]["tag"] if found else "O"
+            before = words[-1]["tag"] if words else "O"
             tag = "I-" + before[2:] if before[:2] in ("B-", "I-") else "O"
 """
-MASKS = """${softmax}mask = $mask
-for text in [f"The {mask} is old.", f"A {mask}."]:
-    encoding = tokenizer.encode(text)
-    shares = softmax(run([encoding])[0])
-    for place in (n for n, piece in enumerate(encoding.tokens) if piece == mask):
-        best = np.argsort(-shares[place])[:5]
-        found = {tokenizer.decode([n]): float(shares[place, n]) for n in best}
-        show({"text": text, "pieces": found})
+ENTITIES = """
+def entities(text, words):
+    runs, before = [], ""  # the kind of the entity that a word may continue
+    for word in words:
+        mark, kind = word["tag"][:1], word["tag"][2:]
+        if kind and (mark in "BSU" or kind != before):
+            runs.append([])
+        if kind:
+            runs[-1].append(word)
+        before = "" if mark in "ELS" else kind
+    for some in runs:
+        begin, end = some[0]["begin"], some[-1]["end"]
+        share = round(float(np.mean([word["probability"] for word in some])), 6)
+        found = {"text": text[begin:end], "label": some[0]["tag"][2:], "begin": begin, "end": end}
+        yield {**found, "probability": share}
+
 """
+MASKS = """def answer(text):
+    encoding = tokenizer.encode(text)
+    shares, masks, filled, done = softmax(run(encoding)), [], "", 0
+    places = (n for n, piece in enumerate(encoding.tokens) if piece == mask)
+    for place, found in zip(places, re.finditer(re.escape(mask), text)):
+        begin, end = found.span()
+        pieces = [
+            {"piece": tokenizer.decode([n]), "probability": round(float(shares[place, n]), 6)}
+            for n in np.argsort(-shares[place])[:5]
+        ]
+        masks.append({"begin": begin, "end": end, "pieces": pieces})
+        before, piece = text[done:begin], pieces[0]["piece"].strip()
+        # a piece with ## continues the word before it
+        filled += before.rstrip() + piece[2:] if piece[:2] == "##" else before + piece
+        done = end
+    return {"filled": filled + text[done:], "masks": masks}
+"""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """The parts of a program that depend on the kind of its answers.
+
+    answer: the function `answer`; functions: those that it calls; settings: what they read.
+    """
+
+    answer: str
+    functions: str = ""
+    settings: str = ""
+    main: str = TEXTS
+    module: str = ""
 
 
 def run_code(student: StudentInputs, format: str, file: str) -> str:
-    """Return a Python program, to be started in the folder, that runs an exported file."""
+    """Return a Python program, to be started in the folder, that answers lines with a file."""
     tagger = student.kind == "tagging"
     imports = f"from tokenizers import {'Regex, ' * tagger}Tokenizer"
     imports += "\nfrom tokenizers.pre_tokenizers import Split" * tagger
     inputs = "\n".join(
-        f'        "{name}": np.array([each.{ARRAYS[name]} for each in encodings], np.int64),'
+        f'        "{name}": np.array([encoding.{ARRAYS[name]}], np.int64),'
         for name in student.inputs
     )
     first = "[0]" if student.kind == "embedding" else ""
+    parts = _answering(student)
     return _filled(
         PROGRAM,
+        modules=parts.module and f"import {parts.module}\n",
         loading=_filled(LOADING[format], imports=imports, file=file),
+        settings=parts.settings,
         inputs=inputs,
         running=_filled(RUNNING[format], output=student.output, first=first),
-        body=_body(student),
+        functions=parts.functions,
+        answer=parts.answer,
+        main=parts.main,
     )
 
 
-def _body(student: StudentInputs) -> str:
+def _answering(student: StudentInputs) -> Answering:
     if student.kind == "embedding":
         prompt = f"{_quoted(student.prompt)} + " if student.prompt else ""
-        return _filled(VECTORS, prompt=prompt)
+        return Answering(_filled(VECTORS, prompt=prompt))
     if student.kind == "mlm":
-        return _filled(MASKS, mask=_quoted(student.tokenizer.mask_token))
+        mask = f"mask = {_quoted(student.tokenizer.mask_token)}\n"
+        return Answering(MASKS, SOFTMAX, mask, module="re")
     task = student.task
     assert task is not None  # only LM heads and embedders have none
     if student.kind == "tagging":
         later = _filled(LATER, label=task.later_label) if task.later_label else ""
-        return _filled(TAGS, word=_quoted(WORD), later=later)
+        joins = student.joins_entities
+        entities = ', "entities": [*entities(text, words)]' if joins else ""
+        answer = _filled(TAGS, later=later, entities=entities)
+        split = _filled(SPLIT, word=_quoted(WORD))
+        return Answering(answer, SOFTMAX + ENTITIES * joins, LABELS + split)
+    texts, main = ("text_a, text_b", PAIRS) if student.pairs else ("text", TEXTS)
+    if task.is_score:
+        score = ACTIVATIONS.get(student.activation, "logit")
+        return Answering(_filled(SCORE, texts=texts, score=score), main=main)
     if task.output_kind == "numbers":
-        if student.activation:
-            return _filled(SCORES, score=ACTIVATIONS.get(student.activation, "logit"))
-        return _filled(NUMBER if task.is_score else NUMBERS)
-    return _filled(SEVERAL_LABELS if task.output_kind == "several labels" else ONE_LABEL)
+        return Answering(_filled(NUMBERS, texts=texts), settings=LABELS, main=main)
+    if task.output_kind == "several labels":
+        return Answering(_filled(SEVERAL_LABELS, texts=texts), settings=LABELS, main=main)
+    return Answering(_filled(ONE_LABEL, texts=texts), SOFTMAX, LABELS, main)
 
 
 def _filled(template: str, **parts: str) -> str:
-    return Template(template).substitute(PARTS | parts)
+    return Template(template).substitute(parts)
 
 
 def _quoted(text: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
+from teachonce.teacher_dump.corpus.tag_schemes import scheme_of
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 DECODER = "causal"
@@ -34,6 +35,7 @@ class StudentInputs:
     max_length: the longest input in tokens, special tokens included.
     special: whether the tokenizer adds special tokens to a text.
     prompt: prepended to each text.
+    pairs: whether it reads pairs of texts, as a reranker does.
     activation: the class of torch.nn that turns a reranker's logit into its score; "" for others.
     about: further entries of export.json, such as `prompts`.
     """
@@ -45,6 +47,7 @@ class StudentInputs:
     task: TaskSpec | None = None
     special: bool = True
     prompt: str = ""
+    pairs: bool = False
     activation: str = ""
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -57,6 +60,15 @@ class StudentInputs:
     def output(self) -> str:
         """Return the name of the output that has the answer."""
         return self.outputs[0]
+
+    @property
+    def joins_entities(self) -> bool:
+        """Return whether the labels are tags of a scheme such as IOB, whose words form entities."""
+        if self.task is None or self.kind != "tagging":
+            return False
+        return (
+            scheme_of(tag for tag in self.task.labels if tag != self.task.later_label) is not None
+        )
 
     def tokenized(
         self, texts: Sequence[str], second: Sequence[str] | None = None, **more: Any

@@ -23,7 +23,7 @@ from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities, scheme_of
+from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities
 
 Answer = dict[str, Any]
 BATCH = 16
@@ -197,7 +197,6 @@ class Predictor:
     def _tagged(self, given: Sequence[InputText]) -> Iterator[Answer]:
         task = self.student.task
         assert task is not None  # a tagger has labels
-        joins = scheme_of(label for label in task.labels if label != task.later_label) is not None
         for each, (text, spans, windows, more) in zip(given, self._windows(given), strict=True):
             words = list[Answer]()
             for window, logits in windows:
@@ -220,7 +219,11 @@ class Predictor:
                             "probability": _rounded(shares[run.start, best]),
                         }
                     )
-            yield {"words": words, **(_entities(text, words) if joins else {}), **more}
+            yield {
+                "words": words,
+                **(_entities(text, words) if self.student.joins_entities else {}),
+                **more,
+            }
 
     def _filled(self, given: Sequence[InputText]) -> Iterator[Answer]:
         tokenizer = self.student.tokenizer

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from teachonce.support.errors import UserError
 
-LICENSE = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
-LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|multilingual|code")
+LICENSE = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*(\+\+)?")  # openrail++ is one
+LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
 FRONT = "---\n"
 
 

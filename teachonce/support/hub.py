@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 CARD = "README.md"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+REFUSED_CARD = "Invalid metadata in README.md."  # as huggingface_hub begins its error
 REMEDIES = {
     401: f"the hub does not know the token: {LOG_IN}",
     403: f"the token may not write there: {LOG_IN}, as somebody to whom the name belongs",
@@ -32,19 +33,28 @@ REMEDIES = {
 }
 
 
-def push_options(command: Command) -> Command:
-    """Decorate a click callback with the options that every command has that pushes to the hub."""
+def metadata_options(command: Command) -> Command:
+    """Decorate a click callback with the options of what a card says to the hub."""
     for option in (
-        click.option("--message", help="Message of the commit.  [default: names what is sent]"),
-        click.option(
-            "--revision", metavar="BRANCH", help="Branch, made if there is none.  [default: main]"
-        ),
         click.option(
             "--language",
             multiple=True,
             help="Language in the card's metadata, such as en. Repeatable.  [default: as it is]",
         ),
         click.option("--license", help="Licence in it, such as mit.  [default: as it is]"),
+    ):
+        command = option(command)
+    return command
+
+
+def push_options(command: Command) -> Command:
+    """Decorate a click callback with the options that every command has that pushes to the hub."""
+    command = metadata_options(command)
+    for option in (
+        click.option("--message", help="Message of the commit.  [default: names what is sent]"),
+        click.option(
+            "--revision", metavar="BRANCH", help="Branch, made if there is none.  [default: main]"
+        ),
         click.option("--private", is_flag=True, help="Make a new repository private."),
     ):
         command = option(command)
@@ -152,6 +162,12 @@ def hub_errors(id: str) -> Iterator[None]:
 
 def _explained(error: BaseException) -> str:
     """Describe an error of the hub, or that it did not answer, and what to do."""
+    title, _, problems = str(error).partition("\n")
+    if title == REFUSED_CARD:  # its cause, a status of 400, does not name the entry
+        return (
+            f"the hub refuses the card ({' '.join(problems.split())}); correct the metadata at the"
+            " top of README.md, or give another --license or --language"
+        )
     while error.__cause__ is not None and not hasattr(error, "response"):
         error = error.__cause__
     if isinstance(error, UserError):  # of the bounded client, in a thread of an upload

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import sysconfig
 import tempfile
+from pathlib import Path
 
 
 def set_environment() -> None:
@@ -20,3 +24,15 @@ def set_environment() -> None:
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
     if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: more threads would only wait
         os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def borrowing_python(root: Path, *packages: str) -> Path:
+    """Install packages into a new environment, which borrows all others, such as torch, from this
+    one. Return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", root], check=True)
+    python = root / "bin" / "python"
+    inside = next(root.glob("lib/python*/site-packages"))
+    (inside / "zz_borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", *packages)
+    subprocess.run([python, *install], check=True)
+    return python

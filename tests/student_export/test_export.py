@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
@@ -33,6 +34,7 @@ from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
 from tests.end_to_end.support import refused as refused_by
+from tests.hub_contents import wrong_in_card
 from tests.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
@@ -130,6 +132,8 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     from sentence_transformers import SentenceTransformer
 
     folder, out = embedder(shallow, tmp_path / "student"), tmp_path / "out"
+    head = 'license: "mit"\nlanguage: ["en"]\nbase_model: a/b\nbase_model_relation: finetune\n'
+    (folder / "README.md").write_text(f"---\nlibrary_name: transformers\n{head}---\n\n# Mine\n")
     model = SentenceTransformer(str(folder), device="cpu")
     read = SentenceSimilarity().read(alike(tmp_path / "read.tsv", 24, 0))
     sides = [model.encode([getattr(row, side) for row in read]) for side in ("text_a", "text_b")]
@@ -155,6 +159,9 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     kinds = [each["type"].rpartition(".")[2] for each in modules]
     assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
     assert all((out / each["path"]).is_dir() for each in modules)
+    card_of_export = ModelCard.load(out / "README.md")
+    assert card_of_export.data["license"] == "mit" and card_of_export.data.library_name is None
+    assert not wrong_in_card({"content": str(card_of_export)})
     for card in (out / "README.md", folder / "README.md"):
         written = card.read_text()
         assert "float32, torch" in written and "`onnx/model_quantized.onnx`" in written
@@ -378,12 +385,22 @@ def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
     assert "neither a head nor a pooling" in refused(tmp_path / "bare", *words[1:])
 
 
-def test_openvino(shallow: Path, tmp_path: Path) -> None:
+def test_openvino(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors, in int8 as well, and the README's program."""
+    from tests.student_predict.test_predict import answers, by_code, close, programs
+
     pytest.importorskip("openvino")
     pytest.importorskip("nncf")
-    student, format = load_student(embedder(shallow, tmp_path / "s")), FORMATS["openvino"]
-    path, eighth = tmp_path / "model.xml", tmp_path / "int8.xml"
-    format.write(student, path)
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+    folder, out = embedder(shallow, tmp_path / "s"), tmp_path / "out"
+    made = run(folder, "--to", "openvino", "--out", out)
+    assert made.exit_code == 0, made.output
+    ((_, program),) = programs(out).items()
+    lines = "".join(f"{text}\n" for text in TEXTS)
+    printed = by_code(out, program, lines, "torch", "transformers", "teachonce", "onnxruntime")
+    assert close(printed, answers(folder, *TEXTS))
+    student, format = load_student(folder), FORMATS["openvino"]
+    path, eighth = out / format.names[""], tmp_path / "int8.xml"
     assert format.layers and format.quantise
     parts = [part for some in format.layers(path).values() for part in some]
     format.quantise(path, eighth, "int8", parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.student_export.cli import main as student_export
 from teachonce.student_export.job import write_metadata, write_tokenizer
 from teachonce.student_export.loaded_student import load_student
+from teachonce.student_export.run_code import run_code
 from teachonce.student_export.words import word_spans
 from teachonce.student_predict.cli import main
 from tests.checkpoints.test_embedders import static
@@ -71,11 +73,20 @@ def made(folder: Path, tokenizer: Any, head: str, labels: tuple[str, ...], **set
     return folder
 
 
-def by_code(folder: Path, program: str, *missing: str) -> list[dict[str, Any]]:
-    """Run code of a README in its folder, in a process that cannot import some libraries."""
-    before = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))"
-    words = [sys.executable, "-c", f"{before}\n{program}"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+def programs(folder: Path) -> dict[str, str]:
+    """Return the programs of an export's README, by the names under which it says to save them."""
+    card = (folder / "README.md").read_text("utf-8")
+    return dict(re.findall(r"Save it as `(\w+\.py)`.*?```python\n(.*?)```", card, re.S))
+
+
+def by_code(folder: Path, program: str, lines: Path | str, *missing: str) -> list[dict[str, Any]]:
+    """Run a program of a README on a file or on text of stdin, in a process that cannot import some
+    libraries."""
+    before = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
+    (folder / "answer.py").write_text(before + program, "utf-8")
+    words = [sys.executable, "answer.py", *([str(lines)] if isinstance(lines, Path) else [])]
+    given = "" if isinstance(lines, Path) else lines
+    done = subprocess.run(words, cwd=folder, input=given, capture_output=True, text=True)
     assert done.returncode == 0, f"{program}\n{done.stderr}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -149,22 +160,28 @@ def test_an_export_answers_as_its_student(
     for file in ("onnx/model.onnx", "torchscript/model.pt"):
         found = answers(tmp_path / "out", *INPUTS[kind], *pairs, "--file", file)
         assert close(found, own), (found, own)
-    card = (tmp_path / "out/README.md").read_text("utf-8")
-    programs = [code for code in re.findall(r"```python\n(.*?)```", card, re.S) if "np" in code]
-    assert len(programs) == 2
-    for program, libraries in zip(programs, (("torch",), ("onnxruntime",)), strict=True):
-        printed = by_code(tmp_path / "out", program, "transformers", "teachonce", *libraries)
-        texts = [{k: v for k, v in each.items() if k.startswith("text")} for each in printed]
-        asked = ["\t".join(map(str, each.values())) for each in texts]
-        if kind == "mlm":
-            best = [each["masks"][0]["pieces"] for each in answers(students[kind], *asked)]
-            pieces = [{one["piece"]: one["probability"] for one in each} for each in best]
-            assert close([each["pieces"] for each in printed], pieces)
-        else:
-            expected = answers(students[kind], *asked, *pairs)
-            for each in expected:
-                each.pop("entities", None)
-            assert close(printed, expected)
+    out, lines = tmp_path / "out", "".join(f"{text}\n" for text in (*INPUTS[kind], ""))
+    (tmp_path / "lines.txt").write_text(lines)
+    blank = {**dict.fromkeys(own[0].keys() & {"text", "text_a", "text_b"}, ""), "empty": True}
+    saved = programs(out)
+    for name, given, other in (
+        ("answer_onnx.py", tmp_path / "lines.txt", "torch"),
+        ("answer_torchscript.py", lines, "onnxruntime"),
+    ):
+        printed = by_code(out, saved[name], given, "transformers", "teachonce", other)
+        assert close(printed, [*own, blank]), printed
+    if kind == "tagger":  # tags of another scheme: E-PER ends an entity, S-LOC is one
+        changed(out, "export.json", labels=["O", "B-PER", "E-PER", "S-LOC"])
+        printed = by_code(out, saved["answer_onnx.py"], lines)
+        assert close(printed[:-1], answers(out, *INPUTS[kind]))
+        assert printed[0]["entities"] != own[0]["entities"]
+    if kind == "classifier":  # of pairs, as its record says
+        folder, pair = shutil.copytree(students[kind], tmp_path / "pairs"), "the lamp\tmoss"
+        task = {"features": {"task": {"separator": "\n"}}}
+        record = {"settings": {}, "store": task, "environments": [], "tokenizer": ""}
+        (folder / "training.json").write_text(json.dumps(record))
+        program = run_code(load_student(folder), "onnx", "onnx/model.onnx")
+        assert close(by_code(out, program, f"{pair}\n"), answers(folder, pair, "--pairs"))
 
 
 def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:

@@ -130,6 +130,31 @@ def test_float16(made: Made, tmp_path: Path) -> None:
         large.cells(batch)
 
 
+def by_library(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Read a folder of Parquet files with a library of tables; return its rows."""
+    library = pytest.importorskip(name)
+    if name == "pandas":
+        return list(library.read_parquet(folder).to_dict("records"))
+    if name == "polars":
+        return list(library.read_parquet(folder / "*.parquet").to_dicts())
+    found = library.sql(f"from '{folder}/*.parquet' order by index")
+    return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
+
+
+@pytest.mark.parametrize("floats", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["pandas", "polars", "duckdb"])
+def test_libraries_of_tables_read_the_files(
+    made: Made, tmp_path: Path, name: str, floats: str
+) -> None:
+    store = open_store(made("zarr")[0])
+    columns = ["index", "text", "token_ids", "hidden_mean", "logits_logprobs"]
+    store.to_parquet(tmp_path / "rows", columns=columns, floats=floats, file_bytes=1)
+    rows = by_library(name, tmp_path / "rows")
+    assert list(rows[0]) == columns
+    plain = [{k: v if isinstance(v, str | int) else [*v] for k, v in row.items()} for row in rows]
+    assert_rows(plain, store, 2e-3 if floats == "float16" else 0)
+
+
 def test_a_dataset_and_its_stream(made: Made, tmp_path: Path) -> None:
     store = open_store(made("zarr")[0])
     dataset = store.to_datasets(cache_dir=tmp_path)

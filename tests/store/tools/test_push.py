@@ -17,7 +17,7 @@ from teachonce.store.tools.push import push
 from teachonce.store.tools.store_card import hub_datasets, store_card
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.support import says
-from tests.hub_contents import NOBODY, READER, WRITER, Hub
+from tests.hub_contents import NOBODY, READER, WRITER, Hub, wrong_in_card
 from tests.hub_server import asked_by_this_process, serving
 from tests.store.making import features_of, make_store
 
@@ -128,6 +128,7 @@ def test_a_damaged_store_is_not_pushed(lfs: Hub, store: Path) -> None:
 def test_the_card_tells_what_the_store_is(made: Made) -> None:
     store = open_store(made("zarr", "default", "classification")[0])
     card = DatasetCard(store_card(store, "user/what", "a.zarr"))
+    assert not wrong_in_card({"content": str(card)})
     data = vars(card.data)
     assert data["tags"] == ["teachonce", "distillation", "features"] and data["viewer"] is False
     assert data["size_categories"] == ["n<1K"] and data["task_categories"] == [

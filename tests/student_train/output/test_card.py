@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import ModelCard
+from transformers import AutoModel
 
 from teachonce.store import open_store
 from teachonce.store.format.features import TaskSpec
@@ -66,7 +68,11 @@ def test_a_teacher_of_this_machine_is_not(
     assert "| store | store.zarr |" in text
     assert str(teacher.parent) not in text and str(tmp_path) not in text
     assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text
-    assert "`AutoModelForMaskedLM` loads it as well. The `pooler_output` of `AutoModel`" in text
+    assert "`AutoModelForMaskedLM` loads it as well. No pooler was trained:\n" in text
+    (call,) = re.findall(r"`AutoModel(\.from_pretrained\(.*?\))` leaves it out", text)
+    call = call.replace("this folder", str(tmp_path / "student"))
+    model = eval(f"AutoModel{call}", {"AutoModel": AutoModel})
+    assert model(torch.tensor([[1, 2]])).pooler_output is None
     for figure, told in (
         ("mlm", "is in nats a masked token"),
         ("mlm_per_character", "divides it by the number of characters of the masked tokens"),

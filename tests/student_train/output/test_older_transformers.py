@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from teachonce.checkpoints.tokenizer_folder import common_settings, save_tokeniz
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from tests.end_to_end.support import Word, Words, ok
+from tests.making.environment import borrowing_python
 from tests.texts import ENGLISH, RUSSIAN
 
 TEXTS = (" ".join(ENGLISH[:5]), *RUSSIAN[:2])  # the first is longer than a local attention sees
@@ -108,17 +107,10 @@ json.dump(found, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The Python of an environment with transformers 4, which borrows torch from this one."""
-    root = tmp_path_factory.mktemp("older") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", root], check=True)
-    python = root / "bin" / "python"
-    inside = next(root.glob("lib/python*/site-packages"))
-    (inside / "zz_borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with transformers 4."""
     packages = ("transformers>=4.57,<5", "sentence-transformers>=5,<6", "datasets")
-    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", *packages)
-    subprocess.run([python, *install], check=True)
-    yield python
+    return borrowing_python(tmp_path_factory.mktemp("older") / "venv", *packages)
 
 
 @pytest.mark.apart

@@ -42,7 +42,8 @@ def student(hub: Hub, store: FeatureStore, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("pushed")
     with pytest.MonkeyPatch.context() as patch:
         asked_by_this_process(hub, patch, folder / "home")
-        told = ok(student_train, *words(store, folder / "mine"), "--push-to-hub", "user/mine")
+        more = ("--push-to-hub", "user/mine", "--license", "mit", "--language", "en")
+        told = ok(student_train, *words(store, folder / "mine"), *more)
     assert f"pushed    {hub.address}/user/mine/commit/" in told
     return folder / "mine"
 
@@ -69,9 +70,13 @@ def test_what_is_sent_tells_nothing_of_this_machine(hub: Hub, student: Path) -> 
     report = json.loads(hub.read("models/user/mine", "training.json"))
     assert report["settings"]["store"] == "store.zarr" and report["result"]["steps"] == 2
     card = ModelCard(hub.read("models/user/mine", "README.md").decode())
+    card.validate()
     data = vars(card.data)
+    assert (data["license"], data["language"]) == ("mit", ["en"])  # given with the training
     assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "fill-mask")
     assert data["tags"] == ["distillation", "teachonce"] and data["base_model"] is None
+    (entry,) = {(each.task_type, each.dataset_type) for each in data["eval_results"]}
+    assert entry == ("fill-mask", "text")
     assert 'pipeline("fill-mask", "user/mine")' in card.text
     assert '"this folder"' in (student / "README.md").read_text()
 
@@ -156,6 +161,14 @@ def test_what_is_no_finished_student_is_refused(student: Path, tmp_path: Path) -
     (tmp_path / "training.json").write_text(json.dumps(report))
     says(refused(student_train, "push", tmp_path, "user/x"), "not finished", "--resume")
     says(refused(student_train, "--store", "s.zarr", "--private"), "--private", "--push-to-hub")
+    line = refused(student_train, "--store", "s.zarr", "--license", "Apache 2.0")
+    says(line, "--license Apache 2.0: expected the hub's name of a licence")
+
+
+def test_a_card_that_the_hub_refuses_is_one_line(hub: Hub, copied: Path) -> None:
+    line = refused(student_train, "push", copied, "user/wrong", "--license", "apache2")
+    says(line, "user/wrong: the hub refuses the card (- \"license\" with value 'apache2'")
+    says(line, "correct the metadata at the top of README.md, or give another --license")
 
 
 def test_rights_are_asked_for_before_the_training(
