@@ -22,7 +22,8 @@ from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
 from teachonce.support.usage_errors import Names, version_option
 
 OUT_HELP = (
-    "Folder of the students, each named after its settings, and of their table (sweep.json)."
+    "Folder of the students, each named after the settings that vary, and of their table"
+    " (sweep.json)."
     "  [default: STORE-sweep next to STORE.zarr]"
 )
 EXAMPLES = examples(
