@@ -298,21 +298,30 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
-    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: _Number()}
+    sweep = getattr(settings, "SWEEP", "")
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(sweep), float: _Number(sweep)}
     read = numbers.get(kind) or Text(about.words, about.paths)
     words = _words_of(settings, name)
     return _NumberOrWord(read, words) if words else read
 
 
-def _repeated(value: Any, param: click.Parameter | None) -> str:
-    """Return a message that shows how to repeat an option instead of giving a comma list."""
-    if param is None or not getattr(param, "multiple", False) or "," not in str(value):
+def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
+    """Return a message that shows how to repeat an option instead of giving a comma list.
+
+    sweep: the command that accepts repetitions, if another does not; or "".
+    """
+    here = getattr(param, "multiple", False)
+    if param is None or not (here or sweep) or "," not in str(value):
         return ""
-    return "; repeat it: " + " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
+    words = " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
+    return f"; repeat it: {words}" if here else f"; to compare several: {sweep} {words}"
 
 
 class _Count(click.types.IntParamType):
     """A whole number, also in thousands or millions: 50k, 1.5m."""
+
+    def __init__(self, sweep: str = "") -> None:
+        self.sweep = sweep
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
@@ -321,7 +330,7 @@ class _Count(click.types.IntParamType):
             if number == int(number):
                 return int(number)
         if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
-            several = _repeated(value, param)
+            several = _repeated(value, param, self.sweep)
             words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
             self.fail(words, param, ctx)
         return super().convert(value, param, ctx)
@@ -330,11 +339,14 @@ class _Count(click.types.IntParamType):
 class _Number(click.types.FloatParamType):
     """A number. The error message shows how to write it."""
 
+    def __init__(self, sweep: str = "") -> None:
+        self.sweep = sweep
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return float(value)
         except (TypeError, ValueError):
-            several = _repeated(value, param)
+            several = _repeated(value, param, self.sweep)
             self.fail(f"{value!r}: expected a number, such as 3 or 1e-3{several}", param, ctx)
 
 
