@@ -255,7 +255,7 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     if (value is None and optional) or value in (words := _words_of(settings, name)):
         return
     problem = ""
-    if kind in (int, float, str, bool) and not _is_of(kind, value):
+    if kind in EXPECTED and not _is_of(kind, value):
         problem = f"expected {EXPECTED[kind]}"
     elif kind is tuple and not isinstance(value, tuple) and value != default_of(settings, name):
         problem = "expected a tuple"
@@ -276,14 +276,20 @@ def _is_choice(about: Option, value: Any) -> bool:
     return bool(about.added) and added_object(about.added, str(value)) is not None
 
 
-EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+EXPECTED: dict[type[Any], str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    Path: "a path",
+}
 
 
 def _is_of(kind: type[Any], value: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
-    if kind is str:
-        return isinstance(value, str | os.PathLike)  # the path of a store, of a model
+    if kind in (str, Path):
+        return isinstance(value, str | os.PathLike)  # a text may be the path of a store or model
     return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
 
 

@@ -39,6 +39,7 @@ from teachonce.support.options import options_of, scoped
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
         ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
+        ({"out": 3}, "--out 3: expected a path"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"lr": -1.0}, "--lr -1: expected a finite number above 0"),
         ({"lr": math.nan}, "--lr nan: expected a finite number above 0"),
@@ -193,7 +194,9 @@ def test_help_shows_every_option_once_and_the_ten_that_matter_first() -> None:
 
 def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
     """The hash is as in the first release: students that it trained are continued."""
-    options = TrainOptions(store="a.zarr", lr=1e-3, steps=5, vocab="b/c d", loss="mlm=1,kl=.5")
+    options = TrainOptions(
+        store="a.zarr", lr=1e-3, steps=5, vocab="b/c d", loss={"mlm": 1.0, "kl": 0.5}
+    )
     digest = options.digest()
     assert digest == "d2fb70"
     assert options.folder_in(tmp_path).name == f"c_d-tiny-{digest}"
