@@ -159,6 +159,7 @@ def model_card(
             "\n\nIts head over the vocabulary was not trained: no loss of the training reads it."
         )
     title = f"{head.what[:1].upper()}{head.what[1:]}, student of {' and '.join([name, *more])}"
+    article = "An" if head.what[0] in "aeio" else "A"
     origin = "with its initial weights: it was not trained"
     if result["steps"]:
         origin = "trained by teachonce on a store of\nits teacher's outputs, without the teacher"
@@ -170,7 +171,7 @@ pipeline_tag: {head.pipeline}
 
 # {title}
 
-A {head.what} of {result["parameters"]:,} parameters, {origin}.
+{article} {head.what} of {result["parameters"]:,} parameters, {origin}.
 {_recipe(report)}
 {loading}
 {_answers(settings, student)}

@@ -76,7 +76,10 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     if not resume and (before is None or "result" not in before):
         raise UserError(f"{out} exists already; give another --out, or --resume to continue it")
     if before is None:
-        raise UserError(f"{out}: has no training.json, so there is no training to resume")
+        raise UserError(
+            f"{out}: has no training.json, so there is no training to resume; give the folder of a"
+            " stopped training, or another --out without --resume"
+        )
     return before
 
 

@@ -11,35 +11,55 @@ from typing import Any
 
 from teachonce.support.errors import UserError
 
+LONGEST = 40
+"""Characters of a folder's name: a person can type it."""
+MAIN = ("vocab", "student")
+"""The settings in the name of a student of which nothing else is known to vary."""
+BY_VALUE = {"align", "init", "loss", "recipe", "student", "vocab"}
+"""Settings whose value says what it is; others follow their name, as in lr0.001."""
 
-def folder_name(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
-    """Join the main settings of a training with a short hash of `chosen`.
+
+def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """Return a short hash of `chosen`, which ends the name of a student's folder.
 
     settings: the result of `TrainOptions.describing`.
     chosen: the settings that are not at their default.
     """
     # Only the last path component of a store enters the hash: a store that was moved, or is spelled
     # as a relative path, gives the same folder.
-    loss = "+".join(f"{name}{weight:g}" for name, weight in settings["loss"].items())
     kind, colon, named = settings["init"].partition(":")
-    start = f"{kind}{colon}{Path(named).name}"
     names = {
         "store": Path(settings["store"]).name,
         "others": [Path(other).name for other in settings["others"]],
-        "init": start,
+        "init": f"{kind}{colon}{Path(named).name}",
     }
     digest = hashlib.sha256(json.dumps({**chosen, **names}, sort_keys=True).encode()).hexdigest()
-    main = (
-        Path(settings["vocab"]).name,
-        settings["student"],
-        settings["align"],
-        loss,
-        start,
-        f"seed{settings['seed']}",
-        digest[:6],
-    )
-    name = "-".join(main).replace(",", ".").replace(":", "")
-    return re.sub(r"[^\w.+@%=-]", "_", name)  # such as blanks: a shell takes it without quotes
+    return digest[:6]
+
+
+def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Path:
+    """Return the folder of a student in `parent`: the one that ends in its hash, or a new one.
+
+    settings: what is readable in a new name. An existing folder may show other settings, as of an
+    earlier release or of a sweep that varied others: the hash alone decides.
+    """
+    if known := sorted(parent.glob(f"*-{digest}")):
+        return known[0]
+    room = LONGEST - len(digest) - 1
+    words = [_word(v) if name in BY_VALUE else name + _word(v) for name, v in settings.items()]
+    while len(words) > 1 and len("-".join(words)) > room:
+        words.pop()  # a number that is cut would be another number
+    # A shell takes it without quotes.
+    readable = re.sub(r"[^\w.+@%-]", "_", "-".join(words))[:room].strip("-+._")
+    return parent / f"{readable}-{digest}"
+
+
+def _word(value: Any) -> str:
+    """Return the value of a setting as a short word, of a path only its last component."""
+    if isinstance(value, Mapping):
+        return "+".join(f"{name}{weight:g}" for name, weight in value.items())
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^,:@]*/", "", text).replace(",", ".").replace(":", "")
 
 
 def path_next_to(store: str, suffix: str) -> Path:

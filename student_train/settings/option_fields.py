@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from teachonce.store.containers.cache_option import PREFIX
 from teachonce.student_train.losses import registry
@@ -66,6 +66,8 @@ def loss_words(loss: Mapping[str, float]) -> str:
 @dataclass(frozen=True)
 class OptionFields:
     """Declares the options of a training. The subclass `TrainOptions` checks and resolves them."""
+
+    SWEEP: ClassVar[str] = "student-sweep"  # the command in which options may be repeated
 
     store: str = option(
         help="A sealed store: .zarr, .h5 or an object-store URL. Repeat it to train on several"

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,12 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.naming import folder_name, path_next_to
+from teachonce.student_train.settings.naming import (
+    MAIN,
+    path_next_to,
+    settings_digest,
+    student_folder,
+)
 from teachonce.student_train.settings.option_fields import (
     BATCH,
     BILSTM,
@@ -405,14 +410,20 @@ class TrainOptions(OptionFields):
         """Return the names of the losses of all stages."""
         return {name for stage in self.stages or ({},) for name in stage.get("loss", self.loss)}
 
-    def name(self) -> str:
-        """Return a folder name of the main settings and a short hash of all settings."""
+    def digest(self) -> str:
+        """Return a short hash of all settings, which identifies the student's folder."""
         # An option at its default is left out, so that adding an option changes no folder's name.
-        return folder_name(self.describing(), self.chosen())
+        return settings_digest(self.describing(), self.chosen())
+
+    def folder_in(self, parent: Path, varied: Sequence[str] = MAIN) -> Path:
+        """Return the student's folder in `parent`, named after the varied settings and the hash of
+        all of them; if it exists under another name, that one."""
+        settings = {"recipe": self.needs.get("recipe", ""), **vars(self)}
+        return student_folder(parent, {name: settings[name] for name in varied}, self.digest())
 
     def out_folder(self) -> Path:
         """Return --out, or a folder next to the store that is named after the settings."""
-        return self.out or path_next_to(self.store, "students") / self.name()
+        return self.out or self.folder_in(path_next_to(self.store, "students"))
 
 
 def ruled_out(given: Collection[str]) -> frozenset[str]:

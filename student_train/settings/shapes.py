@@ -19,6 +19,8 @@ BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters 
 # matrices for BERT's two; with a factor of 2 its `tiny` has the same number of weights as BERT's.
 BERT_INNER, MODERNBERT_INNER = 4, 2
 DEFAULT_KIND = "bert"
+SCRATCH = "scratch:"
+"""The start of a new model in `downstream --model`."""
 # The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
 LARGEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
 RECURRENT_RATE = 3e-3
@@ -236,6 +238,11 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     option: the start of an error message.
     Raises UserError for an unknown kind or an invalid size.
     """
+    if student.startswith(SCRATCH):
+        raise UserError(
+            f"{option}{student}: {SCRATCH} is a word of `downstream --model`; give"
+            f" {student.removeprefix(SCRATCH)}"
+        )
     named, colon, size = student.rpartition(":")
     kind = named or DEFAULT_KIND
     if (found := find_kind(kind, option)) is None:

@@ -22,7 +22,8 @@ from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
 from teachonce.support.usage_errors import Names, version_option
 
 OUT_HELP = (
-    "Folder of the students, each named after its settings, and of their table (sweep.json)."
+    "Folder of the students, each named after the settings that vary, and of their table"
+    " (sweep.json)."
     "  [default: STORE-sweep next to STORE.zarr]"
 )
 EXAMPLES = examples(
@@ -115,8 +116,8 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     words = {name: arguments.pop(name) for name in OF_SWEEP_NAMES if name != "page"}
     _check(words, arguments["store"])
     folder = arguments.pop("out")
-    if folder is not None and (Path(folder) / "training.json").exists():
-        raise UserError(f"--out {folder}: is the folder of a student; give another folder")
+    if folder is not None:
+        _check_out(Path(folder))
     once = {"store"} | arguments.keys() & scoped(TrainOptions, ONCE)
     fixed = {name: arguments.pop(name) for name in once}
     grid = words.pop("grid")
@@ -128,6 +129,15 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     from teachonce.student_train.sweep.job import Sweep
 
     Sweep(folder, fixed, space, f"{grid}: ", **words).run(say, as_json)
+
+
+def _check_out(folder: Path) -> None:
+    """Raise UserError for a file, and for the folder of a student or a store."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder}: is a file; give another name")
+    for file, what in (("training.json", "student"), ("zarr.json", "store")):
+        if (folder / file).exists():
+            raise UserError(f"--out {folder}: is the folder of a {what}; give another folder")
 
 
 def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from teachonce.student_train.arguments import check_early, checked_from
 from teachonce.student_train.output.ranking import SWEEP, compares_losses, describe_best, ranked
 from teachonce.student_train.output.report import read_report, store_contents
 from teachonce.student_train.plan.checks import check_memory, checked_plan
-from teachonce.student_train.settings.naming import path_next_to
+from teachonce.student_train.settings.naming import MAIN, path_next_to
 from teachonce.student_train.settings.option_fields import START, loss_words
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.execution import Execution, Say
@@ -124,7 +124,8 @@ class Sweep:
                 )
             options = replace(options, device="cpu")
         options = options.resolved()
-        return replace(options, out=self.folder / options.name())
+        shown = varied(self.space) or MAIN
+        return replace(options, out=options.folder_in(self.folder, shown))
 
     def _placed(self, options: TrainOptions) -> TrainOptions:
         """Resolve the options of a student, except device and precision if the sweep runs on

@@ -359,9 +359,9 @@ class _StudentTraining(Training):
             if self.options.best and found["valid_loss"] < best:
                 # A copy, as the next step changes the tensors of a state dict in place.
                 self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
-        for line in (warning_of_constant_states(found), self._warning_of_divergence(found)):
-            if line:
-                self.say(line)
+        # States of a training that diverges are constant, too, and only a lower rate helps.
+        if line := self._warning_of_divergence(found) or warning_of_constant_states(found):
+            self.say(line)
         self.record(found)
         self.validation, self.judged_at, self.judged_in_stage = found, self.step, True
         release_memory()

@@ -98,7 +98,8 @@ class Corpus:
         chats, and no other is read.
 
         Raises CorpusError for a source that is missing, empty, not text, not UTF-8, or lacks a
-        column. The rest of a file is checked while iterating, or by `check`.
+        column, and for a corpus without any text. The rest of a file is checked while iterating, or
+        by `check`.
         """
         columns = Columns.named(text_column, label_column, student_column)
         if messages is not None:
@@ -127,9 +128,11 @@ class Corpus:
                 f"{option}: {plain[0]} has no columns, so no pairs of texts; leave it out, or write"
                 " it as a table"
             )
-        for source in found:
-            next(source.rows(), None)
-        return cls(found, columns, skipped)
+        corpus = cls(found, columns, skipped)
+        firsts = [next(source.rows(), None) for source in found]
+        if all(first is None or first.text.isspace() or not first.text for first in firsts):
+            next(iter(corpus))  # raises if there is no text at all
+        return corpus
 
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents.
@@ -158,8 +161,6 @@ class Corpus:
         """
         for source in self.sources:
             source.check()
-        if self.documents_in_all == 0:
-            next(iter(self))  # raises: there is no text
 
     @property
     def characters_in_all(self) -> int | None:

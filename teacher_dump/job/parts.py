@@ -17,7 +17,6 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
 from teachonce.teacher_dump.corpus.documents import Document
-from teachonce.teacher_dump.corpus.tag_schemes import ENTITIES
 from teachonce.teacher_dump.job.growing import CopyPlan
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.windows.chats import ChatRenderer
@@ -105,15 +104,7 @@ def cut_parts(
         parallel=options.student_column is not None,
     )
     if task:
-        labels = Labels(task, plan.teacher.name, say)
-        other = "tagging" if task.kind == "classification" else "classification"
-        others = corpus.found_labels(other) if options.label_column else {}
-        labels.check(
-            corpus.found_labels(task.kind),
-            corpus.tag_pairs(),
-            others,
-            corpus.found_labels(ENTITIES),
-        )
+        labels = Labels.of_corpus(task, plan.teacher.name, corpus, say)
         windows = labels.numbered(windows)
     return gathered(_stoppable(stop, windows), options.part_tokens, limit)
 

@@ -15,7 +15,7 @@ from teachonce.checkpoints.declared import (
     DECLARED,
     check_declared,
     config_of,
-    declared_head,
+    declared_kind,
     layers_of,
     longest_input,
 )
@@ -41,6 +41,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.windows.chats import ChatRenderer
+from teachonce.teacher_dump.windows.label_numbers import Labels
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
@@ -200,6 +201,7 @@ def planned(
     with Growth.of(resolved) as growth:
         if read_corpus:
             corpus.check()
+            _check_labels(options, model, corpus)
         if stage_one and stage_one.corpus not in (None, corpus.identity()):
             raise UserError(
                 f"{', '.join(resolved.corpus)}: was changed after the training on both"
@@ -257,10 +259,11 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head)
-    classes, problem = config.get("architectures"), config.get("problem_type")
-    kind = declared_head([*map(str, classes)]) if isinstance(classes, list) else None
-    if options.head == "auto":
-        _check_declared_head(options, kind, classes)
+    kind, problem = declared_kind(config), config.get("problem_type")
+    if options.head == "auto" and kind is not None:
+        # `--logits none` leaves out a head over the vocabulary.
+        tokens_alone = options.logits == "none" and kind not in TASKS
+        check_head(options, "none" if tokens_alone else kind)
     if kind == "classification" and head in ("auto", kind) and problem == SEVERAL_LABELS:
         check_gold(options, "several labels")
     tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
@@ -270,17 +273,6 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
     return model, open_corpus(options)
-
-
-def _check_declared_head(options: DumpOptions, kind: str | None, classes: Any) -> None:
-    """Raise UserError for options that do not apply to the head that `--head auto` will find."""
-    masked = isinstance(classes, list) and any(
-        str(name).endswith("ForMaskedLM") for name in classes
-    )
-    found = kind or ("mlm" if masked else None)
-    if found is not None:
-        tokens_alone = options.logits == "none" and found not in TASKS
-        check_head(options, "none" if tokens_alone else found)
 
 
 def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
@@ -293,6 +285,16 @@ def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
         f"--label-column {options.label_column}: the teacher {options.model} gives a text {given},"
         " and a store holds one gold label per text; leave --label-column out"
     )
+
+
+def _check_labels(options: DumpOptions, model: ResolvedModel, corpus: Corpus) -> None:
+    """Raise UserError for a label that the teacher lacks, before its weights are loaded."""
+    from teachonce.checkpoints.loading import FACTORIES, declared_task  # loads torch
+
+    kind = declared_kind(config_of(model))
+    stored = kind in TASKS and options.head in ("auto", kind) and options.logits != "none"
+    if stored and (task := declared_task(model, FACTORIES[str(kind)])):
+        Labels.of_corpus(task, model.name, corpus)
 
 
 def open_corpus(options: DumpOptions) -> Corpus:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.mixed_vocab.options import check_width
 from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch
 from teachonce.teacher_dump.teacher.teacher import Teacher
 
@@ -43,11 +44,7 @@ class MixedTeacher(nn.Module):
         self.network: Any = teacher.model
         words: Any = self.network.get_input_embeddings()
         wide = words.weight.shape[1]
-        if not 0 < width <= wide:
-            raise UserError(
-                f"--width {width}: the student's embeddings are projected up to the teacher's, and"
-                f" those of {teacher.name} have size {wide}; choose 1 to {wide}"
-            )
+        check_width(width, wide, teacher.name)
         if teacher.decoder.weight.shape[1] != wide:
             raise UserError(
                 f"{teacher.name}: the input of its masked-LM head has size"

@@ -194,3 +194,12 @@ class MixedVocabOptions:
         """Return the path of the checkpoint, next to the store."""
         out = Path(self.dump.out)
         return out.with_name(f"{out.name}.mixed-vocab")
+
+
+def check_width(width: int, wide: int, teacher: str) -> None:
+    """Raise UserError if the student's embeddings are larger than the teacher's, of size `wide`."""
+    if not 0 < width <= wide:
+        raise UserError(
+            f"--width {width}: the student's embeddings are projected up to the teacher's, and"
+            f" those of {teacher} have size {wide}; choose 1 to {wide}"
+        )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from teachonce.checkpoints.declared import config_of
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.store import StoreWriter, open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
@@ -29,7 +30,7 @@ from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import DumpSummary, check_existing, dump, written_line
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.job.plan import StageOne, window_length
-from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions
+from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, check_width
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (
     SPECIALS,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
     from teachonce.training.ranks import Ranks
 
+EMBEDDING = ("embedding_size", "hidden_size", "dim")  # in ELECTRA, BERT, DistilBERT
 ASCII = string.ascii_letters + string.digits + string.punctuation
 """Zhao et al. 2021, section 3: the student's vocabulary has all of them: no word is unknown."""
 
@@ -64,6 +66,10 @@ def mixed_vocab(
     with stoppable(lambda: _saved_line(options)) as stop:
         check_existing(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
+        config = config_of(model)
+        wide = next((config[name] for name in EMBEDDING if isinstance(config.get(name), int)), None)
+        if wide is not None:
+            check_width(options.width, wide, model.name)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
         with join_ranks(options.dump.device) as ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from teachonce.teacher_dump.corpus.class_names import ClassName
 from teachonce.teacher_dump.corpus.labelled_text import Gold, check_order, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import (
     BEGINNING,
+    ENTITIES,
     LAST_AND_SINGLE,
     NO_LABEL,
     OUTSIDE,
@@ -24,6 +26,9 @@ from teachonce.teacher_dump.corpus.tag_schemes import (
     written_in,
 )
 from teachonce.teacher_dump.windows.window import Window
+
+if TYPE_CHECKING:
+    from teachonce.teacher_dump.corpus.documents import Corpus
 
 SHOWN = 10  # labels that an error lists
 WHOLE = re.compile(r"-?\d+\.0")  # an integer in a pandas column with missing values, which is float
@@ -57,6 +62,22 @@ class Labels:
         self._scheme = scheme if scheme in LAST_AND_SINGLE or is_iob(self._names) else None
         self._convert, self._described = self._scheme in LAST_AND_SINGLE, False
         self._from: str | None = None
+
+    @classmethod
+    def of_corpus(
+        cls, task: TaskSpec, teacher: str, corpus: Corpus, say: Callable[[str], object] = ignore
+    ) -> Labels:
+        """Compare all labels that `Corpus.check` found with those of a teacher. Raises UserError
+        like `check`."""
+        labels = cls(task, teacher, say)
+        other = "tagging" if task.kind == "classification" else "classification"
+        labels.check(
+            corpus.found_labels(task.kind),
+            corpus.tag_pairs(),
+            corpus.found_labels(other) if corpus.columns.label else {},
+            corpus.found_labels(ENTITIES),
+        )
+        return labels
 
     def number(self, name: str, where: str) -> int:
         """Return the id of a label; `where` is its place in the corpus, for messages.

@@ -56,6 +56,15 @@ def declared_head(architectures: Sequence[str]) -> str | None:
     return None
 
 
+def declared_kind(config: Mapping[str, Any]) -> str | None:
+    """Return the key in DECLARED of a checkpoint's head by its config.json; None if it declares
+    none."""
+    classes = config.get("architectures")
+    names = [*map(str, classes)] if isinstance(classes, list) else []
+    masked = any(name.endswith("ForMaskedLM") for name in names)
+    return declared_head(names) or ("mlm" if masked else None)
+
+
 def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]:
     """Read config.json, or another JSON file next to it; {} if it cannot be read."""
     # Loading the checkpoint reports a damaged file.
@@ -82,9 +91,11 @@ def check_declared(
 def another_head(architectures: Sequence[str], head: str) -> str:
     """Return a phrase with the checkpoint's class if it has another head; else ""."""
     ends = DECLARED[head].architectures
-    if not ends or not architectures or any(name.endswith(ends) for name in architectures):
-        return ""
-    return f"it is a {architectures[0]}"
+    if ends:
+        fits = any(name.endswith(ends) for name in architectures)
+    else:  # classes of several names have a masked-LM head
+        fits = declared_kind({"architectures": [*architectures]}) in (None, head)
+    return "" if fits or not architectures else f"it is a {architectures[0]}"
 
 
 def no_head(model: str, head: str, missing: Sequence[str], remedy: str = "") -> UserError:

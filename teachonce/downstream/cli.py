@@ -127,13 +127,16 @@ def _where(out: Path) -> str:
 
 
 def _check_out(options: DownstreamOptions) -> None:
-    """Raise UserError if --out exists; a masked-LM training checks this itself, for --resume."""
+    """Raise UserError if --out exists, unless a masked-LM training is resumed in it."""
     if options.out:
         files.check_utf8(options.out)
     resumable = options.task == "mlm" and not options.as_is
     out = options.out
-    if not resumable and out and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"--out {out}: exists already; choose another")
+    if out is None or not out.exists() or options.resume:
+        return
+    if not out.is_dir() or any(out.iterdir()):
+        remedy = ", or continue with --resume" if resumable else ""
+        raise UserError(f"--out {out}: exists already; choose another{remedy}")
 
 
 def _say(options: DownstreamOptions) -> Callable[[str], None]:

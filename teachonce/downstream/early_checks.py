@@ -23,6 +23,7 @@ from teachonce.downstream.options import (
     OPTION,
     OPTIONS,
     PREFIX,
+    SEARCHES,
     TASK_FORMS,
     TASK_LIBRARIES,
     TASKS,
@@ -30,8 +31,10 @@ from teachonce.downstream.options import (
     DownstreamOptions,
     read_paths,
 )
+from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
+from teachonce.downstream.text_lines import iterate_lines
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.extras import check_library
@@ -112,7 +115,11 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-HEADS = {"pos": "tagging", "ner": "tagging", "classify": "classification", "pair": "classification"}
+HEADS = {
+    **dict.fromkeys(("pos", "ner"), "tagging"),
+    **dict.fromkeys(("classify", "pair"), "classification"),
+    "mlm": "mlm",
+}
 
 
 def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> None:
@@ -164,6 +171,7 @@ def _check_vocabulary(word: str | None) -> None:
         raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
+NO_MASKED = "give a ...ForMaskedLM, or train one (`downstream --task mlm` without --as-is)"
 NO_DECODER = "give a decoder (...ForCausalLM), or score a masked LM with `--task mlm --as-is`"
 
 
@@ -176,7 +184,8 @@ def _check_model(options: DownstreamOptions, name: str) -> None:
     if is_sentence_folder(Path(model.path_or_id)):
         return
     if options.as_is and options.task in HEADS:
-        check_declared(model, config_of(model), HEADS[options.task])
+        remedy = NO_MASKED if options.task == "mlm" else ""
+        check_declared(model, config_of(model), HEADS[options.task], remedy)
 
 
 OF_SWEEP = ("model", "out", "json", "runs")
@@ -191,15 +200,21 @@ def read_options(words: Mapping[str, Any]) -> DownstreamOptions:
 
 
 def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) -> None:
-    """Check a task as `check_inputs` does, and the columns of its tables. Raises UserError, also
-    for a --test file that is given twice."""
+    """Check a task as `check_inputs` does, and its files: the columns of tables, the first text of
+    others, the queries of a collection. Raises UserError, also for a --test file that is given
+    twice."""
     if len(options.test) > 1:
         from teachonce.downstream import score_tables
 
         score_tables.splits_to_test(options.test)
     check_inputs(options, models)
     for path in (*options.train, *([options.dev] if options.dev else []), *options.test):
-        check_columns(path, options.task, options.columns())
+        if options.kind in ("mlm", LM):
+            next(iterate_lines(path))
+        elif options.kind in SEARCHES:
+            read_collection(path)
+        else:
+            check_columns(path, options.task, options.columns())
 
 
 def check_tables(tasks: Mapping[str, Any], models: Mapping[str, str]) -> None:

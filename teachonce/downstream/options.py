@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from teachonce.checkpoints.names import ALIASES
+from teachonce.student_train.settings.shapes import SCRATCH
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import (
     INNER_SHARE,
@@ -53,7 +54,7 @@ AS_IS = "as-is"
 COLUMN = "_column"  # the suffix of options that name columns
 SHORTEST = 8
 """The smallest --max-length, in tokens."""
-PREFIX = "scratch:"
+PREFIX = SCRATCH
 OPTION = f"--model {PREFIX}"
 CONTRADICTING = (
     ("steps", "epochs"),

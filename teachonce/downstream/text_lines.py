@@ -21,14 +21,21 @@ def read_lines(path: Path) -> list[str]:
     Raises UserError if the file is missing, empty or not UTF-8, and for a table that has several
     text columns and none of the name `text`.
     """
+    return list(iterate_lines(path))
+
+
+def iterate_lines(path: Path) -> Iterator[str]:
+    """Yield the texts of `read_lines`; the first is read without the rest. Raises as it does."""
+    empty = True
     try:
-        texts = _texts(path)
-        lines = [line for line in texts if line.strip()]
+        for line in _texts(path):
+            if line.strip():
+                empty = False
+                yield line
     except OSError as error:
         raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
-    if not lines:
+    if empty:
         raise UserError(f"text {path}: has no text; give a file with a document a line")
-    return lines
 
 
 def _texts(path: Path) -> Iterator[str]:

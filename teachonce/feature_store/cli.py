@@ -231,8 +231,8 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
 
 @main.command(
     epilog=examples(
-        "feature-store merge news.zarr novels.zarr both.zarr",
         "feature-store merge news.zarr novels.zarr both.zarr --recode",
+        "feature-store merge news.zarr novels.zarr both.h5 --recode",
     )
 )
 @click.argument("sources", nargs=-1, required=True, type=PATH)
@@ -321,7 +321,7 @@ def forget(
 @main.command(
     epilog=examples(
         "feature-store show store.zarr 17",
-        "feature-store show store.zarr 17 --view 1",
+        "feature-store show store.zarr 17 --json",
     )
 )
 @click.argument("path", type=PATH)

@@ -11,8 +11,8 @@ from pathlib import Path
 from teachonce.student_export.costs import Costs
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork
+from teachonce.student_export.options import DECODER, KINDS
 from teachonce.student_export.run_code import run_code
-from teachonce.student_export.student_inputs import DECODER
 from teachonce.support import files
 from teachonce.support.console import readable
 
@@ -102,7 +102,7 @@ def _exported_front(front: str) -> str:
 
 def _how_to_run(student: LoadedStudent, made: Exported) -> str:
     usage = FORMATS[made.format].usage
-    both = DECODER in FORMATS[made.format].kinds and student.kind != DECODER
+    both = DECODER in KINDS[made.format] and student.kind != DECODER
     if usage is not None and not both:
         return usage(made.file, bool(student.tokenizer.chat_template))
     _, package = FORMATS[made.format].runner

@@ -17,7 +17,7 @@ from teachonce.student_export.decoder_checking import decoder_check, own_texts
 from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.loaded_student import LoadedStudent
-from teachonce.student_export.student_inputs import DECODER
+from teachonce.student_export.options import DECODER
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.packed import suffix_of

@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from teachonce.checkpoints.declared import config_of, declared_kind
 from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import (
     K_QUANT_FALLBACKS,
     LIBRARIES,
     ExportOptions,
+    check_kind,
     check_llama_cpp,
 )
 from teachonce.support import files
@@ -55,13 +57,15 @@ def _parameters() -> list[click.Parameter]:
 
 
 def _refuse_early(options: ExportOptions) -> None:
-    """Raise UserError for a missing file or library, or an existing --out, before torch loads."""
+    """Raise UserError for a missing file or library, an existing --out, or a format that does not
+    export the kind of the student, before torch loads."""
     if options.out.exists():
         raise UserError(f"--out {options.out}: exists already; choose another")
     if options.check is not None and not options.check.is_file():
         near = suggest_path(options.check)
         raise UserError(f"--check {options.check}: no such file; {near}check the path")
-    resolve_vectors(str(options.folder))
+    if kind := declared_kind(config_of(resolve_vectors(str(options.folder)))):
+        check_kind(options.to, kind)
     for name in options.to:
         extra, modules = LIBRARIES.get(name, ("", ()))
         for module in modules:

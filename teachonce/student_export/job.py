@@ -22,8 +22,7 @@ from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
-from teachonce.student_export.options import ExportOptions
-from teachonce.student_export.student_inputs import DECODER
+from teachonce.student_export.options import DECODER, ExportOptions, check_kind
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
@@ -142,7 +141,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     """
     say(f"{options.folder}: loads the student")
     student = load_student(options.folder)
-    _check_formats(student, options)
+    check_kind(options.to, student.kind)
     check = export_check(student, options.check)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # next to --out, because a rename works within one file system only
@@ -166,15 +165,6 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         return made
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _check_formats(student: LoadedStudent, options: ExportOptions) -> None:
-    """Raise UserError for a format that does not support this kind of student."""
-    able = [name for name, each in FORMATS.items() if student.kind in each.kinds]
-    for name in options.to:
-        if name not in able:
-            what = "decoders" if student.kind == DECODER else "students other than decoders"
-            raise UserError(f"--to {name}: does not export {what}; give --to {' or '.join(able)}")
 
 
 def _costs(student: LoadedStudent, format_name: str | None, path: Path) -> Costs:

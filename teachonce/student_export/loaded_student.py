@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from teachonce.checkpoints.declared import declared_head
+from teachonce.checkpoints.declared import declared_kind
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import (
@@ -27,7 +27,8 @@ from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.store import TaskSpec
-from teachonce.student_export.student_inputs import DECODER, INPUTS, LONGEST_CHECKED, StudentInputs
+from teachonce.student_export.options import DECODER
+from teachonce.student_export.student_inputs import INPUTS, LONGEST_CHECKED, StudentInputs
 from teachonce.student_train.output.report import read_report
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -118,7 +119,7 @@ def load_student(folder: Path) -> LoadedStudent:
         return _static(folder)
     model = resolve_model(str(folder))
     config = load_config(model)
-    kind = _head(config)
+    kind = declared_kind({"architectures": config.architectures})
     if kind == DECODER:
         return _decoder(model, config, folder)
     if listed and not kind:
@@ -177,12 +178,6 @@ def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:
         max_length=min(input_limit(config, tokenizer), LONGEST_CHECKED),
         config=config,
     )
-
-
-def _head(config: Any) -> str | None:
-    names = config.architectures or ()
-    masked = any(name.endswith("ForMaskedLM") for name in names)
-    return declared_head(names) or ("mlm" if masked else None)
 
 
 def _inputs(tokenizer: Any) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ from pathlib import Path
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import Range, check_values, option
 
+DECODER = "causal"
+ENCODERS = ("mlm", "classification", "tagging", "embedding")
+"""The kinds of students: one predicts next tokens, the others answer about a whole text."""
 FORMATS = ("onnx", "openvino", "torchscript", "gguf", "model2vec")
 GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
 K_QUANT_FALLBACKS = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
@@ -22,6 +25,14 @@ QUANTISED = {
     "model2vec": (),
 }
 """The values of --quantize that each format supports."""
+KINDS: dict[str, tuple[str, ...]] = {
+    "onnx": (*ENCODERS, DECODER),
+    "openvino": ENCODERS,
+    "torchscript": ENCODERS,
+    "gguf": (DECODER,),
+    "model2vec": ("embedding",),
+}
+"""The kinds of students that each format exports."""
 LIBRARIES = {
     "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
     "openvino": ("openvino", ("onnx", "onnxscript", "openvino")),
@@ -36,6 +47,17 @@ def _check_formats(names: tuple[str, ...]) -> None:
             raise UserError(
                 f"--to {name}: {suggest(name, FORMATS)}expected one of {', '.join(FORMATS)}"
             )
+
+
+def check_kind(names: tuple[str, ...], kind: str) -> None:
+    """Raise UserError for a format that does not export this kind of student."""
+    able = [name for name, kinds in KINDS.items() if kind in kinds]
+    for name in names:
+        if name not in able:
+            what = "decoders" if kind == DECODER else "students other than decoders"
+            if name == "model2vec":
+                what = "models other than static students"
+            raise UserError(f"--to {name}: does not export {what}; give --to {' or '.join(able)}")
 
 
 @dataclass(frozen=True)

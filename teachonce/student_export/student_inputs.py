@@ -14,10 +14,6 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.corpus.tag_schemes import scheme_of
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-DECODER = "causal"
-KINDS = ("mlm", "classification", "tagging", "embedding")
-ENCODERS = frozenset(KINDS)
-"""The kinds of students: one predicts next tokens, the others answer about a whole text."""
 OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
 """Names of the outputs by kind, the answer first; `logits` for the other kinds."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from teachonce.checkpoints.names import EXPORTED, resolve_vectors
-from teachonce.student_predict.options import PredictOptions
+from teachonce.checkpoints.names import EXPORTED
+from teachonce.student_predict.options import PredictOptions, check_folder
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options
@@ -57,10 +57,10 @@ def main(**words: Any) -> None:
     options = PredictOptions(**words)
     from teachonce.student_predict.texts import input_texts
 
-    given = input_texts(options)
+    # Before torch loads, which takes seconds, and before lines of stdin are awaited.
     if not (options.folder / EXPORTED).is_file():
-        # Before torch loads, which takes seconds: a wrong name is an error at once.
-        resolve_vectors(str(options.folder))
+        check_folder(options.folder)
+    given = input_texts(options)
     from transformers.utils import logging
 
     from teachonce.student_predict.answers import Predictor

@@ -6,14 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from teachonce.checkpoints.declared import declared_head
-from teachonce.checkpoints.loading import load_config, load_tokenizer
-from teachonce.checkpoints.names import EXPORTED, ResolvedModel, resolve_vectors
+from teachonce.checkpoints.loading import load_tokenizer
+from teachonce.checkpoints.names import EXPORTED, ResolvedModel
 from teachonce.store import TaskSpec
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import load_student
-from teachonce.student_export.student_inputs import INPUTS, KINDS, OUTPUTS, StudentInputs
+from teachonce.student_export.options import DECODER, ENCODERS
+from teachonce.student_export.student_inputs import INPUTS, OUTPUTS, StudentInputs
+from teachonce.student_predict.options import check_folder, decoder_refused
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import read_json
 
@@ -42,28 +43,20 @@ def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
         return _export(folder, file)
     if file is not None:
         raise UserError(f"--file {file}: {folder} is not an export ({EXPORTED}); leave --file out")
-    if (folder / "config.json").is_file():
-        config = load_config(resolve_vectors(str(folder)))
-        if declared_head(config.architectures or ()) == "causal":
-            raise _decoder(folder)
+    check_folder(folder)
     student = load_student(folder)
     return student, student.run
-
-
-def _decoder(folder: Path) -> UserError:
-    return UserError(
-        f"{folder}: is a decoder, which continues a text and gives no answer about it; run it with"
-        " pipeline('text-generation') of transformers"
-    )
 
 
 def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
     about = read_json(folder / EXPORTED, SHAPE)
     kind = about["kind"]
-    if kind == "causal":
-        raise _decoder(folder)
-    if kind not in KINDS:
-        raise UserError(f"{folder / EXPORTED}: kind is {kind!r:.40}, expected {', '.join(KINDS)}")
+    if kind == DECODER:
+        raise decoder_refused(folder)
+    if kind not in ENCODERS:
+        raise UserError(
+            f"{folder / EXPORTED}: kind is {kind!r:.40}, expected {', '.join(ENCODERS)}"
+        )
     names = [each["file"] for each in about["files"]]
     chosen = file or (names[0] if names else "")
     format = next((f for f in FORMATS.values() if chosen in f.names.values()), None)

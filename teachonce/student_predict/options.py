@@ -5,8 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from teachonce.checkpoints.declared import config_of, declared_kind
+from teachonce.checkpoints.names import resolve_vectors
+from teachonce.student_export.options import DECODER
 from teachonce.support.errors import UserError
 from teachonce.support.options import at_least, check_values, option
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError for a folder that is no model, and for a decoder. Imports no torch."""
+    if declared_kind(config_of(resolve_vectors(str(folder)))) == DECODER:
+        raise decoder_refused(folder)
+
+
+def decoder_refused(folder: Path) -> UserError:
+    return UserError(
+        f"{folder}: is a decoder, which continues a text and gives no answer about it; run it with"
+        " pipeline('text-generation') of transformers"
+    )
 
 
 def _column(role: str) -> str | None:

@@ -255,7 +255,7 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     if (value is None and optional) or value in (words := _words_of(settings, name)):
         return
     problem = ""
-    if kind in (int, float, str, bool) and not _is_of(kind, value):
+    if kind in EXPECTED and not _is_of(kind, value):
         problem = f"expected {EXPECTED[kind]}"
     elif kind is tuple and not isinstance(value, tuple) and value != default_of(settings, name):
         problem = "expected a tuple"
@@ -276,14 +276,20 @@ def _is_choice(about: Option, value: Any) -> bool:
     return bool(about.added) and added_object(about.added, str(value)) is not None
 
 
-EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+EXPECTED: dict[type[Any], str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    Path: "a path",
+}
 
 
 def _is_of(kind: type[Any], value: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
-    if kind is str:
-        return isinstance(value, str | os.PathLike)  # the path of a store, of a model
+    if kind in (str, Path):
+        return isinstance(value, str | os.PathLike)  # a text may be the path of a store or model
     return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
 
 
@@ -298,21 +304,30 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
-    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(), float: _Number()}
+    sweep = getattr(settings, "SWEEP", "")
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(sweep), float: _Number(sweep)}
     read = numbers.get(kind) or Text(about.words, about.paths)
     words = _words_of(settings, name)
     return _NumberOrWord(read, words) if words else read
 
 
-def _repeated(value: Any, param: click.Parameter | None) -> str:
-    """Return a message that shows how to repeat an option instead of giving a comma list."""
-    if param is None or not getattr(param, "multiple", False) or "," not in str(value):
+def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
+    """Return a message that shows how to repeat an option instead of giving a comma list.
+
+    sweep: the command that accepts repetitions, if another does not; or "".
+    """
+    here = getattr(param, "multiple", False)
+    if param is None or not (here or sweep) or "," not in str(value):
         return ""
-    return "; repeat it: " + " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
+    words = " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
+    return f"; repeat it: {words}" if here else f"; to compare several: {sweep} {words}"
 
 
 class _Count(click.types.IntParamType):
     """A whole number, also in thousands or millions: 50k, 1.5m."""
+
+    def __init__(self, sweep: str = "") -> None:
+        self.sweep = sweep
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
@@ -321,7 +336,7 @@ class _Count(click.types.IntParamType):
             if number == int(number):
                 return int(number)
         if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
-            several = _repeated(value, param)
+            several = _repeated(value, param, self.sweep)
             words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
             self.fail(words, param, ctx)
         return super().convert(value, param, ctx)
@@ -330,11 +345,14 @@ class _Count(click.types.IntParamType):
 class _Number(click.types.FloatParamType):
     """A number. The error message shows how to write it."""
 
+    def __init__(self, sweep: str = "") -> None:
+        self.sweep = sweep
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return float(value)
         except (TypeError, ValueError):
-            several = _repeated(value, param)
+            several = _repeated(value, param, self.sweep)
             self.fail(f"{value!r}: expected a number, such as 3 or 1e-3{several}", param, ctx)
 
 

@@ -78,6 +78,8 @@ TRAIN = """
 --student 64x2 | expected tiny
 --student 10x2x3 | --student 10x2x3 | multiple of the 3 heads
 --student teacher:9 | --student teacher:9 | has 4 layers | teacher:4
+--student scratch:64x2x2 | give 64x2x2
+--lr 1e-3,1e-2 | to compare several: student-sweep --lr 1e-3 --lr 1e-2
 --student lama | did you mean llama:SIZE? expected tiny
 --student qwen3:256 | --student qwen3:256: expected HxLxA
 --loss hiden=1 | did you mean hidden?
@@ -102,12 +104,15 @@ EXPORT = """
 nowhere/a/b --to onnx | no such folder
 blank.zarr --to onnx | no config.json
 teacher --to onnx --check nowhere.txt | no such file
+teacher --to gguf --out ready | does not export students other than decoders | onnx or openvino
+decoder --to torchscript --out ready | does not export decoders; give --to onnx or gguf
 teacher --to onnx --least 9 | a share above 0
 teacher --to onnx --quantize int8 --out table.tsv | exists already
 """
 PREDICT = """
 nowhere/a/b text | no such folder
 blank.zarr text | no config.json
+decoder text | is a decoder
 teacher --input nowhere.txt | check the path
 teacher --input table.tsv --text-column x | no column
 """
@@ -119,6 +124,8 @@ SWEEP = """
 --grid nowhere.toml | check --grid
 --downstream nowhere.toml | check --downstream
 --page nowhere | no runs.json
+--out corpus.txt | is a file
+--out store.zarr | is the folder of a store
 """
 SCORE = """
 --task classfy | expected one of
@@ -133,6 +140,11 @@ SCORE = """
 --task qa --model teacher --train table.tsv --dev table.tsv | --question-column
 --task classify --as-is --model teacher --test table.tsv | no classification head
 --task ner --as-is --model teacher --test table.tsv | no tagging head
+--task mlm --as-is --model decoder --test corpus.txt | no masked-LM head | is a GPT2LMHeadModel
+--task mlm --as-is --model teacher --test blank.txt | blank.txt: has no text
+--task mlm --model teacher --train corpus.txt --out store.zarr | choose another, or continue with
+--task lm --model decoder --test blank.txt | blank.txt: has no text
+--task retrieval --model teacher --test blank.zarr | queries.jsonl: cannot be read
 --task speed --model nowhere/a/b | no such folder
 --task table nowhere | no scores.json
 """
@@ -167,9 +179,11 @@ def test_mistakes_are_told_before_torch_is_loaded(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
     (tmp_path / "teacher").symlink_to(tiny_teacher("bert"))
+    (tmp_path / "decoder").symlink_to(tiny_teacher("gpt2"))
     corpus = write_corpus(tmp_path / "corpus.txt")
     store = dumped(tiny_teacher("bert"), corpus, tmp_path / "store.zarr", attention="none")
     (tmp_path / "blank.zarr").mkdir()
+    (tmp_path / "blank.txt").write_text(" \n\t\n")
     (tmp_path / "table.tsv").write_text("text\tlabel\nA good one.\tgood\nA bad one.\tbad\n")
     dump = ["--model", "teacher", "--corpus", "corpus.txt", "--out", "out.zarr"]
     train = ["--store", str(store), "--student", "32x2x2", "--out", "out"]

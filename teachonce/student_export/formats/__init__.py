@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_export.student_inputs import ENCODERS
 from teachonce.support.arrays import Array
 
 Runner = Callable[[dict[str, Array]], Array]
@@ -26,7 +25,6 @@ class ExportFormat:
     runner: the module that runs a file, and the package that contains it.
     layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
     quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised.
-    kinds: the kinds of students that the format supports.
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format with a tokenizer of
         its own.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
@@ -40,7 +38,6 @@ class ExportFormat:
     runner: tuple[str, str]
     layers: Callable[[Path], dict[str, list[str]]] | None = None
     quantise: Callable[[Path, Path, str, Sequence[str]], None] | None = None
-    kinds: frozenset[str] = ENCODERS
     tokens: Callable[[Path, Sequence[str]], list[list[int]]] | None = None
     usage: Callable[[str, bool], str] | None = None
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from teachonce.student_export.formats import Runner, onnx_decoder
 from teachonce.student_export.formats.onnx_decoder import PAST
-from teachonce.student_export.student_inputs import DECODER
+from teachonce.student_export.options import DECODER
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, out_of_memory
 from teachonce.support.extras import library

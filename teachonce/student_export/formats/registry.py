@@ -11,7 +11,6 @@ from teachonce.student_export.formats import (
     openvino,
     torchscript,
 )
-from teachonce.student_export.student_inputs import DECODER, ENCODERS
 
 FORMATS = {
     "onnx": ExportFormat(
@@ -21,7 +20,6 @@ FORMATS = {
         ("onnxruntime", "onnxruntime"),
         onnx.layers,
         onnx.quantise,
-        kinds=ENCODERS | {DECODER},
         usage=onnx_decoder.usage,
     ),
     "openvino": ExportFormat(
@@ -42,7 +40,6 @@ FORMATS = {
         (gguf.RUNNER, "llama-cpp-python"),
         gguf.layers,
         gguf.quantise,
-        kinds=frozenset({DECODER}),
         tokens=gguf.token_ids,
         usage=gguf.usage,
     ),
@@ -51,7 +48,6 @@ FORMATS = {
         model2vec.write_float,
         model2vec.open_runner,
         ("numpy", "model2vec"),  # the file is a table, which is read here without the package
-        kinds=frozenset({"embedding"}),
         usage=model2vec.usage,
     ),
 }

@@ -39,6 +39,7 @@ from teachonce.support.options import options_of, scoped
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
         ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
+        ({"out": 3}, "--out 3: expected a path"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"lr": -1.0}, "--lr -1: expected a finite number above 0"),
         ({"lr": math.nan}, "--lr nan: expected a finite number above 0"),
@@ -132,9 +133,9 @@ def test_what_does_not_shape_a_student_is_not_told() -> None:
         plain, out=Path("b"), needs={"stores": 1}, device="cuda:7", checkpoint_every=3,
         allow_partial=True, workers=2,
     )  # fmt: skip
-    assert moved.describing() == plain.describing() and moved.name() == plain.name()
-    assert replace(plain, cache="ram").name() == plain.name()
-    assert replace(plain, precision="bf16").name() != plain.name()
+    assert moved.describing() == plain.describing() and moved.digest() == plain.digest()
+    assert replace(plain, cache="ram").digest() == plain.digest()
+    assert replace(plain, precision="bf16").digest() != plain.digest()
 
 
 def test_a_name_and_a_description_show_what_is_not_the_default() -> None:
@@ -142,7 +143,7 @@ def test_a_name_and_a_description_show_what_is_not_the_default() -> None:
     assert plain.chosen().keys() == {"store", "steps", "lr"}
     changed = replace(plain, dropout=0.1, lr_end=1e-4)
     assert changed.describing() == plain.describing() | {"dropout": 0.1, "lr_end": 1e-4}
-    assert changed.name() != plain.name()
+    assert changed.digest() != plain.digest()
     assert "seed 0, dropout 0.1, lr_end 0.0001\n" in describe(changed)
     assert "dropout" not in describe(plain)
     then, now = plain.describing(), changed.describing()
@@ -189,3 +190,23 @@ def test_help_shows_every_option_once_and_the_ten_that_matter_first() -> None:
         assert headings == list(GROUPS)
         spelt = {option.opts[0] for option in command.params}
         assert all(f"\n  {flag}" in told for flag in spelt)
+
+
+def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
+    """The hash is as in the first release: students that it trained are continued."""
+    options = TrainOptions(
+        store="a.zarr", lr=1e-3, steps=5, vocab="b/c d", loss={"mlm": 1.0, "kl": 0.5}
+    )
+    digest = options.digest()
+    assert digest == "d2fb70"
+    assert options.folder_in(tmp_path).name == f"c_d-tiny-{digest}"
+    found = {
+        ("loss", "lr"): f"mlm1+kl0.5-lr0.001-{digest}",
+        ("seed", "schedule", "loss", "lr", "steps"): f"seed0-schedulelinear-mlm1+kl0.5-{digest}",
+        ("loss", "lr", "recipe"): f"mlm1+kl0.5-lr0.001-{digest}",
+    }
+    for varied, name in found.items():
+        assert options.folder_in(tmp_path, varied).name == name and len(name) <= 40
+    earlier = tmp_path / f"c_d-tiny-span-mlm1+kl0.5-auto-seed0-{digest}"
+    earlier.mkdir()
+    assert {options.folder_in(tmp_path, varied) for varied in found} == {earlier}

@@ -158,10 +158,10 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
 
 
 def test_when_it_is_judged_counts_where_that_decides(store: FeatureStore) -> None:
-    names = {options_for(store, eval_every=n).name() for n in (2, 3)}
+    names = {options_for(store, eval_every=n).digest() for n in (2, 3)}
     assert len(names) == 1
     for changes in ({"best": True}, {"stages": ({"best": True},)}):
-        assert len({options_for(store, eval_every=n, **changes).name() for n in (2, 3)}) == 2
+        assert len({options_for(store, eval_every=n, **changes).digest() for n in (2, 3)}) == 2
 
 
 STAGES: tuple[dict[str, Any], ...] = (

@@ -207,6 +207,8 @@ def test_refused_at_once(tmp_path: Path) -> None:
     assert "empty.txt: the file is empty" in refusal(tmp_path / "empty.txt")
     (tmp_path / "blank.txt").write_text("\n  \n\n")
     assert "no text in the whole corpus (3 empty lines)" in refusal(tmp_path / "blank.txt")
+    with pytest.raises(CorpusError, match="no text in the whole corpus"):
+        Corpus.open([str(tmp_path / "blank.txt")])  # before a teacher is loaded
     with pytest.raises(CorpusError, match="no corpus given"):
         Corpus.open([])
 

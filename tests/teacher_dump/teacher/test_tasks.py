@@ -54,6 +54,16 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_label_that_the_teacher_lacks_is_refused_before_its_weights_are_read(
+    tmp_path: Path, tiny_teacher: Teachers, labelled: Path
+) -> None:
+    teacher = shutil.copytree(tiny_teacher("bert", "classification", ("a", "b")), tmp_path / "t")
+    (teacher / "model.safetensors").write_bytes(b"damaged")
+    words = ("--model", teacher, "--corpus", labelled, "--out", tmp_path / "s.zarr")
+    columns = ("--text-column", "sentence", "--label-column", "mood")
+    says(refused(main, *words, *columns), "texts.tsv, line 2", "has no label 'positive'; it has a")
+
+
 def plain(factory: Any, folder: Path, ids: Array) -> dict[str, Array]:
     """One sequence as anybody would run it."""
     model = factory.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
@@ -224,7 +234,7 @@ def test_a_head_is_never_made_up(tmp_path: Path, tiny_teacher: Teachers) -> None
         # its parameters have the names and shapes that a classification head would have
         (tags, "classification", "no classification head .*ModernBertForTokenClassification"),
         (moods, "mlm", "no masked-LM head"),
-        (tiny_teacher("gpt2"), "mlm", "no masked-LM head .*this family has none"),
+        (tiny_teacher("gpt2"), "mlm", "no masked-LM head .*it is a GPT2LMHeadModel"),
         (tags, "causal", "no causal-LM head"),
     ):
         with pytest.raises(UserError, match=words):
