@@ -90,7 +90,7 @@ def train(
     student: PreTrainedModel,
     collator: Collator,
     options: TrainOptions,
-    out: Path | None = None,
+    out: str | Path | None = None,
     *,
     others: Sequence[tuple[FeatureStore, Collator]] = (),
     resume: bool = False,
@@ -104,8 +104,9 @@ def train(
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options, *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]
+    folder = None if out is None else Path(out)
     return train_plan(
-        plan, student, collators, out, resume=resume, callbacks=Callbacks(**callbacks)
+        plan, student, collators, folder, resume=resume, callbacks=Callbacks(**callbacks)
     )
 
 
