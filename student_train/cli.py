@@ -230,7 +230,8 @@ def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
         "valid_accuracy", "valid_agreement", "valid_spearman",
     ):  # fmt: skip
         if name in result:
-            click.echo(f"{name:24} {format_number(result[name])}")
+            word = "student tokens" if name == "tokens" else name
+            click.echo(f"{word:24} {format_number(result[name])}")
     out = options.out_folder()
     click.echo(f"student in {out}")
     if following := _next_command(out, report):

@@ -312,7 +312,7 @@ class OptionFields:
     clip: float = option(1.0, "Largest gradient norm; larger ones are scaled.", within=POSITIVE)
     mask_prob: float = option(
         0.15,
-        "Share of tokens masked, drawn again in each epoch (view 0).",
+        "Share of student tokens masked, drawn again in each epoch (view 0).",
         within=SHARE,
         scope={STAGE},
     )
@@ -324,14 +324,14 @@ class OptionFields:
     )
     max_masks: int | None = option(
         None,
-        "Largest number of masked tokens per sequence (view 0).",
+        "Largest number of masked student tokens per sequence (view 0).",
         within=at_least(1),
         default_text="no limit",
         scope={STAGE},
     )
     max_length: int | None = option(
         None,
-        "Longest student input, in tokens.",
+        "Longest student input, in student tokens.",
         within=Range("at least 3: two special tokens and one of text", low=3),
         default_text="twice the store's window, at most 512",
         scope={START},

@@ -331,7 +331,8 @@ class _StudentTraining(Training):
     def _pace(self) -> tuple[str, str]:
         taken = time.perf_counter() - self.started
         steps = self.step - self.first_step  # of this process, as the tokens and the time
-        return pace(self.tokens - self.tokens_before, taken, steps, self.steps - self.step)
+        read, left = self.tokens - self.tokens_before, self.steps - self.step
+        return pace(read, taken, steps, left, "student tokens")
 
     def _line(self, losses: Losses) -> str:
         """Return a progress line with losses, speed and remaining time."""

@@ -176,7 +176,7 @@ class DumpOptions:
     )
     max_length: int | None = option(
         None,
-        "Longest window in tokens, special tokens included.",
+        "Longest window in teacher tokens, special tokens included.",
         within=at_least(4),
         default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if that is lower",
     )
@@ -188,7 +188,7 @@ class DumpOptions:
     )
     batch_tokens: int = option(
         8192,
-        "Tokens in a batch of the teacher, padding included; bounds memory.",
+        "Teacher tokens per batch, padding included; bounds memory.",
         within=at_least(1),
     )
     gguf: MaybePathWord = option(
@@ -207,7 +207,7 @@ class DumpOptions:
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     limit: int | None = option(
-        None, "Stop after this many tokens of the corpus: 50k, 2m.", within=at_least(1)
+        None, "Stop after this many teacher tokens of the corpus: 50k, 2m.", within=at_least(1)
     )
     grow_from: MaybePathOrUrl = option(
         None,
