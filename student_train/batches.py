@@ -38,7 +38,7 @@ class BatchSettings(TypedDict, total=False):
     """The options of `student-train` that batches and losses depend on; see `TrainOptions`."""
 
     loss: str | Sequence[str] | Mapping[str, float]
-    align: str
+    align: str | Sequence[str]
     pool: str | None
     temperature: float
     targets: str

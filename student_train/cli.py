@@ -249,7 +249,8 @@ def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
         "valid_agreement", "valid_agreement_matthews", "valid_spearman",
     ):  # fmt: skip
         if name in result:
-            click.echo(f"{name:24} {format_number(result[name])}")
+            word = "student tokens" if name == "tokens" else name
+            click.echo(f"{word:24} {format_number(result[name])}")
     if line := warning_of_one_label(result):
         click.echo(line)
     out = options.out_folder()

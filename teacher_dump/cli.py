@@ -99,7 +99,7 @@ def _share(options: DumpOptions, shard: Shard) -> None:
     done = share(options, shard, say=click.echo if is_main_process() else lambda line: None)
     click.echo(
         f"{options.out}: is finished; process {shard.place} of {shard.size} wrote"
-        f" {counted(done.parts, 'part')} with {counted(done.tokens, 'token')}"
+        f" {counted(done.parts, 'part')} with {counted(done.tokens, 'teacher token')}"
     )
     if done.store:
         _report(options, done.store)
@@ -123,8 +123,9 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         return
     resumed = f" ({done.resumed_parts:,} of them written earlier)" if done.resumed_parts else ""
     click.echo(
-        f"{options.out}: {counted(done.tokens, 'token')} in {counted(done.sequences, 'sequence')}"
-        f" of {counted(done.documents, 'document')}, {counted(done.parts, 'part')}{resumed};"
+        f"{options.out}: {counted(done.tokens, 'teacher token')} in"
+        f" {counted(done.sequences, 'sequence')} of {counted(done.documents, 'document')},"
+        f" {counted(done.parts, 'part')}{resumed};"
         f" {counted(done.empty_lines, 'empty line')} skipped"
     )
     if done.task == "classification":

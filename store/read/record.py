@@ -15,6 +15,7 @@ from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, Floats, begins, covering_spans
 from teachonce.support.console import counted
+from teachonce.support.differences import first_few
 from teachonce.support.html_table import html_table
 
 SHOWN = 16  # tokens of a record in a notebook
@@ -43,6 +44,11 @@ class Logits:
     values: Any = None
     observed: Any = None
 
+    def __repr__(self) -> str:
+        """Return only the tier and the sizes, as the arrays would fill screens."""
+        kind = self.tier if self.ids is None or self.ids.ndim < 2 else f"topk:{self.ids.shape[1]}"
+        return f"<Logits: {counted(len(self.log_partition), 'teacher token')}, {kind}>"
+
 
 class LazyMap(Mapping[str, Any]):
     """A read-only mapping whose values are loaded at each access."""
@@ -64,6 +70,10 @@ class LazyMap(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def __repr__(self) -> str:
+        """Return the names alone, which loads no value."""
+        return f"<{self._what}: {first_few(self._names) or 'none'}>"
 
 
 class MissingFeature(StoreError, KeyError):
@@ -116,6 +126,9 @@ class View:
         features = record.features
         self.hidden = LazyMap(features.hidden, self._hidden, "hidden state")
         self.attention = LazyMap(features.attention, self._attention, "attention map")
+
+    def __repr__(self) -> str:
+        return f"<View {self.number} of {self._record!r}>"
 
     def _rows(self, name: str) -> Array:
         record = self._record

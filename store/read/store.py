@@ -438,10 +438,14 @@ class FeatureStore(Sequence[Record]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def size(self) -> str:
+        """Return the numbers of sequences, tokens and parts, in words."""
+        names = {"sequences": "sequence", "tokens": "teacher token", "parts": "part"}
+        return ", ".join(counted(self.meta[key], name) for key, name in names.items())
+
     def __repr__(self) -> str:
         """Return the path, the sizes and the features of the store."""
-        counts, held = ("sequences", "tokens", "parts"), self.features
-        size = ", ".join(counted(self.meta[each], each[:-1]) for each in counts)
+        size, held = self.size(), self.features
         logits, task = held.logits and held.logits.tier, held.task and held.task.kind
         words = (word for word in (*held.hidden, *held.attention, logits, task) if word)
         features = ", ".join(dict.fromkeys(words)) or "text alone"
@@ -452,7 +456,7 @@ class FeatureStore(Sequence[Record]):
         teacher, held = self.identity.get("teacher"), self.features
         rows = {
             "teacher": teacher.get("id", "") if isinstance(teacher, Mapping) else "",
-            **{name: f"{self.meta[name]:,}" for name in ("sequences", "tokens", "parts")},
+            "size": self.size(),
             "hidden": ", ".join(held.hidden),
             "attention": ", ".join(held.attention),
             "logits": f"{held.logits.tier}, {held.logits.size}" if held.logits else "",

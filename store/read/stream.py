@@ -63,7 +63,7 @@ class HiddenBatch:
 
     def __repr__(self) -> str:
         """Return only the sizes, as the arrays would fill screens."""
-        return f"<HiddenBatch: {counted(len(self.values), 'token')} x {len(self.mean):,}>"
+        return f"<HiddenBatch: {counted(len(self.values), 'teacher token')} x {len(self.mean):,}>"
 
     def normalised(self) -> Floats:
         """Return float32 [N, D], (state - mean) / deviation."""
@@ -151,7 +151,7 @@ class Batch:
 
     def __repr__(self) -> str:
         """Return only the sizes, as the arrays would fill screens."""
-        tokens = counted(len(self.token_ids), "token")
+        tokens = counted(len(self.token_ids), "teacher token")
         return f"<Batch: {counted(len(self), 'sequence')}, {tokens}>"
 
 

@@ -181,12 +181,11 @@ def _learnt(features: Features) -> str:
 def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> list[str]:
     """Describe a store for people, line by line, from the result of `describe`."""
     about, features = about or describe(store), store.features
-    size = ", ".join(counted(about[what], what[:-1]) for what in ("sequences", "tokens", "parts"))
     rows = [
         ("store", f"{store.path} (version {about['version']}, {about['state']})"),
         ("teacher", _teacher(store.identity.get("teacher"))),
         *(("corpus", line) for line in _corpus(store.identity.get("corpus"))),
-        ("size", size),
+        ("size", store.size()),
         *([("learnt", learnt)] if (learnt := _learnt(features)) else []),
         ("hidden", _hidden(features)),
         ("attention", ", ".join(features.attention) or "none"),
@@ -226,14 +225,16 @@ def _by_feature(about: Mapping[str, Any]) -> list[str]:
         tokens = max(1, about["tokens"])
         for kind, size in {**disk, "all": sum(disk.values())}.items():
             rows[kind] += [f"{size / tokens:>9.2f}", f"{readable(size):>9}"]
-    heading = "bytes per token before compression" + (", on the disk, and in all" if disk else "")
+    heading = "bytes per teacher token before compression" + (
+        ", on the disk, and in all" if disk else ""
+    )
     return [f"{heading}:", *(f"  {kind:<28} {'  '.join(row)}" for kind, row in rows.items())]
 
 
 def _disk(about: Mapping[str, Any]) -> Iterator[str]:
     if disk := about["bytes_on_disk"]:
         each = about["feature_bytes_per_token_on_disk"]
-        yield f"features {readable(disk['features'])}, {each:,.2f} bytes per token"
+        yield f"features {readable(disk['features'])}, {each:,.2f} bytes per teacher token"
         yield f"teacher's weights and files {readable(disk['teacher'])}"
 
 

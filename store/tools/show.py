@@ -182,7 +182,7 @@ def headline(facts: Mapping[str, Any]) -> str:
         f" from character {facts['document_begin']}"
     )
     line += ", begins inside a word" if facts["hard_cut"] else ""
-    line += f", {counted(len(facts['tokens']), 'token')}"
+    line += f", {counted(len(facts['tokens']), 'teacher token')}"
     if "embedding_length" in facts:
         line += f", embedding of length {facts['embedding_length']:.3f}"
     line += f", view {facts['view']} of {facts['views']}" if facts["views"] > 1 else ""

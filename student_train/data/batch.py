@@ -34,6 +34,11 @@ class Inputs:
     present: Tensor
     types: Tensor | None = None
 
+    def __repr__(self) -> str:
+        """Return only the sizes, as the tensors would fill screens."""
+        texts, longest = self.ids.shape
+        return f"<Inputs: {counted(texts, 'text')} x {counted(longest, 'student token')}>"
+
     @classmethod
     def of(cls, ids: Array, start: Array, padding: int, types: Array | None = None) -> Inputs:
         """Pad flat ids [N] and types [N]. `start` [B+1] is the first token of each sequence."""
@@ -61,6 +66,10 @@ class Runs:
 
     member: Tensor  # int64 [J]
     begin: Tensor  # int64 [G]
+
+    def __repr__(self) -> str:
+        tokens = counted(len(self.member), "student token")
+        return f"<Runs: {counted(len(self.begin), 'run')} of {tokens}>"
 
     @classmethod
     def of(cls, runs: Array) -> Runs:
@@ -270,6 +279,16 @@ class Distillation:
     raw_sentences: dict[str, Tensor] = field(default_factory=dict)  # [B,D]: not normalised
     maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
 
+    def __repr__(self) -> str:
+        """Return the number of runs and the targets, as the tensors would fill screens."""
+        held = self if self.encoded is None else self.encoded
+        names = ["logits", "shared", "task", "chunks", "head"]
+        names = [name for name in names if getattr(self, name) is not None]
+        of_states = ("normalised", "states", "sentences", "raw_sentences", "maps")
+        names += [name for name in of_states if getattr(held, name)]
+        runs = counted(len(self.runs.begin), "run")
+        return f"<Distillation: {runs}; {', '.join(names) or 'no targets'}>"
+
     @property
     def predicted(self) -> LogitTargets | HeadTargets | None:
         """Return the teacher's distributions at `logit_runs`."""
@@ -307,7 +326,7 @@ class StudentBatch:
     def __repr__(self) -> str:
         """Return only the sizes, as the tensors would fill screens."""
         texts, aligned = len(self.inputs.ids), ", ".join(self.aligned) or "none"
-        tokens, masked = counted(self.tokens, "token"), f"{len(self.masked):,} predicted"
+        tokens, masked = counted(self.tokens, "student token"), f"{len(self.masked):,} predicted"
         return f"<StudentBatch: {counted(texts, 'text')}, {tokens}, {masked}; aligned: {aligned}>"
 
     @property

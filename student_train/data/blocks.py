@@ -43,8 +43,8 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
             held[alike[chance.permutation(len(alike))[:count]]] = True
     if held.all() or held.any() != bool(held_out):
         raise UserError(
-            f"the store has {tokens} tokens: too few to hold out a share of {held_out:g}; dump more"
-            " text"
+            f"the store has {tokens} teacher tokens: too few to hold out a share of {held_out:g};"
+            " dump more text"
         )
     return blocks[~held], blocks[held]
 
@@ -70,7 +70,7 @@ def chosen_blocks(
     if not len(found):
         labels = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
         which = labels.get(data, "")
-        long = f" of at least {min_length} tokens" if min_length else ""
+        long = f" of at least {min_length} teacher tokens" if min_length else ""
         raise UserError(
             f"{store.path}: has no sequence{which}{long} to train on; dump a corpus with such text"
             " as well, or choose --data and --min-length accordingly"

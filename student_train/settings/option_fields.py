@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from teachonce.store.containers.cache_option import PREFIX
 from teachonce.student_train.losses import registry
@@ -38,6 +37,17 @@ from teachonce.student_train.settings.terms import (
     parse_losses,
 )
 from teachonce.support.console import DEVICES, check_device
+from teachonce.support.option_types import (
+    CommaList,
+    FirstPathWord,
+    MaybePath,
+    MaybePathWord,
+    PathWord,
+    Sizes,
+    Tables,
+    Weights,
+    Words,
+)
 from teachonce.support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
 from teachonce.training.optimizer import OPTIMIZERS
 from teachonce.training.rare_masks import MASK_WORDS
@@ -69,13 +79,13 @@ class OptionFields:
 
     SWEEP: ClassVar[str] = "student-sweep"  # the command in which options may be repeated
 
-    store: str = option(
+    store: FirstPathWord = option(
         help="A sealed store: .zarr, .h5 or an object-store URL. Repeat it to train on several"
         " stores, each aligned through its own tokens.",
         required=True,
         scope={COMMAND, ONCE},
     )
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # from a list of stores
     combine: str = option(
         "losses",
         "How several stores are combined. losses: train on the mean of their losses. outputs:"
@@ -85,7 +95,7 @@ class OptionFields:
     )
     # For text vectors, a student of two layers does not gain from more pieces; a static student
     # gains up to 9k (RESULTS, "Students of sentence embeddings").
-    vocab: str = option(
+    vocab: PathWord = option(
         "5k",
         "Vocabulary of the student: 5k, 10k, 20k, 30k or N (a WordPiece trained on the store's"
         " text), a tokenizer folder, teacher, pruned:N (the teacher's N most frequent pieces;"
@@ -96,13 +106,13 @@ class OptionFields:
         paths=True,
         check=check_vocabulary_word,
     )
-    out: Path | None = option(
+    out: MaybePath = option(
         None,
         "Folder of the student.",
         default_text="next to the store, named after the settings",
         scope={COMMAND, ONCE, MACHINE},
     )
-    student: str = option(
+    student: PathWord = option(
         "tiny",
         "Shape of the student. HxLxA[xF]: a BERT by hidden size x layers x heads, and its"
         " feed-forward size (4 H if left out); tiny is 264x3x12x792. modernbert:HxLxA[xF]: a"
@@ -117,7 +127,7 @@ class OptionFields:
         words=STUDENTS,
         check=check_student,
     )
-    align: str = option(
+    align: CommaList = option(
         "span",
         f"How teacher and student tokens are paired; {alignments.help_text()}."
         " By loss: kl=match,hidden=reduce.",
@@ -130,7 +140,7 @@ class OptionFields:
         choices=("sum", "mean"),
         default_text=alignments.pool_help(),
     )
-    loss: Mapping[str, float] = option(
+    loss: Weights = option(
         factory=lambda: dict(DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
         default_text=f"{loss_words(DEFAULT_LOSS)};"
@@ -174,7 +184,7 @@ class OptionFields:
         " layer that is discarded after training; ce, kl and hard train the classifier.",
         choices=("shared", "separate"),
     )
-    matryoshka: tuple[int, ...] = option(
+    matryoshka: Sizes = option(
         (),
         "Comma list of sizes such as 256,128: similarity and similarity-kl are also computed on"
         " the first 256 and 128 numbers of a text vector, so that it can be truncated (Kusupati et"
@@ -229,7 +239,7 @@ class OptionFields:
         default_text="max",
         scope={NETWORK, BILSTM},
     )
-    word_vectors: str | None = option(
+    word_vectors: MaybePathWord = option(
         None,
         "Initialise pieces that are whole words from a file of word vectors (GloVe, fastText or"
         " word2vec as text) of the embedding size. With --init random the other pieces are drawn"
@@ -304,7 +314,7 @@ class OptionFields:
     clip: float = option(1.0, "Largest gradient norm; larger ones are scaled.", within=POSITIVE)
     mask_prob: float = option(
         0.15,
-        "Share of tokens masked, drawn again in each epoch (view 0).",
+        "Share of student tokens masked, drawn again in each epoch (view 0).",
         within=SHARE,
         scope={STAGE},
     )
@@ -316,14 +326,14 @@ class OptionFields:
     )
     max_masks: int | None = option(
         None,
-        "Largest number of masked tokens per sequence (view 0).",
+        "Largest number of masked student tokens per sequence (view 0).",
         within=at_least(1),
         default_text="no limit",
         scope={STAGE},
     )
     max_length: int | None = option(
         None,
-        "Longest student input, in tokens.",
+        "Longest student input, in student tokens.",
         within=Range("at least 3: two special tokens and one of text", low=3),
         default_text="twice the store's window, at most 512",
         scope={START},
@@ -341,7 +351,7 @@ class OptionFields:
         choices=("all", "labelled", "unlabelled", "balanced"),
         scope={STAGE},
     )
-    freeze: tuple[str, ...] = option(
+    freeze: Words = option(
         (),
         "Comma list of parts that are not trained: embeddings (or words, positions, types"
         " separately), layers, layers.N, head, projection.",
@@ -350,7 +360,7 @@ class OptionFields:
         check=check_parts,
         scope={STAGE},
     )
-    prune_to: str | None = option(
+    prune_to: MaybePathWord = option(
         None,
         "Reduce the finished student to the pieces that it shares with this vocabulary (same"
         " values as --vocab).",
@@ -362,7 +372,7 @@ class OptionFields:
     best: bool = option(
         False, "Save the weights of the best validation, not of the last step.", scope={STAGE}
     )
-    stages: tuple[Mapping[str, Any], ...] = ()
+    stages: Tables = cast(Any, ())
     needs: Mapping[str, Any] = field(default_factory=dict)  # features that a recipe requires
     held_out: float = option(
         0.02, "Share held out for validation; the same sequences for every student.", within=SHARE
@@ -421,7 +431,7 @@ class OptionFields:
         check=check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )
-    log: tuple[str, ...] = option(
+    log: Words = option(
         (),
         "Trackers: wandb, mlflow, trackio, or a comma list. They receive each step's figures in"
         " addition to metrics.jsonl and the TensorBoard files.",
@@ -438,3 +448,6 @@ class OptionFields:
         flag="--allow-partial",
         scope={COMMAND, ONCE, MACHINE},
     )
+
+    def __post_init__(self) -> None:
+        """Check nothing: `TrainOptions` does."""

@@ -4,8 +4,9 @@ them."""
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ CONTINUED = 0.1  # of the default learning rate, for a model that is trained alr
 NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
 
 
-@dataclass(frozen=True)
+# Not a dataclass itself: mypy would read its fields as what the constructor accepts; see `Given`.
 class TrainOptions(OptionFields):
     """Holds every setting of a training; `student-train --help` documents each option.
 
@@ -91,7 +92,8 @@ class TrainOptions(OptionFields):
             {n: parse_value(TrainOptions, n, v) if n in known else v for n, v in stage.items()}
             for stage in self.stages
         )
-        found = {"store": stores[0], "others": (*stores[1:], *others), "stages": stages}
+        more = tuple(os.fspath(store) for store in (*stores[1:], *others))
+        found = {"store": stores[0], "others": more, "stages": stages}
         vars(self).update(found)  # frozen for its callers
 
     def _check_stage(self, stage: Mapping[str, Any]) -> None:

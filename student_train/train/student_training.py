@@ -90,7 +90,7 @@ def train(
     student: PreTrainedModel,
     collator: Collator,
     options: TrainOptions,
-    out: Path | None = None,
+    out: str | Path | None = None,
     *,
     others: Sequence[tuple[FeatureStore, Collator]] = (),
     resume: bool = False,
@@ -104,8 +104,9 @@ def train(
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options, *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]
+    folder = None if out is None else Path(out)
     return train_plan(
-        plan, student, collators, out, resume=resume, callbacks=Callbacks(**callbacks)
+        plan, student, collators, folder, resume=resume, callbacks=Callbacks(**callbacks)
     )
 
 
@@ -330,7 +331,8 @@ class _StudentTraining(Training):
     def _pace(self) -> tuple[str, str]:
         taken = time.perf_counter() - self.started
         steps = self.step - self.first_step  # of this process, as the tokens and the time
-        return pace(self.tokens - self.tokens_before, taken, steps, self.steps - self.step)
+        read, left = self.tokens - self.tokens_before, self.steps - self.step
+        return pace(read, taken, steps, left, "student tokens")
 
     def _line(self, losses: Losses) -> str:
         """Return a progress line with losses, speed and remaining time."""

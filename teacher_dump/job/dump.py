@@ -112,7 +112,7 @@ def written_line(out: Path | str) -> str:
             state = "nothing is written yet; the same command starts from the beginning"
         return f"{out}: {state}"
     parts, tokens = StoreWriter.published_counts(out)
-    written = f"{counted(parts, 'part')} with {counted(tokens, 'token')} written"
+    written = f"{counted(parts, 'part')} with {counted(tokens, 'teacher token')} written"
     return f"{out}: {written}; run the same command to continue"
 
 

@@ -78,7 +78,7 @@ class Estimate:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
         about = "" if self.exact else "about "
-        words = f"{counted(self.tokens, 'token')} of {counted(self.documents, 'document')}"
+        words = f"{counted(self.tokens, 'teacher token')} of {counted(self.documents, 'document')}"
         yield f"corpus    {about}{words}"
         yield f"parts     at most {self.parts:,}"
         for name, size in sorted(self.bytes_by_feature.items(), key=lambda item: -item[1]):

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from teachonce.checkpoints.first_token import parse_bos
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.console import DEVICES, check_device
+from teachonce.support.option_types import (
+    CommaList,
+    MaybeCommaList,
+    MaybePathOrUrl,
+    MaybePathWord,
+    PathOrUrl,
+    PathWord,
+    PathWords,
+)
 from teachonce.support.options import (
     INNER_SHARE,
     NOT_NEGATIVE,
@@ -46,18 +54,18 @@ class DumpOptions:
     Checks that need the teacher are in `plan.py`.
     """
 
-    model: str = option(
+    model: PathWord = option(
         help="Teacher: model id, folder, or an alias (rubert-base, minilm).",
         required=True,
         words=ALIASES,
         paths=True,
     )
-    out: str | Path = option(  # the first kind is how click reads it, before `place_of`
+    out: PathOrUrl = option(  # the first kind is how click reads it, before `place_of`
         help="The store: NAME.zarr or NAME.h5, or in a bucket s3://BUCKET/NAME.zarr (gs://, az://).",
         required=True,
         read=place_of,
     )
-    corpus: tuple[str, ...] = option(
+    corpus: PathWords = option(
         (),
         "Text: .txt (a document a line), .json/.jsonl/.csv/.tsv/.parquet, words with tags (.tsv,"
         " .conll, .conllu), packed as .gz/.bz2/.xz/.zst, a folder, hf:NAME[@CONFIG][:SPLIT], or"
@@ -68,7 +76,7 @@ class DumpOptions:
         read=listed,
         default_text="the alias's own corpus, else python-docs (embedded)",
     )
-    text_column: str | None = option(
+    text_column: MaybeCommaList = option(
         None,
         "Column with the text in tables and hf: sources; data.text names a nested column."
         " A,B: two columns with pairs of texts, for a teacher that classifies pairs.",
@@ -132,7 +140,7 @@ class DumpOptions:
         words=("topk:", "sample:", "head", "none"),
         check=tier_and_size,
     )
-    hidden: str = option(
+    hidden: CommaList = option(
         AUTO,
         "Hidden states: mean (of all layers) | mean:0 (with the embeddings) | groups:N (means of N"
         " groups of layers) | layer:I (0 = embeddings) | none; a comma list for several. auto:"
@@ -141,7 +149,7 @@ class DumpOptions:
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
         check=partial(feature_words, where="--hidden "),
     )
-    attention: str = option(
+    attention: CommaList = option(
         AUTO,
         "Attention maps, averaged over heads: mean | groups:N | layer:I | none. auto: mean; none"
         " with --head embedding or score.",
@@ -168,7 +176,7 @@ class DumpOptions:
     )
     max_length: int | None = option(
         None,
-        "Longest window in tokens, special tokens included.",
+        "Longest window in teacher tokens, special tokens included.",
         within=at_least(4),
         default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if that is lower",
     )
@@ -180,10 +188,10 @@ class DumpOptions:
     )
     batch_tokens: int = option(
         8192,
-        "Tokens in a batch of the teacher, padding included; bounds memory.",
+        "Teacher tokens per batch, padding included; bounds memory.",
         within=at_least(1),
     )
-    gguf: str | None = option(
+    gguf: MaybePathWord = option(
         None,
         "GGUF file with the weights of --model, in its folder or a path. The folder has config.json"
         " and tokenizer.json. Needs `pip install 'teachonce[gguf]'`.",
@@ -199,9 +207,9 @@ class DumpOptions:
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     limit: int | None = option(
-        None, "Stop after this many tokens of the corpus: 50k, 2m.", within=at_least(1)
+        None, "Stop after this many teacher tokens of the corpus: 50k, 2m.", within=at_least(1)
     )
-    grow_from: str | Path | None = option(
+    grow_from: MaybePathOrUrl = option(
         None,
         "A finished store of the same teacher and options, made from an earlier version of the"
         " corpus. Its documents are copied; the teacher reads only new ones. The store is not"

@@ -180,8 +180,8 @@ def calibration(
     whole = first_pass if fits and same else None
     how = ", the first part, are read" if whole else " of the first part are read twice:"
     say(
-        f"calibrate {counted(tokens, 'token')}{how} before it is written, for mean and deviation of"
-        " the states"
+        f"calibrate {counted(tokens, 'teacher token')}{how} before it is written, for mean"
+        " and deviation of the states"
     )
     tally, read = Counter[str](), None
     if whole:

@@ -170,7 +170,8 @@ class DumpPlan:
             stored = f"embedding of width {vector.width} ({', '.join(details)})"
         return (
             f"features  {stored}, hidden {options.hidden}, attention {options.attention}, "
-            f"{counted(features.views, 'view')}, windows of at most {features.max_length} tokens"
+            f"{counted(features.views, 'view')}, windows of at most {features.max_length} teacher"
+            " tokens"
         )
 
 
@@ -348,14 +349,17 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
     """Describe the settings that do not depend on the teacher, one line each."""
     source = "" if corpus_was_given else " (no --corpus given: the default)"
     if not corpus_was_given and options.limit is None and corpus_of(options.model):
-        source = " (no --corpus given: the alias's whole corpus; --limit 2m takes 2 million tokens)"
+        source = (
+            " (no --corpus given: the alias's whole corpus; --limit 2m takes 2 million teacher"
+            " tokens)"
+        )
     rows = {
         "teacher": options.model,
         "corpus": ", ".join(options.sources()) + source,
         "codec": options.codec,
         "device": (
-            f"{options.device}, {options.precision}, {options.batch_tokens} tokens a batch, seed"
-            f" {options.seed}"
+            f"{options.device}, {options.precision}, {options.batch_tokens} teacher tokens a batch,"
+            f" seed {options.seed}"
         ),
         "out": str(options.out),
     }

@@ -82,7 +82,8 @@ class Progress:
             self._reported = now
             speed = self._here / (now - self._started)
             self._say(
-                f"{self._what:<9} {self._done:,} tokens so far, {speed:,.0f} tokens/s{self._left()}"
+                f"{self._what:<9} {self._done:,} teacher tokens so far, {speed:,.0f} tokens/s"
+                f"{self._left()}"
             )
 
     def end(self, number: int, part: Sequence[Window], seconds: float) -> None:
@@ -105,6 +106,6 @@ class Progress:
 
 def part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:
     return (
-        f"part {number:<4} {counted(sequences, 'sequence')}, {counted(tokens, 'token')},"
+        f"part {number:<4} {counted(sequences, 'sequence')}, {counted(tokens, 'teacher token')},"
         f" {tokens / seconds:,.0f} tokens/s; {so_far:,} tokens so far"
     )

@@ -93,8 +93,9 @@ def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> 
     if done is None:  # under torchrun only rank 0 prints
         return
     click.echo(
-        f"{dump.out}: {counted(done.tokens, 'token')} in {counted(done.sequences, 'sequence')} of"
-        f" {counted(done.documents, 'document')}, and the student's embeddings"
+        f"{dump.out}: {counted(done.tokens, 'teacher token')} in"
+        f" {counted(done.sequences, 'sequence')} of {counted(done.documents, 'document')},"
+        " and the student's embeddings"
     )
     click.echo(
         f"next: student-train --store {dump.out} --init mixed-vocab"

@@ -136,7 +136,7 @@ class MixedVocabOptions:
     not accept its value.
     """
 
-    dump: StageOneDump
+    dump: DumpOptions  # a StageOneDump, whose inherited fields mypy would read wrongly; see `Given`
     vocab: str = option(
         "5k",
         "The student's vocabulary: 5k | N (WordPiece trained on the corpus) | a tokenizer folder.",

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from teachonce.checkpoints.names import ALIASES
 from teachonce.student_train.settings.shapes import SCRATCH
 from teachonce.support.errors import UserError, suggest
+from teachonce.support.option_types import MaybePath, MaybePathWord, Paths, PathWords, Words
 from teachonce.support.options import (
     INNER_SHARE,
     KEY,
@@ -128,10 +129,10 @@ class DownstreamOptions:
     """The options of a command line. None, () or False means that an option was not given."""
 
     task: str = _option("The task.", TASKS, required=True, words=WORDS, check=_check_task)
-    runs: tuple[Path, ...] = _option(
+    runs: Paths = _option(
         "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
     )
-    model: tuple[str, ...] = _option(
+    model: PathWords = _option(
         "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA (a new model; shapes as for"
         " student-train --student). Repeatable for speed, all tasks without training and --as-is.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
@@ -141,7 +142,7 @@ class DownstreamOptions:
         words=(*ALIASES, PREFIX),
         paths=True,
     )
-    train: tuple[Path, ...] = _option(
+    train: Paths = _option(
         "Training examples. Repeatable for mlm.",
         TRAINED,
         default=(),
@@ -149,12 +150,12 @@ class DownstreamOptions:
         several=["mlm"],
         read=read_paths,
     )
-    dev: Path | None = _option(
+    dev: MaybePath = _option(
         "Held-out examples.",
         TRAINED,
         default_text="mlm: every 20th line of --train; from 10,000 lines on every 100th",
     )
-    test: tuple[Path, ...] = _option(
+    test: Paths = _option(
         "Score on this file as well. Repeatable, e.g. one file per language: prints the scores of"
         " each and their mean. speed: time these texts. retrieval, rerank: folders of corpus.jsonl,"
         " queries.jsonl and qrels.tsv. lm-eval: folders with definitions of tasks (YAML).",
@@ -165,7 +166,7 @@ class DownstreamOptions:
         read=read_paths,
         default_text="speed: random tokens",
     )
-    out: Path | None = _option(
+    out: MaybePath = _option(
         "Write to this folder, which must not exist. Optional for speed and table.",
         [*TASKS, AS_IS],
         needed=[*TRAINED, *UNTRAINED, AS_IS],
@@ -278,27 +279,27 @@ class DownstreamOptions:
     question_column: str | None = _column("question", "qa")
     context_column: str | None = _column("context", "qa")
     answer_column: str | None = _column("answer", "qa")
-    teacher: str | None = _option(
+    teacher: MaybePathWord = _option(
         "Compare speeds, or rankings, with this model.",
         ["speed", *SEARCHES],
         words=ALIASES,
         paths=True,
     )
-    store: Path | None = _option(
+    store: MaybePath = _option(
         "Compare next tokens with the teacher's in this store as well.", [LM], read=Path
     )
-    documents_by: str | None = _option(
+    documents_by: MaybePathWord = _option(
         "Embed the documents with this model, such as the teacher of an existing index; MODEL"
         " embeds the queries.",
         ["retrieval"],
         words=ALIASES,
         paths=True,
     )
-    candidates: Path | None = _option(
+    candidates: MaybePath = _option(
         "Rank the documents of this TREC run: lines `query Q0 document rank score name`.",
         ["rerank"],
     )
-    candidates_by: str | None = _option(
+    candidates_by: MaybePathWord = _option(
         "Rank the documents that this embedding model finds, in place of --candidates.",
         ["rerank"],
         words=ALIASES,
@@ -309,7 +310,7 @@ class DownstreamOptions:
         "Number of runs; figures are their medians.", ["speed"], within=at_least(1)
     )
 
-    log: tuple[str, ...] = _option(
+    log: Words = _option(
         "Log losses, scores on --dev and, at the end, on --test: wandb | mlflow | trackio, or a"
         " comma list. One tracked run per seed.",
         TRAINED,

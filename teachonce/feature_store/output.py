@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from teachonce.support.console import command_errors, counted, readable, wide_console
+from teachonce.support.console import command_errors, readable, wide_console
 from teachonce.support.redaction import redacted
 
 
@@ -79,9 +79,8 @@ def written(path: str) -> Output:
     from teachonce.store.tools.info import bytes_on_disk
 
     store, size = open_store(path), bytes_on_disk(path)
-    line = (
-        f"{path}: {counted(len(store), 'sequence')}, {counted(store.meta['tokens'], 'token')}, "
-        f"codec {store.features.codec}" + (f", {readable(size['total'])}" if size else "")
+    line = f"{path}: {store.size()}, codec {store.features.codec}" + (
+        f", {readable(size['total'])}" if size else ""
     )
     facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}
     facts |= {"path": path, "codec": store.features.codec, "bytes_on_disk": size}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teachonce.support.errors import UserError, suggest
+from teachonce.support.option_types import MaybePath, SomePath, Words
 from teachonce.support.options import Range, check_values, option
 
 DECODER = "causal"
@@ -65,8 +66,8 @@ class ExportOptions:
     """The options of an export. Raises UserError for a wrong value."""
 
     folder: Path
-    out: Path = option(None, "Write to this folder, which must not exist.", required=True)
-    to: tuple[str, ...] = option(
+    out: SomePath = option(None, "Write to this folder, which must not exist.", required=True)
+    to: Words = option(
         (),
         f"Export to this format: {', '.join(FORMATS)}. Repeatable.",
         repeated=True,
@@ -80,10 +81,10 @@ class ExportOptions:
         choices=("", "int8", "int4", *GGUF),
         default_text="float32",
     )
-    keep_float: tuple[str, ...] = option(
+    keep_float: Words = option(
         (), "Leave this layer and its submodules in float32. Repeatable.", repeated=True
     )
-    check: Path | None = option(
+    check: MaybePath = option(
         None,
         "Compare the score on these labelled examples (files as for downstream --test), or the"
         " outputs for the lines of a .txt.",

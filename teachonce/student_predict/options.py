@@ -9,6 +9,7 @@ from teachonce.checkpoints.declared import config_of, declared_kind
 from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import DECODER
 from teachonce.support.errors import UserError
+from teachonce.support.option_types import MaybePath
 from teachonce.support.options import at_least, check_values, option
 
 
@@ -37,7 +38,7 @@ class PredictOptions:
 
     folder: Path
     texts: tuple[str, ...] = ()
-    input: Path | None = option(
+    input: MaybePath = option(
         None,
         "Read the texts of this file: a line each of a .txt, or column text (text_a and text_b for"
         " pairs) of a .tsv, .csv, .jsonl or .parquet. For a tagger also a file of words and tags"

@@ -38,6 +38,7 @@ from click.shell_completion import CompletionItem
 
 from teachonce.support.completion import Text
 from teachonce.support.errors import UserError, suggest
+from teachonce.support.option_types import Given
 from teachonce.support.plugins import NameOrAdded, added_object
 from teachonce.support.usage_errors import Names
 
@@ -165,9 +166,13 @@ def default_of(settings: type[Any], name: str) -> Any:
 
 @functools.cache
 def _hints(settings: type[Any]) -> dict[str, Any]:
-    """Return the type hints of a dataclass, cached: they are text, which `typing` would evaluate
-    each time."""
-    return typing.get_type_hints(settings)
+    """Return the types of a dataclass's values, cached: its hints are text, which `typing` would
+    evaluate each time."""
+    hints = typing.get_type_hints(settings)
+    return {
+        name: typing.get_args(hint)[0] if typing.get_origin(hint) is Given else hint
+        for name, hint in hints.items()
+    }
 
 
 def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
@@ -257,8 +262,12 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     problem = ""
     if kind in EXPECTED and not _is_of(kind, value):
         problem = f"expected {EXPECTED[kind]}"
-    elif kind is tuple and not isinstance(value, tuple) and value != default_of(settings, name):
-        problem = "expected a tuple"
+    elif kind is tuple and value != default_of(settings, name):
+        member = _member(settings, name)
+        if not isinstance(value, tuple):
+            problem = "expected a tuple"
+        elif wrong := [each for each in value if not _is_of(member, each)]:
+            value, problem = wrong[0], f"expected {EXPECTED[member]}"
     elif about.choices and not about.repeated and not _is_choice(about, value):
         problem = f"expected one of {', '.join(about.choices)}"
     elif about.within is not None and value not in about.within:

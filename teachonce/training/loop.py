@@ -44,13 +44,15 @@ def nonfinite_parts(losses: Losses) -> str:
     return "".join(f"{name} {losses[name]:g}, " for name in bad if not name.endswith("loss"))
 
 
-def pace(tokens: int, seconds: float, done: int, left: int) -> tuple[str, str]:
+def pace(
+    tokens: int, seconds: float, done: int, left: int, unit: str = "tokens"
+) -> tuple[str, str]:
     """Format the tokens per second of a training, and the time for its `left` remaining steps.
 
-    done: steps taken in `seconds`.
+    done: steps taken in `seconds`. unit: whose tokens, if there are others.
     """
     remaining = tqdm.format_interval(left * seconds / max(1, done))
-    return f"{tokens / seconds:,.0f} tokens/s", f"{remaining} left"
+    return f"{tokens / seconds:,.0f} {unit}/s", f"{remaining} left"
 
 
 @contextmanager

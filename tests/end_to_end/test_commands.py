@@ -178,7 +178,7 @@ def test_a_training_in_a_pipe_tells_how_far_it_is_at_each_validation(
     words = ("--store", store, "--vocab", "450", "--steps", 9, "--eval-every", 3, *STUDENT)
     said = ok(student_train, *words, "--out", tmp_path / "student")
     lines = [line for line in said.splitlines() if line.startswith("step ")]
-    form = r"step +{} of 9: loss [\d.]+, valid_loss [\d.]+; [\d,]+ tokens/s, [\d:]+ left"
+    form = r"step +{} of 9: loss [\d.]+, valid_loss [\d.]+; [\d,]+ student tokens/s, [\d:]+ left"
     assert all(re.fullmatch(form.format(n), x) for n, x in zip((3, 6), lines, strict=True))
 
 

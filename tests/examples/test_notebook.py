@@ -41,7 +41,7 @@ def test_three_students(
     assert names.keys() >= small.keys()
     names |= small
     store, record, students, curves, sizes = (run_cell(each, names) for each in code[1:])
-    assert "<tr><th>sequences</th>" in store._repr_html_()
+    assert "<tr><th>size</th>" in store._repr_html_()
     assert "of document 0" in record._repr_html_()
     assert {row["folder"] for row in students} == {"text-alone", "states", "modernbert"}
     assert students._repr_html_().count("<tr>") == 4

@@ -76,7 +76,7 @@ def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -
     """Yield the lines at the top of the page: teacher and store, vocabulary, omissions."""
     teacher = store.identity.get("teacher")
     name = teacher.get("id", "unknown") if isinstance(teacher, dict) else str(teacher)
-    tokens = counted(store.meta["tokens"], "token")
+    tokens = counted(store.meta["tokens"], "teacher token")
     line = (
         f"The teacher is {Path(str(name)).name}; the store has {len(store):,} sequences, {tokens}."
     )

@@ -56,7 +56,7 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
 def test_a_notebook_shows_a_store_and_a_record(made: Callable[..., Any]) -> None:
     fs = open_store(made("zarr", "default", "classification")[0])
     shown = fs._repr_html_()
-    assert "<tr><th>sequences</th><td>36</td></tr>" in shown and "classification: " in shown
+    assert "<tr><th>size</th><td>36 sequences, " in shown and "classification: " in shown
     record = fs[3]
     shown, (begin, end) = record._repr_html_(), record.offsets[1]
     row = f"<td>{record.token_ids[1]}</td><td>{begin}-{end}</td></tr>"
@@ -72,8 +72,10 @@ def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[...
         assert told.startswith(f"<FeatureStore {path}: {len(fs):,} sequences, ")
         assert "mean" in told and told.endswith(" views>")
         batch = next(iter(fs.stream(0, 0, 512)))
-        assert repr(batch) == f"<Batch: {len(batch)} sequences, {batch.start[-1]} tokens>"
-        assert repr(batch.hidden["mean"]) == f"<HiddenBatch: {batch.start[-1]} tokens x 37>"
+        assert repr(batch) == f"<Batch: {len(batch)} sequences, {batch.start[-1]} teacher tokens>"
+        assert repr(batch.hidden["mean"]) == f"<HiddenBatch: {batch.start[-1]} teacher tokens x 37>"
+        shown = (batch.hidden, batch.attention, batch.logits, fs[3].views, fs[3].views[0].logits)
+        assert max(len(repr(each)) for each in shown) < 200
 
 
 @pytest.mark.parametrize("ext", EXT)

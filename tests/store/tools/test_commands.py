@@ -34,7 +34,7 @@ def test_info(made: Made, ext: str) -> None:
     path, parts = made(ext)
     tokens = sum(int(part.token_counts.sum()) for part in parts)
     text = run("info", path).output
-    assert f"36 sequences, {tokens:,} tokens, 3 parts" in text and "topk:5" in text
+    assert f"36 sequences, {tokens:,} teacher tokens, 3 parts" in text and "topk:5" in text
     about = json.loads(run("info", path, "--json").output)
     assert about["tokens"] == tokens and about["teacher_weights"] == 2
     assert about["bytes_per_token_encoded"]["view0/hidden/mean"] == 39
@@ -61,7 +61,8 @@ def test_info_tells_features_and_teacher_apart(tmp_path: Path, ext: str) -> None
     small, large = sizes
     assert small["features"] == pytest.approx(large["features"], rel=0.01)
     assert large["teacher"] - small["teacher"] > 500_000  # float16, hardly compressed
-    assert f"{large['features'] / about['tokens']:,.2f} bytes per token" in run("info", path).output
+    each = f"{large['features'] / about['tokens']:,.2f} bytes per teacher token"
+    assert each in run("info", path).output
 
 
 def bytes_of(folder: Path) -> int:
@@ -215,9 +216,8 @@ def test_show(tmp_path: Path, tier: str) -> None:
     assert result.exit_code == 0, result.output
     assert parts[0].texts[2] in result.output.replace("\n", "")
     record = open_store(tmp_path / "a.h5")[2]
-    assert f"sequence 2 of 12: document 1 from character 7, {len(record.token_ids)} tokens" in (
-        result.output
-    )
+    size = f"{len(record.token_ids)} teacher tokens"
+    assert f"sequence 2 of 12: document 1 from character 7, {size}" in result.output
     lines = [line for line in result.output.splitlines() if "piece" in line and "text" not in line]
     assert len(lines) == len(record.token_ids)
     for line, token, mask in zip(lines, record.token_ids, record.views[1].mask, strict=True):

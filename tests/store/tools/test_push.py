@@ -135,7 +135,7 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
         "text-classification"
     ]
     assert 'open_store("hf://datasets/user/what/a.zarr")' in card.text
-    for fact in ("teacher     tiny", store.manifest.content(), "hidden", "bytes per token"):
+    for fact in ("teacher     tiny", store.manifest.content(), "hidden", "bytes per teacher token"):
         assert fact in card.text
     assert str(Path(store.path).parent) not in card.text
 

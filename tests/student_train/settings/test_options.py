@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 from click.testing import CliRunner
@@ -84,10 +85,15 @@ def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], tol
 
 
 def test_python_takes_what_the_command_line_takes() -> None:
-    stage = {"loss": "hidden=2", "freeze": "head"}
-    words: dict[str, Any] = {"loss": ["mlm=1"], "out": "x", "freeze": "words", "stages": [stage]}
-    made = TrainOptions(["a.zarr", "b.zarr"], vocab=Path("some/folder"), **words)  # type: ignore[arg-type]
-    assert made == TrainOptions(
+    made = TrainOptions(
+        ["a.zarr", Path("b.zarr")],
+        vocab=Path("some/folder"),
+        out="x",
+        loss=["mlm=1"],
+        freeze="words",
+        stages=[{"loss": "hidden=2", "freeze": "head"}],
+    )
+    same = TrainOptions(
         "a.zarr",
         others=("b.zarr",),
         vocab="some/folder",
@@ -96,10 +102,34 @@ def test_python_takes_what_the_command_line_takes() -> None:
         freeze=("words",),
         stages=({"loss": {"hidden": 2.0}, "freeze": ("head",)},),
     )
+    assert made == same
+    assert TrainOptions(Path("a.zarr"), loss="mlm=1,hidden=2").loss == {"mlm": 1.0, "hidden": 2.0}
     with pytest.raises(
         UserError, match="^--store: expected at least one store, got an empty list$"
     ):
-        TrainOptions([])  # type: ignore[arg-type]
+        TrainOptions([])
+
+
+def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
+    """mypy checks this file: an ignored error that it no longer finds is an error itself."""
+    made = TrainOptions("a.zarr", out="x", loss="mlm=1", freeze=["words"])
+    assert_type(made.store, str)
+    assert_type(made.out, Path | None)
+    assert_type(made.loss, Mapping[str, float])
+    assert_type(made.freeze, tuple[str, ...])
+    assert replace(made, out="y").out == Path("y")
+    with pytest.raises(UserError, match="^--out 3: expected a path$"):
+        TrainOptions("a.zarr", out=3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="^--freeze 3: expected a text$"):
+        TrainOptions("a.zarr", freeze=3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="^--loss: at least one loss"):
+        TrainOptions("a.zarr", loss=1.0)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="^--vocab 5000: expected a text$"):
+        TrainOptions("a.zarr", vocab=5000)  # type: ignore[arg-type]
+    with pytest.raises(FrozenInstanceError):
+        made.out = Path("y")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="losses"):
+        TrainOptions("a.zarr", losses="mlm=1")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_short_sequences_are_not_learnt_from(store: FeatureStore) -> None:
             assert (number in kept) == (len(store[number].token_ids) >= 30)
     seen = [n for batch in store.stream(0, 0, 512, blocks=chosen) for n in batch.index.tolist()]
     assert sorted(seen) == sorted(kept) and 0 < len(kept) < len(store)
-    with pytest.raises(UserError, match="no sequence of at least 5000 tokens"):
+    with pytest.raises(UserError, match="no sequence of at least 5000 teacher tokens"):
         chosen_blocks(store, blocks, min_length=5000)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import click
 import pytest
@@ -44,11 +44,14 @@ def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: 
 
 
 def test_python_takes_single_values_and_lists() -> None:
-    words: dict[str, Any] = {"corpus": "a.txt,b.txt", "hidden": ["mean", "layer:3"]}
-    made = DumpOptions(Path("model"), "s.zarr", **words)  # type: ignore[arg-type]
+    made = DumpOptions(Path("model"), "s.zarr", corpus="a.txt,b.txt", hidden=["mean", "layer:3"])
     same = DumpOptions("model", Path("s.zarr"), corpus=("a.txt", "b.txt"), hidden="mean,layer:3")
     assert made == same
-    assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)  # type: ignore[arg-type]
+    assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)
+    assert_type(made.corpus, tuple[str, ...])  # as mypy, which checks this file, reads it
+    assert_type(made.hidden, str)
+    with pytest.raises(UserError, match="^--corpus 3: expected a text$"):
+        DumpOptions("model", OUT, corpus=["a.txt", 3])  # type: ignore[list-item]
     assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
     numbers: dict[str, Any] = {"limit": "50k", "mask_prob": "0.2"}
     made = DumpOptions("model", OUT, **numbers)
@@ -88,7 +91,7 @@ def test_mixed_vocab_takes_no_option_of_a_dump_alone() -> None:
         with pytest.raises(UserError, match=f"{_flag(name)} "):
             StageOneDump("m", OUT, **{name: value})
     with pytest.raises(UserError, match="expected the options of a StageOneDump"):
-        MixedVocabOptions(DumpOptions("m", OUT), width=8)  # type: ignore[arg-type]
+        MixedVocabOptions(DumpOptions("m", OUT), width=8)
 
 
 def test_options_before_the_word_mixed_vocab_are_refused() -> None:

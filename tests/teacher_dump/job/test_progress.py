@@ -57,11 +57,12 @@ def test_a_long_part_tells_how_far_it_is(
     options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", batch_tokens=500)
     dump(options, said.append)
     lines = [line for line in said if line.startswith(("dump ", "part "))]
-    found = [re.search(r"([\d,]+) tokens so far", line) for line in lines]
+    found = [re.search(r"([\d,]+) (?:teacher )?tokens so far", line) for line in lines]
     tokens = [int(match[1].replace(",", "")) for match in found if match]
     assert len(tokens) == len(lines) >= 4 and tokens == sorted(tokens)
     assert re.fullmatch(
-        r"dump      [\d,]+ tokens so far, [\d,]+ tokens/s, about \d+% of all, [\d:]+ left", lines[0]
+        r"dump      [\d,]+ teacher tokens so far, [\d,]+ tokens/s, about \d+% of all, [\d:]+ left",
+        lines[0],
     )
 
 

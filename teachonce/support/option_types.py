@@ -1,0 +1,58 @@
+"""Types of options that accept more than they return: text for a path, one word for a tuple.
+
+    @dataclass(frozen=True)
+    class Settings:
+        out: MaybePath = option(None, "Folder of the student.")
+
+A type checker lets `Settings(out="x")` pass, and reads `settings.out` as `Path | None`. While the
+program runs these are annotations alone: `check_values` turns what was given into what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+Read_co = TypeVar("Read_co", covariant=True)
+Given_contra = TypeVar("Given_contra", contravariant=True)
+
+
+class Given(Generic[Read_co, Given_contra]):
+    """Annotates a dataclass field by two types: of its value, and of what the constructor accepts.
+
+    Checkers take both from the methods of a descriptor. No object of this class exists. The fields
+    of a frozen dataclass must be its own: in a subclass that is a dataclass, too, mypy takes the
+    second type for both.
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: Any) -> Self: ...
+
+        @overload
+        def __get__(self, instance: object, owner: Any) -> Read_co: ...
+
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+
+        def __set__(self, instance: Any, value: Given_contra) -> None: ...
+
+
+AnyPath = str | PathLike[str]
+PathWord = Given[str, AnyPath]
+MaybePathWord = Given[str | None, AnyPath | None]
+SomePath = Given[Path, AnyPath]
+MaybePath = Given[Path | None, AnyPath | None]
+PathOrUrl = Given[str | Path, AnyPath]
+MaybePathOrUrl = Given[str | Path | None, AnyPath | None]
+Paths = Given[tuple[Path, ...], AnyPath | Sequence[AnyPath]]
+PathWords = Given[tuple[str, ...], AnyPath | Sequence[AnyPath]]
+FirstPathWord = Given[str, AnyPath | Sequence[AnyPath]]
+CommaList = Given[str, str | Sequence[str]]
+MaybeCommaList = Given[str | None, str | Sequence[str] | None]
+Words = Given[tuple[str, ...], str | Sequence[str]]
+Sizes = Given[tuple[int, ...], str | int | Sequence[int]]
+Weights = Given[Mapping[str, float], str | Sequence[str] | Mapping[str, float]]
+Tables = Given[tuple[Mapping[str, Any], ...], Sequence[Mapping[str, Any]]]
