@@ -8,7 +8,6 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -81,7 +80,7 @@ class FileMap:
     # Not mmap.mmap: before Python 3.13 it holds a file descriptor for each map, and a process has
     # few of them.
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str) -> None:
         self.data: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._address: int = 0
         with open(path, "rb", buffering=0) as file:
@@ -91,7 +90,7 @@ class FileMap:
             address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
         if address is None or address == FAILED:
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
+            raise OSError(number, os.strerror(number), path)
         self._address = address
         held = (ctypes.c_ubyte * size).from_address(address)
         # Not at exit: a thread may still be reading then.

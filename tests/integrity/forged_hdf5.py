@@ -48,7 +48,7 @@ class _Recorder(Blocks):
 @cache
 def _anatomy(path: Path) -> tuple[dict[int, tuple[int, int]], list[Dataset]]:
     """The blocks of a file, and its datasets."""
-    file = Hdf5File(path)
+    file = Hdf5File(str(path))
     file.blocks = recorder = _Recorder(path)
     datasets = []
     for name, thing in file.walk(""):

@@ -9,8 +9,6 @@ checksum. Their names are those of the HDF5 File Format Specification, version 3
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from numcodecs.jenkins import jenkins_lookup3
 
 from teachonce.store.containers.blosc import Bytes, Damage
@@ -58,7 +56,7 @@ class FieldReader:
 class Blocks:
     """The bytes of an HDF5 file, and the address of its root group. Raises Damage, OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self.map = FileMap(path)
         self._end = len(self.map.data)
         fields = FieldReader(self.read(0, 9, "the superblock"), "the superblock")

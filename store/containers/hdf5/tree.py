@@ -29,7 +29,7 @@ FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
 class Hdf5File:
     """The groups and datasets of one file. Raises Damage, OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self.blocks = Blocks(path)
         self._groups: dict[str, tuple[Object, dict[str, tuple[int, int]]]] = {}
 
@@ -145,7 +145,7 @@ class Hdf5Source:
 
     def _handle(self, path: Path) -> Hdf5File:
         try:
-            return self._files.get(path, Hdf5File)
+            return self._files.get(str(path), Hdf5File)
         except (Damage, OSError) as error:
             raise StoreError(
                 f"{path}: not a readable HDF5 file, or not a feature store ({error})"

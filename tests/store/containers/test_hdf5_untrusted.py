@@ -30,7 +30,7 @@ IDS = "parts/0/token/id"
 
 def alter(path: Path, name: str, old: bytes, new: bytes) -> None:
     """Replace bytes in the header of an object, with a checksum and a SHA-256 that fit."""
-    address, data = Hdf5File(path).find(name).address, bytearray(path.read_bytes()[:-32])
+    address, data = Hdf5File(str(path)).find(name).address, bytearray(path.read_bytes()[:-32])
     size, at = _anatomy(path)[0][address]
     block = bytes(data[address : address + size])
     assert block.count(old) == 1 and len(old) == len(new)
@@ -162,7 +162,7 @@ def test_attributes_that_share_their_bytes_are_bounded(
         for number in range(20):  # more than 8 lie in a heap
             written.attrs[f"a{number}"] = np.bytes_(b"x" * 1000)
     append_digest(path)
-    file = Hdf5File(path)
+    file = Hdf5File(str(path))
     root, _ = file.group("")
     assert len(objects.attributes(file.blocks, root)) == 20
     monkeypatch.setattr(objects, "MAX_HEAPED", 10_000)
