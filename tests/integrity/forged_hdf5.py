@@ -32,7 +32,7 @@ class _Recorder(Blocks):
 
     def __init__(self, path: Path) -> None:
         self.met: dict[int, tuple[int, int]] = {}
-        super().__init__(path)
+        super().__init__(str(path))
 
     def block(self, address: int, size: int, signature: bytes, what: str) -> FieldReader:
         self.met[address] = size, size - 4
