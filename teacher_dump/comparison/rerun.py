@@ -151,7 +151,7 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
     ]
     tokens = sum(len(record.token_ids) for record in live.records)
     return LiveReport(
-        f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'token')},"
+        f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'teacher token')},"
         f" {counted(store.features.views, 'view')}, by {teacher.name} in {precision} on"
         f" {teacher.device};"
         f" tolerance in addition to the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
