@@ -67,14 +67,8 @@ GROUPS = {
         *("device", "precision", "workers", "cache"),
     ),
     "Output": (
-        "log",
-        "checkpoint_every",
-        "resume",
-        "license",
-        "language",
-        "push_to_hub",
-        "private",
-        "as_json",
+        *("log", "checkpoint_every", "resume", "license", "language"),
+        *("push_to_hub", "private", "as_json"),
     ),
 }
 """Headings of --help, and the options under each."""

@@ -312,7 +312,8 @@ class IndexedParts(Sequence[Part]):
 
     def check(self) -> None:
         """Read the whole index. Raises StoreError if it is incomplete or contradicts itself."""
-        total, _ = np.zeros(len(self.totals.flat()), np.int64), self.numbers
+        total = np.zeros(len(self.totals.flat()), np.int64)
+        _ = self.numbers  # reads all of them
         for page in range(self.pages):
             counts, _, _ = self._cached(page)
             total += counts[:, 1:].sum(axis=0)

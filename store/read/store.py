@@ -438,14 +438,14 @@ class FeatureStore(Sequence[Record]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def size(self) -> str:
+    def counts_line(self) -> str:
         """Return the numbers of sequences, tokens and parts, in words."""
         names = {"sequences": "sequence", "tokens": "teacher token", "parts": "part"}
         return ", ".join(counted(self.meta[key], name) for key, name in names.items())
 
     def __repr__(self) -> str:
         """Return the path, the sizes and the features of the store."""
-        size, held = self.size(), self.features
+        size, held = self.counts_line(), self.features
         logits, task = held.logits and held.logits.tier, held.task and held.task.kind
         words = (word for word in (*held.hidden, *held.attention, logits, task) if word)
         features = ", ".join(dict.fromkeys(words)) or "text alone"
@@ -456,7 +456,7 @@ class FeatureStore(Sequence[Record]):
         teacher, held = self.identity.get("teacher"), self.features
         rows = {
             "teacher": teacher.get("id", "") if isinstance(teacher, Mapping) else "",
-            "size": self.size(),
+            "size": self.counts_line(),
             "hidden": ", ".join(held.hidden),
             "attention": ", ".join(held.attention),
             "logits": f"{held.logits.tier}, {held.logits.size}" if held.logits else "",

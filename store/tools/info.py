@@ -185,7 +185,7 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         ("store", f"{store.path} (version {about['version']}, {about['state']})"),
         ("teacher", _teacher(store.identity.get("teacher"))),
         *(("corpus", line) for line in _corpus(store.identity.get("corpus"))),
-        ("size", store.size()),
+        ("size", store.counts_line()),
         *([("learnt", learnt)] if (learnt := _learnt(features)) else []),
         ("hidden", _hidden(features)),
         ("attention", ", ".join(features.attention) or "none"),

@@ -104,8 +104,8 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
 def constant_answer(scores: Mapping[str, float]) -> str:
     """Return a phrase if scores, by name, are those of a model which gives the same answer to
-    everything, else ""."""
-    zero = [name for name in CONSTANT if scores.get(name) == 0]
+    everything, else "". A model that is always right is none, even if all gold labels are equal."""
+    zero = [name for name in CONSTANT if scores.get(name) == 0 and scores.get("accuracy") != 1]
     return f"{zero[0]} is 0, as of a model that gives {CONSTANT[zero[0]]}" if zero else ""
 
 

@@ -38,28 +38,34 @@ def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> s
 
 
 def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Path:
-    """Return the folder of a student in `parent`: the one that ends in its hash, or a new one.
+    """Return the folder of a student in `parent`: a new one, or the one that ends in its hash.
 
-    settings: what is readable in a new name. An existing folder may show other settings, as of an
-    earlier release or of a sweep that varied others: the hash alone decides.
+    settings: what is readable in a new name. An existing folder may show other settings, if it is
+    of an earlier version or of a sweep that varied others.
     """
-    if known := sorted(parent.glob(f"*-{digest}")):
-        return known[0]
     room = LONGEST - len(digest) - 1
-    words = [_word(v) if name in BY_VALUE else name + _word(v) for name, v in settings.items()]
+    words = [word for name, value in settings.items() if (word := _word(name, value))]
     while len(words) > 1 and len("-".join(words)) > room:
         words.pop()  # a number that is cut would be another number
     # A shell takes it without quotes.
     readable = re.sub(r"[^\w.+@%-]", "_", "-".join(words))[:room].strip("-+._")
-    return parent / f"{readable}-{digest}"
+    new = parent / f"{readable or 'student'}-{digest}"
+    known = [each for each in sorted(parent.glob(f"[!.]*-{digest}")) if each.is_dir()]
+    return known[0] if known and new not in known else new
 
 
-def _word(value: Any) -> str:
-    """Return the value of a setting as a short word, of a path only its last component."""
+def _word(name: str, value: Any) -> str:
+    """Return a setting as a short word, of a path only its last component; "" for False or None."""
+    if isinstance(value, bool | None):
+        return name if value else ""
     if isinstance(value, Mapping):
-        return "+".join(f"{name}{weight:g}" for name, weight in value.items())
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[^,:@]*/", "", text).replace(",", ".").replace(":", "")
+        text = "+".join(f"{key}{weight:g}" for key, weight in value.items())
+    elif isinstance(value, tuple | list):
+        text = ",".join(map(str, value))
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value).rstrip("/")
+    short = re.sub(r"[^,:@]*/", "", text).replace(",", ".").replace(":", "")
+    return short if name in BY_VALUE else name + short
 
 
 def path_next_to(store: str, suffix: str) -> Path:

@@ -77,7 +77,8 @@ def loss_words(loss: Mapping[str, float]) -> str:
 class OptionFields:
     """Declares the options of a training. The subclass `TrainOptions` checks and resolves them."""
 
-    SWEEP: ClassVar[str] = "student-sweep"  # the command in which options may be repeated
+    SWEEP: ClassVar = ("student-sweep", ONCE)
+    """The command in which options may be repeated, except those with this scope."""
 
     store: FirstPathWord = option(
         help="A sealed store: .zarr, .h5 or an object-store URL. Repeat it to train on several"
@@ -450,4 +451,4 @@ class OptionFields:
     )
 
     def __post_init__(self) -> None:
-        """Check nothing: `TrainOptions` does."""
+        """Do nothing: `__init__` calls this only if it exists here; `TrainOptions` has its own."""

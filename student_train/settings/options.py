@@ -87,12 +87,14 @@ class TrainOptions(OptionFields):
         others = self.others if isinstance(self.others, list | tuple) else [self.others]
         if not stores:
             raise UserError("--store: expected at least one store, got an empty list")
+        if wrong := [one for one in (*stores, *others) if not isinstance(one, str | os.PathLike)]:
+            raise UserError(f"--store {wrong[0]}: expected a text")
         known = options_of(TrainOptions)
         stages = tuple(
             {n: parse_value(TrainOptions, n, v) if n in known else v for n, v in stage.items()}
             for stage in self.stages
         )
-        more = tuple(os.fspath(store) for store in (*stores[1:], *others))
+        more = tuple(map(os.fspath, (*stores[1:], *others)))
         found = {"store": stores[0], "others": more, "stages": stages}
         vars(self).update(found)  # frozen for its callers
 

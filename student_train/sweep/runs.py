@@ -76,11 +76,12 @@ class Runs:
 
     def check_retained(self) -> None:
         """Raise UserError if this command leaves out students of an earlier command's table."""
-        names = {run.folder.name for run in self.runs}
+        # The hash at the end of a name identifies a student; the rest is for people.
+        hashes = {run.folder.name.rpartition("-")[2] for run in self.runs}
         lost = [
             run["folder"]
             for run in (self.before["runs"] if self.before else ())
-            if run["state"] == "finished" and run["folder"] not in names
+            if run["state"] == "finished" and run["folder"].rpartition("-")[2] not in hashes
         ]
         if lost:
             raise UserError(

@@ -220,7 +220,9 @@ MATTHEWS = "_matthews"
 
 def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     """Return the share of equal labels [G], and their Matthews' correlation (Gorodkin 2004, eq. 8),
-    which is 0 if all labels of one side are the same."""
+    which is 0 if all labels of one side are the same; {} without labels."""
+    if not len(own):
+        return {}
     classes = 1 + int(torch.maximum(own, other).max())
     pairs = torch.bincount((classes * other + own).cpu(), minlength=classes**2)
     table = pairs.view(classes, classes).double()
@@ -232,14 +234,15 @@ def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str,
 
 
 def warning_of_one_label(found: Mapping[str, float]) -> str:
-    """Return a warning if student or teacher give everything the same label, else ""."""
-    zero = [name for name, value in found.items() if name.endswith(MATTHEWS) and value == 0]
-    if not zero:
-        return ""
-    return (
-        f"warning   {zero[0]} is 0: the student gives everything the same label, or the teacher"
-        " does (downstream --as-is scores both); raise --lr or --epochs of the one that does"
-    )
+    """Return a warning if the held-out labels of the student, or those that it is compared with,
+    are all the same, else ""."""
+    for name, other in (("valid_agreement", "teacher's"), ("valid_accuracy", "gold ones")):
+        if found.get(f"{name}{MATTHEWS}") == 0:
+            return (
+                f"warning   {name}{MATTHEWS} is 0: on the held-out part all labels of the student"
+                f" are the same (raise --lr or --epochs), or the {other} are"
+            )
+    return ""
 
 
 def _ranked(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:

@@ -54,7 +54,7 @@ class TaggedLayout:
         if not line.startswith("#") or self.conllu:
             return line.startswith("#")
         if self.entities:
-            return _has_no_tag(line)
+            return len(self.cells(line)) != self.width or _has_no_tag(line)
         if self.tabs:
             return "\t" not in line
         cells = self.cells(line)
@@ -91,16 +91,14 @@ def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
 
 
 def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayout:
-    words = [line for line in lines if not (line.startswith("#") and _has_no_tag(line))]
-    if entities := _have_entities(words):
-        lines = words
+    lines = [line for line in lines if not line.startswith("#")] or lines
+    entities = _have_entities(lines)
     rows = [line.split("\t") for line in lines if not (line.startswith("#") and "\t" not in line)]
     if suffix_of(path) == ".conllu" or _are_conllu(rows):
         return TaggedLayout(True, CONLLU_COLUMNS, 1, 3, True)
     tabs = any("\t" in line for line in lines)
     if not tabs:
-        plain = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith("#")]
-        rows = plain or [BLANKS.split(line.strip(" \t")) for line in lines]
+        rows = [BLANKS.split(line.strip(" \t")) for line in lines]
     tabs = tabs or all(len(row) == 1 for row in rows)
     width = _width(rows) if rows and entities else 2
     cut = f"cut -f2,{width}" if tabs else f"tr -s ' \\t' ' ' | cut -d' ' -f2,{width}"

@@ -30,6 +30,7 @@ class DeclaredHead:
     architectures: tuple[str, ...] = ()
 
 
+MASKED = ("ForMaskedLM", "WithLMHeadModel")  # XLM and FlauBERT have the second name
 DECLARED = {
     "mlm": DeclaredHead("masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"),
     "causal": DeclaredHead("causal-LM", WITHOUT, ("ForCausalLM", "LMHeadModel")),
@@ -61,7 +62,7 @@ def declared_kind(config: Mapping[str, Any]) -> str | None:
     none."""
     classes = config.get("architectures")
     names = [*map(str, classes)] if isinstance(classes, list) else []
-    masked = any(name.endswith("ForMaskedLM") for name in names)
+    masked = any(name.endswith(MASKED) for name in names)
     return declared_head(names) or ("mlm" if masked else None)
 
 
@@ -91,10 +92,9 @@ def check_declared(
 def another_head(architectures: Sequence[str], head: str) -> str:
     """Return a phrase with the checkpoint's class if it has another head; else ""."""
     ends = DECLARED[head].architectures
-    if ends:
-        fits = any(name.endswith(ends) for name in architectures)
-    else:  # classes of several names have a masked-LM head
-        fits = declared_kind({"architectures": [*architectures]}) in (None, head)
+    fits = any(name.endswith(ends or MASKED) for name in architectures)
+    if not ends:  # classes of other names may have a masked-LM head, too
+        fits |= declared_head(architectures) is None
     return "" if fits or not architectures else f"it is a {architectures[0]}"
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-TEXTS, WORDS = 200, 5000  # the first words of texts that are spread over all
+TEXTS, WORDS = 200, 5000  # the first 25 words of each of 200 texts that are spread over all
 LEAST = 100  # fewer words say nothing
 FOREIGN = 2.5
 """Pieces per word from which a tokenizer counts as foreign. Measured on novels: a vocabulary of the
@@ -28,7 +28,8 @@ def note_on_pieces(tokenizer: Any, texts: Sequence[str]) -> str:
     There is none for texts of which a tenth of the words are in scripts without spaces.
     """
     sample = texts[:: max(1, len(texts) // TEXTS)]
-    words = [word for text in sample for word in WORD.findall(text)][:WORDS]
+    each = WORDS // max(1, len(sample))
+    words = [word for text in sample for word in WORD.findall(text)[:each]]
     if len(words) < LEAST or sum(map(bool, map(UNSPACED.search, words))) > len(words) / 10:
         return ""
     ids = tokenizer(" ".join(words), add_special_tokens=False, verbose=False)["input_ids"]

@@ -79,7 +79,7 @@ def written(path: str) -> Output:
     from teachonce.store.tools.info import bytes_on_disk
 
     store, size = open_store(path), bytes_on_disk(path)
-    line = f"{path}: {store.size()}, codec {store.features.codec}" + (
+    line = f"{path}: {store.counts_line()}, codec {store.features.codec}" + (
         f", {readable(size['total'])}" if size else ""
     )
     facts = {key: store.meta[key] for key in ("sequences", "tokens", "parts")}

@@ -1,7 +1,8 @@
 """Writes the Python code that runs one exported file, for the README of its folder.
 
 The code needs only tokenizers, NumPy and the library of the format. It reads lines of texts from
-files or stdin, and prints the same answers as `student-predict`; but it truncates long texts.
+files or stdin, and prints the answers of `student-predict`, vectors with more digits. It truncates
+long texts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ RUNNING = {
 }
 PROGRAM = """import fileinput
 import json
-${modules}
+${modules}import sys
+
 import numpy as np
 $loading
 tokenizer = Tokenizer.from_file("tokenizer.json")
@@ -53,6 +55,8 @@ ${functions}
 ${answer}
 
 if __name__ == "__main__":
+    sys.stdin.reconfigure(encoding="utf-8")
+    sys.stdout.reconfigure(encoding="utf-8")
 $main"""
 ARRAYS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 TEXTS = """    for line in fileinput.input(encoding="utf-8"):
@@ -61,6 +65,9 @@ TEXTS = """    for line in fileinput.input(encoding="utf-8"):
         print(json.dumps({"text": text, **found}, ensure_ascii=False))
 """
 PAIRS = """    for line in fileinput.input(encoding="utf-8"):
+        if line.strip() and line.count("\t") != 1:
+            where = f"{fileinput.filename()}, line {fileinput.filelineno()}"
+            raise SystemExit(f"{where}: expected two texts with a TAB between them")
         text_a, _, text_b = line.rstrip("\\r\\n").partition("\\t")
         found = answer(text_a, text_b) if text_a.strip() and text_b.strip() else {"empty": True}
         print(json.dumps({"text_a": text_a, "text_b": text_b, **found}, ensure_ascii=False))
@@ -128,7 +135,7 @@ def entities(text, words):
             runs.append([])
         if kind:
             runs[-1].append(word)
-        before = "" if mark in "ELS" else kind
+        before = "" if mark in "ELSU" else kind
     for some in runs:
         begin, end = some[0]["begin"], some[-1]["end"]
         share = round(float(np.mean([word["probability"] for word in some])), 6)

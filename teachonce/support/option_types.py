@@ -23,8 +23,8 @@ class Given(Generic[Read_co, Given_contra]):
     """Annotates a dataclass field by two types: of its value, and of what the constructor accepts.
 
     Checkers take both from the methods of a descriptor. No object of this class exists. The fields
-    of a frozen dataclass must be its own: in a subclass that is a dataclass, too, mypy takes the
-    second type for both.
+    of a frozen dataclass must not be inherited by another dataclass: mypy would read the second
+    type for both.
     """
 
     if TYPE_CHECKING:

@@ -313,7 +313,8 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
-    sweep = getattr(settings, "SWEEP", "")
+    command, once = getattr(settings, "SWEEP", ("", ""))
+    sweep = "" if once in about.scope else command
     numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(sweep), float: _Number(sweep)}
     read = numbers.get(kind) or Text(about.words, about.paths)
     words = _words_of(settings, name)

@@ -23,6 +23,7 @@ from transformers import (
     dynamic_module_utils,
 )
 
+from teachonce.checkpoints.declared import DECLARED, another_head
 from teachonce.checkpoints.loading import load, load_network
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_training import train_mlm
@@ -247,3 +248,19 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     said = ok(teacher_dump, *words, "--trust-remote-code")
     assert f"the Python code that comes with {folder} runs on this machine" in said
     assert ran.exists() and open_store(out).identity["arguments"]["remote_code"] is True
+
+
+@pytest.mark.parametrize(
+    ("architectures", "heads"),
+    [
+        (["XLMWithLMHeadModel"], {"mlm", "causal"}),
+        (["BertForMaskedLM", "BertForTokenClassification"], {"mlm", "tagging"}),
+        (["BertForPreTraining"], {"mlm"}),
+        (["BertForTokenClassification"], {"tagging"}),
+        ([], {"mlm", "causal", "classification", "tagging"}),
+    ],
+)
+def test_the_class_decides_which_heads_a_checkpoint_may_have(
+    architectures: list[str], heads: set[str]
+) -> None:
+    assert {head for head in DECLARED if not another_head(architectures, head)} == heads

@@ -209,7 +209,7 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
             weight.zero_()
     found = evaluate(distiller, classes, collator, held_out, options.batch_plan(distiller.terms))
     assert found["valid_agreement_matthews"] == 0 < found["valid_agreement"]
-    assert "the student gives everything the same label" in warning_of_one_label(found)
+    assert "all labels of the student are the same" in warning_of_one_label(found)
 
 
 def losses_by_kinds() -> list[Any]:

@@ -175,6 +175,9 @@ def test_an_export_answers_as_its_student(
         printed = by_code(out, saved["answer_onnx.py"], lines)
         assert close(printed[:-1], answers(out, *INPUTS[kind]))
         assert printed[0]["entities"] != own[0]["entities"]
+        changed(out, "export.json", labels=["O", "B-PER", "L-PER", "U-PER"])
+        printed = by_code(out, saved["answer_onnx.py"], lines)
+        assert close(printed[:-1], answers(out, *INPUTS[kind]))
     if kind == "classifier":  # of pairs, as its record says
         folder, pair = shutil.copytree(students[kind], tmp_path / "pairs"), "the lamp\tmoss"
         task = {"features": {"task": {"separator": "\n"}}}

@@ -89,8 +89,8 @@ class StudentFiles:
     def trained(self) -> bool:
         """Return whether the student's answers differ, by the scores of all tasks: an untrained
         student gives the same answer to every text."""
-        same = tuple(name.lower() for name in CONSTANT)
-        return not any(v == 0 and name.lower().endswith(same) for name, v in self.figures.items())
+        same = tuple(CONSTANT)
+        return not any(v == 0 and name.endswith(same) for name, v in self.figures.items())
 
     def shown(self, measure: Measure) -> str:
         """Return the figure of a measure, with its deviation over seeds if there is one."""

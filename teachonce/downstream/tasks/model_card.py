@@ -46,7 +46,7 @@ def card(result: dict[str, Any]) -> str:
     source, task = Path(result["model"]).name, result["task"]
     seeds = len(result["seeds"])
     others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
-    warning = f"\n\n**Do not use this model:** {first['warning']}." if "warning" in first else ""
+    warning = f"\n\n**Warning:** {first['warning']}." if "warning" in first else ""
     return f"""---
 library_name: transformers
 pipeline_tag: {PIPELINES.get(task, task)}

@@ -211,7 +211,7 @@ def test_adadelta_has_a_rate_of_one() -> None:
 def test_help_shows_every_option_once_and_the_ten_that_matter_first() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped)) and len(next(iter(GROUPS.values()))) == 10
-    commands = {"recipe", "resume", "push_to_hub", "private", "as_json"}
+    commands = {"recipe", "resume", "license", "language", "push_to_hub", "private", "as_json"}
     every = set(options_of(TrainOptions)) | commands
     assert set(grouped) == every
     for command in (student_train, student_sweep):
@@ -239,4 +239,11 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
         assert options.folder_in(tmp_path, varied).name == name and len(name) <= 40
     earlier = tmp_path / f"c_d-tiny-span-mlm1+kl0.5-auto-seed0-{digest}"
     earlier.mkdir()
+    (tmp_path / f".copied-{digest}").mkdir()
+    (tmp_path / f"a-note-{digest}").touch()
     assert {options.folder_in(tmp_path, varied) for varied in found} == {earlier}
+    (newer := tmp_path / f"mlm1+kl0.5-lr0.001-{digest}").mkdir()
+    assert options.folder_in(tmp_path, ("loss", "lr")) == newer
+    other = replace(options, vocab="my/pieces/", freeze="head,words", best=True)
+    varied = ("vocab", "freeze", "best", "max_length")
+    assert other.folder_in(tmp_path, varied).name == f"pieces-freezehead.words-best-{other.digest()}"

@@ -274,10 +274,13 @@ def test_conll(tmp_path: Path) -> None:
         ]
     corpus = Corpus.open([str(tmp_path / "a.conll")])
     assert "of 4 columns the first holds the words, and column 4 the tags" in corpus.notes()[0]
-    spaces = "# id 1\nKurt B-PER\n# O\n#tag O\n\n# a comment\nis O\n# id\n"
+    spaces = "# group O\nKurt B-PER\n# O\n#tag O\n\n# a comment\nis O\n# id\n"
     for content in (
         spaces,
-        spaces.replace(" O", "\tO").replace(" B", "\tB").replace(" id", "\tid"),
+        spaces.replace(" O", "\tO")
+        .replace(" B", "\tB")
+        .replace("group\t", "group ")
+        .replace(" id", "\tid"),
     ):
         (tmp_path / "a.conll").write_text(content)
         assert texts(tmp_path / "a.conll") == ["Kurt # #tag", "is"]
