@@ -161,7 +161,6 @@ def main(
         return
     # Imported here: --help and completion must not wait for torch.
     from teachonce.student_train.arguments import checked_from, stores_of
-    from teachonce.student_train.output.pushing import write_metadata
     from teachonce.student_train.output.report import check_output
     from teachonce.student_train.plan.checks import checked_plan
 
@@ -192,6 +191,8 @@ def main(
                 check_tokenizers(store)
             report = run_plan(plan, resume=resume, say=click.echo)
     if is_main_process():
+        from teachonce.student_train.output.pushing import write_metadata
+
         write_metadata(options.out_folder(), license, language)
         _print_result(report, options)
     if target is not None:

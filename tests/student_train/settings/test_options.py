@@ -246,4 +246,6 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
     assert options.folder_in(tmp_path, ("loss", "lr")) == newer
     other = replace(options, vocab="my/pieces/", freeze="head,words", best=True)
     varied = ("vocab", "freeze", "best", "max_length")
-    assert other.folder_in(tmp_path, varied).name == f"pieces-freezehead.words-best-{other.digest()}"
+    assert (
+        other.folder_in(tmp_path, varied).name == f"pieces-freezehead.words-best-{other.digest()}"
+    )
