@@ -21,8 +21,8 @@ def not_a_model(folder: Path) -> str:
         return f"{what}; {one or 'continue the sweep: it has no finished student'}"
     if (folder / "training.json").is_file():
         return (
-            "no config.json in it: a training that is not finished; continue it with the same"
-            " command and --resume"
+            "no config.json in it: a training that is not finished; wait for it, or continue it by"
+            " the same command with --resume"
         )
     return f"no config.json in it; {one or 'give a folder that save_pretrained wrote'}"
 

@@ -76,7 +76,7 @@ class Exported:
 
 
 def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> str:
-    """Return the card of an export, made from its student's card, with code that runs its files."""
+    """Return the card of an export, made from its student's card, with how its files are run."""
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
     body = RECORD.sub("", LOADING.sub("", body))
@@ -102,17 +102,32 @@ def _exported_front(front: str) -> str:
 
 def _how_to_run(student: LoadedStudent, made: Exported) -> str:
     usage = FORMATS[made.format].usage
-    both = DECODER in KINDS[made.format] and student.kind != DECODER
-    if usage is not None and not both:
+    program = program_of(student, made)
+    if usage is not None and not program:
         return usage(made.file, bool(student.tokenizer.chat_template))
     _, package = FORMATS[made.format].runner
-    program = f"answer_{made.format}.py"
-    line = "each line, two texts with a TAB between them" if student.pairs else "each line"
-    return f"""Save it as `{program}` in this folder, and `pip install {package} tokenizers numpy`.
-`python {program} texts.txt` prints a JSON line for {line}; without a file it reads stdin.
+    line = "line, two texts with a TAB between them" if student.pairs else "line of a file"
+    return f"""```sh
+pip install {package} tokenizers numpy
+python {program} texts.txt
+```
 
-```python
-{run_code(student, made.format, made.file)}```"""
+prints a JSON line for each {line}; without a file it reads stdin. The function `answer` of
+[{program}]({program}) is for programs of your own."""
+
+
+def program_of(student: LoadedStudent, made: Exported) -> str:
+    """Return the name of the Python program that runs an exported file; "" for a format that other
+    programs run."""
+    both = DECODER in KINDS[made.format] and student.kind != DECODER
+    return f"answer_{made.format}.py" if both or FORMATS[made.format].usage is None else ""
+
+
+def write_programs(student: LoadedStudent, made: Sequence[Exported], folder: Path) -> None:
+    """Write the programs that run the exported files."""
+    for each in made:
+        if name := program_of(student, each):
+            (folder / name).write_text(run_code(student, each.format, each.file), "utf-8")
 
 
 def _with_sentence_transformers(made: Sequence[Exported]) -> str:

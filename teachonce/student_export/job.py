@@ -15,7 +15,13 @@ from teachonce.checkpoints.loading import input_limit, load_tokenizer
 from teachonce.checkpoints.names import EXPORTED, resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
-from teachonce.student_export.cards import STUDENT, Exported, export_card, write_card
+from teachonce.student_export.cards import (
+    STUDENT,
+    Exported,
+    export_card,
+    write_card,
+    write_programs,
+)
 from teachonce.student_export.checking import BATCH, export_check, random_texts
 from teachonce.student_export.costs import Costs, costs_of, size_of
 from teachonce.student_export.export_check import ExportCheck
@@ -154,6 +160,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         write_tokenizer(student, scratch)
         write_metadata(student, made, scratch)
         write_modules(student, scratch)
+        write_programs(student, made, scratch)
         card = options.folder / CARD
         before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
         text = without_credentials(before)
@@ -161,7 +168,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         scratch.chmod(0o755)  # mkdtemp gives 0700
         files.rename(scratch, options.out)
         write_card(text, own, made, card)
-        say(f"export in {options.out}; its {CARD} has the code that runs it")
+        say(f"export in {options.out}; its {CARD} says how to run it")
         return made
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

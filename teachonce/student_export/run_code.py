@@ -1,6 +1,6 @@
-"""Writes the Python code that runs one exported file, for the README of its folder.
+"""Writes the Python program in the folder of an export that runs one of its files.
 
-The code needs only tokenizers, NumPy and the library of the format. It reads lines of texts from
+The program needs only tokenizers, NumPy and the library of the format. It reads lines of texts from
 files or stdin, and prints the answers of `student-predict`, vectors with more digits. It truncates
 long texts.
 """
@@ -14,21 +14,13 @@ from string import Template
 from teachonce.student_export.student_inputs import StudentInputs
 from teachonce.student_export.words import WORD
 
+LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "torchscript": "torch"}
 LOADING = {
-    "onnx": """import onnxruntime
-$imports
-
-model = onnxruntime.InferenceSession("$file")""",
-    "openvino": """import openvino
-$imports
-
-# the student's own precision: by default a processor with bfloat16 computes in it
+    "onnx": 'model = onnxruntime.InferenceSession(str(folder / "$file"))',
+    "openvino": """# the student's own precision: a processor with bfloat16 would compute in that
 exact = {"INFERENCE_PRECISION_HINT": "f32"}
-model = openvino.Core().compile_model("$file", "CPU", exact)""",
-    "torchscript": """import torch
-$imports
-
-model = torch.jit.load("$file")""",
+model = openvino.Core().compile_model(str(folder / "$file"), "CPU", exact)""",
+    "torchscript": 'model = torch.jit.load(str(folder / "$file"))',
 }
 RUNNING = {
     "onnx": 'return model.run(["$output"], inputs)[0][0]',
@@ -39,10 +31,15 @@ RUNNING = {
 PROGRAM = """import fileinput
 import json
 ${modules}import sys
+from pathlib import Path
 
 import numpy as np
+import $library
+$imports
+
+folder = Path(__file__).parent
 $loading
-tokenizer = Tokenizer.from_file("tokenizer.json")
+tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 ${settings}
 
 def run(encoding):
@@ -72,7 +69,7 @@ PAIRS = """    for line in fileinput.input(encoding="utf-8"):
         found = answer(text_a, text_b) if text_a.strip() and text_b.strip() else {"empty": True}
         print(json.dumps({"text_a": text_a, "text_b": text_b, **found}, ensure_ascii=False))
 """
-LABELS = """labels = json.load(open("export.json", encoding="utf-8"))["labels"]
+LABELS = """labels = json.loads((folder / "export.json").read_text("utf-8"))["labels"]
 """
 SOFTMAX = """
 def softmax(logits):
@@ -177,7 +174,8 @@ class Answering:
 
 
 def run_code(student: StudentInputs, format: str, file: str) -> str:
-    """Return a Python program, to be started in the folder, that answers lines with a file."""
+    """Return a Python program for the folder of an export, which answers lines with a file of
+    it."""
     tagger = student.kind == "tagging"
     imports = f"from tokenizers import {'Regex, ' * tagger}Tokenizer"
     imports += "\nfrom tokenizers.pre_tokenizers import Split" * tagger
@@ -190,7 +188,9 @@ def run_code(student: StudentInputs, format: str, file: str) -> str:
     return _filled(
         PROGRAM,
         modules=parts.module and f"import {parts.module}\n",
-        loading=_filled(LOADING[format], imports=imports, file=file),
+        library=LIBRARIES[format],
+        imports=imports,
+        loading=_filled(LOADING[format], file=file),
         settings=parts.settings,
         inputs=inputs,
         running=_filled(RUNNING[format], output=student.output, first=first),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -73,20 +72,14 @@ def made(folder: Path, tokenizer: Any, head: str, labels: tuple[str, ...], **set
     return folder
 
 
-def programs(folder: Path) -> dict[str, str]:
-    """Return the programs of an export's README, by the names under which it says to save them."""
-    card = (folder / "README.md").read_text("utf-8")
-    return dict(re.findall(r"Save it as `(\w+\.py)`.*?```python\n(.*?)```", card, re.S))
-
-
-def by_code(folder: Path, program: str, lines: Path | str, *missing: str) -> list[dict[str, Any]]:
-    """Run a program of a README on a file or on text of stdin, in a process that cannot import some
-    libraries."""
-    before = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
-    (folder / "answer.py").write_text(before + program, "utf-8")
-    words = [sys.executable, "answer.py", *([str(lines)] if isinstance(lines, Path) else [])]
+def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, Any]]:
+    """Run a program of an export on a file or on text of stdin, in another folder, in a process
+    that cannot import some libraries."""
+    before = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); import runpy"
+    run = f"{before}; runpy.run_path({str(program)!r}, run_name='__main__')"
+    words = [sys.executable, "-c", run, *([str(lines)] if isinstance(lines, Path) else [])]
     given = "" if isinstance(lines, Path) else lines
-    done = subprocess.run(words, cwd=folder, input=given, capture_output=True, text=True)
+    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{program}\n{done.stderr}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -163,28 +156,32 @@ def test_an_export_answers_as_its_student(
     out, lines = tmp_path / "out", "".join(f"{text}\n" for text in (*INPUTS[kind], ""))
     (tmp_path / "lines.txt").write_text(lines)
     blank = {**dict.fromkeys(own[0].keys() & {"text", "text_a", "text_b"}, ""), "empty": True}
-    saved = programs(out)
     for name, given, other in (
         ("answer_onnx.py", tmp_path / "lines.txt", "torch"),
         ("answer_torchscript.py", lines, "onnxruntime"),
     ):
-        printed = by_code(out, saved[name], given, "transformers", "teachonce", other)
+        printed = by_code(out / name, given, "transformers", "teachonce", other)
         assert close(printed, [*own, blank]), printed
     if kind == "tagger":  # tags of another scheme: E-PER ends an entity, S-LOC is one
         changed(out, "export.json", labels=["O", "B-PER", "E-PER", "S-LOC"])
-        printed = by_code(out, saved["answer_onnx.py"], lines)
+        printed = by_code(out / "answer_onnx.py", lines)
         assert close(printed[:-1], answers(out, *INPUTS[kind]))
         assert printed[0]["entities"] != own[0]["entities"]
         changed(out, "export.json", labels=["O", "B-PER", "L-PER", "U-PER"])
-        printed = by_code(out, saved["answer_onnx.py"], lines)
+        printed = by_code(out / "answer_onnx.py", lines)
         assert close(printed[:-1], answers(out, *INPUTS[kind]))
     if kind == "classifier":  # of pairs, as its record says
         folder, pair = shutil.copytree(students[kind], tmp_path / "pairs"), "the lamp\tmoss"
         task = {"features": {"task": {"separator": "\n"}}}
         record = {"settings": {}, "store": task, "environments": [], "tokenizer": ""}
         (folder / "training.json").write_text(json.dumps(record))
-        program = run_code(load_student(folder), "onnx", "onnx/model.onnx")
-        assert close(by_code(out, program, f"{pair}\n"), answers(folder, pair, "--pairs"))
+        program = out / "answer_pairs.py"
+        program.write_text(run_code(load_student(folder), "onnx", "onnx/model.onnx"))
+        assert close(by_code(program, f"{pair}\n"), answers(folder, pair, "--pairs"))
+        with pytest.raises(
+            AssertionError, match="<stdin>, line 2: expected two texts with a TAB between"
+        ):
+            by_code(program, f"{pair}\nno tab\n")
 
 
 def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
