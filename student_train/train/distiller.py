@@ -57,7 +57,7 @@ class Distiller(nn.Module):
         *,
         every: Sequence[Term] = (),
         frozen: bool = False,
-        start: str = "auto",
+        start: str = "pytorch",
         separate: bool = False,
     ) -> None:
         super().__init__()
@@ -79,11 +79,7 @@ class Distiller(nn.Module):
                 self.projected_losses.add(loss.name)
                 continue
             for name in features.hidden:
-                # A trained projection that starts as PyTorch's leaves .495 of the squared length of
-                # a student's states varying after 120 steps, He's start .006.
-                self.projections[_key(loss, name)] = _projection(
-                    own, features.width, start == "he" or (start == "auto" and frozen)
-                )
+                self.projections[_key(loss, name)] = _projection(own, features.width, start == "he")
         read = {term.loss.student for term in self.every}
         self.scores: nn.Module | None = None
         if separate and {"classes", "scores"} <= read:

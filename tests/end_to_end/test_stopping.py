@@ -72,7 +72,7 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
     os.kill(stopped.pid or 0, number)
     assert finish(stopped) == CODES[number]
     found = re.fullmatch(
-        rf"Stopped: {store}: (\d+) parts? with ([\d,]+) tokens written; "
+        rf"Stopped: {store}: (\d+) parts? with ([\d,]+) teacher tokens written; "
         "run the same command to continue",
         last_line(log),
     )

@@ -227,7 +227,7 @@ def test_a_named_file_is_scored_whole_and_a_sample_is_told(
     said.clear()
     asked = settings(text, tmp_path / "out", model, steps=1, dev=text)
     assert train_mlm(asked, said.append)["blocks"]["dev"] == 1024
-    assert f"1,024 held-out blocks (the first of {len(rows):,})" in said[0]
+    assert f"1,024 held-out blocks (the first of {len(rows):,})" in said[1]
 
 
 def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:

@@ -88,7 +88,7 @@ def test_projections_start_as_asked(store: FeatureStore) -> None:
     """Kolesnikova et al. 2022, appendix B.2, 3: He, frozen and trained."""
     deviations = {}
     for projection in ("trainable", "frozen"):
-        for start in ("auto", "he", "pytorch"):
+        for start in ("he", "pytorch"):
             torch.manual_seed(0)
             distiller, _ = compared(
                 store, loss={"hidden": 1.0}, projection=projection, projection_start=start
@@ -103,8 +103,6 @@ def test_projections_start_as_asked(store: FeatureStore) -> None:
     assert [deviations[each, "pytorch"] for each in ("trainable", "frozen")] == pytest.approx(
         [uniform, uniform], rel=0.1
     )
-    assert deviations["frozen", "auto"] == deviations["frozen", "he"]
-    assert deviations["trainable", "auto"] == deviations["trainable", "pytorch"]
 
 
 @pytest.fixture(scope="module")
