@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import Any, NamedTuple
 
 from teachonce.checkpoints.names import ResolvedModel
@@ -114,6 +116,7 @@ def write_report(folder: Path) -> Path:
         for number, (path, run) in enumerate(zip(paths, runs["runs"], strict=True), 1)
     ]
     measures = measures_of([s.figures for s in students], runs["varied"])
+    _add_deviations(students, measures)
     references = runs.get("references", {}).items()
     others = {name: figures_of({SCORES: each}) for name, each in references}
     views = [_view(students, measure, runs["varied"], others, folder) for measure in measures]
@@ -163,6 +166,19 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
     except (OSError, UserError) as error:  # the page still shows the other students
         student.problem = publishable(str(error))
     return student
+
+
+def _add_deviations(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> None:
+    """Add the sample deviation of each measure over the students that differ only by their seed."""
+    groups = defaultdict[tuple[Any, ...], list[StudentFiles]](list)
+    for student in students:
+        groups[tuple((k, v) for k, v in student.settings.items() if k != "seed")].append(student)
+    for group in groups.values():
+        for measure in measures:
+            values = [s.figures[measure.name] for s in group if measure.name in s.figures]
+            for student in group if len(values) > 1 else ():
+                if measure.name in student.figures:
+                    student.figures.setdefault(f"{measure.name} {DEVIATION}", stdev(values))
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:

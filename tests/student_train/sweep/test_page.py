@@ -152,6 +152,15 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     assert page.count("finished, not trained") == 1
     assert "Ship number 5, because" in page and "± 0.5" in page
     assert "These figures have no deviations" in page
+    first, second = content["runs"][0]["settings"], content["runs"][4]["settings"]
+    content["varied"].append("seed")
+    first["seed"], second["seed"] = "0", "1"
+    second.update({k: v for k, v in first.items() if k != "seed"})
+    one, other = (run["scores"]["mood"]["accuracy"] for run in (content["runs"][n] for n in (0, 4)))
+    (tmp_path / "sweep/runs.json").write_text(json.dumps(content))
+    seeds = write_report(tmp_path / "sweep").read_text()
+    assert f"{other:.5g} ± {abs(one - other) / 2**0.5:.5g}" in seeds  # of two
+    assert "These figures have no deviations" not in seeds
     assert "No scores yet: other. They follow the last student." in page
 
 
