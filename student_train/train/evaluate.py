@@ -219,17 +219,15 @@ MATTHEWS = "_matthews"
 
 
 def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
-    """Return the share of equal labels [G], and their Matthews' correlation (Gorodkin 2004, eq. 8),
-    which is 0 if all labels of one side are the same; {} without labels."""
+    """Return the share of equal labels [G], and their Matthews' correlation, which is 0 if all
+    labels of one side are the same; {} without labels."""
+    from sklearn.metrics import matthews_corrcoef
+
     if not len(own):
         return {}
-    classes = 1 + int(torch.maximum(own, other).max())
-    pairs = torch.bincount((classes * other + own).cpu(), minlength=classes**2)
-    table = pairs.view(classes, classes).double()
-    ours, theirs, size = table.sum(dim=0), table.sum(dim=1), table.sum()
-    spread = float((size**2 - ours @ ours) * (size**2 - theirs @ theirs))
-    shared = float(size * table.trace() - ours @ theirs)
-    correlation = shared / math.sqrt(spread) if spread else 0.0
+    correlation = 0.0
+    if len(torch.cat([own, other]).unique()) > 1:  # of a single label scikit-learn warns
+        correlation = float(matthews_corrcoef(other.cpu().numpy(), own.cpu().numpy()))
     return {name: float((own == other).float().mean()), f"{name}{MATTHEWS}": correlation}
 
 

@@ -130,7 +130,7 @@ class Corpus:
             )
         corpus = cls(found, columns, skipped)
         firsts = [next(source.rows(), None) for source in found]
-        if all(first is None or first.text.isspace() or not first.text for first in firsts):
+        if all(first is None or not first.text.strip() for first in firsts):
             next(iter(corpus))  # raises if there is no text at all
         return corpus
 

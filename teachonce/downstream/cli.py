@@ -20,10 +20,10 @@ from teachonce.downstream.settings import (
     MlmSettings,
     SearchSettings,
     SpeedSettings,
+    check_new,
 )
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
-from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.usage_errors import version_option
 
@@ -130,13 +130,8 @@ def _check_out(options: DownstreamOptions) -> None:
     """Raise UserError if --out exists, unless a masked-LM training is resumed in it."""
     if options.out:
         files.check_utf8(options.out)
-    resumable = options.task == "mlm" and not options.as_is
-    out = options.out
-    if out is None or not out.exists() or options.resume:
-        return
-    if not out.is_dir() or any(out.iterdir()):
-        remedy = ", or continue with --resume" if resumable else ""
-        raise UserError(f"--out {out}: exists already; choose another{remedy}")
+        if not options.resume:
+            check_new(options.out, resumable=options.task == "mlm" and not options.as_is)
 
 
 def _say(options: DownstreamOptions) -> Callable[[str], None]:

@@ -22,7 +22,6 @@ from teachonce.downstream.options import (
     LM_EVAL,
     OPTION,
     OPTIONS,
-    PREFIX,
     SEARCHES,
     TASK_FORMS,
     TASK_LIBRARIES,
@@ -35,7 +34,7 @@ from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
 from teachonce.downstream.text_lines import iterate_lines
-from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.shapes import SCRATCH, parse_student
 from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
@@ -149,15 +148,15 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
             raise UserError(f"{path}: no such file or folder; {suggest_path(path)}check the path")
     others = filter(None, (options.teacher, options.documents_by, options.candidates_by))
     names = options.model if models is None else models
-    if options.vocab and not any(name.startswith(PREFIX) for name in names):
+    if options.vocab and not any(name.startswith(SCRATCH) for name in names):
         raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
     for name in (*names, *others):
-        if options.task == "mlm" and name.startswith(PREFIX):
-            shape = parse_student(name.removeprefix(PREFIX), OPTION)
+        if options.task == "mlm" and name.startswith(SCRATCH):
+            shape = parse_student(name.removeprefix(SCRATCH), OPTION)
             if shape.causal or shape.kind == "static":
                 raise UserError(
                     f"--model {name}: a {shape.kind} student has no masked-LM head; give"
-                    f" {PREFIX}HxLxA, {PREFIX}modernbert:HxLxA or {PREFIX}bilstm:E,H"
+                    f" {SCRATCH}HxLxA, {SCRATCH}modernbert:HxLxA or {SCRATCH}bilstm:E,H"
                 )
             _check_vocabulary(options.vocab)
         else:

@@ -55,8 +55,7 @@ AS_IS = "as-is"
 COLUMN = "_column"  # the suffix of options that name columns
 SHORTEST = 8
 """The smallest --max-length, in tokens."""
-PREFIX = SCRATCH
-OPTION = f"--model {PREFIX}"
+OPTION = f"--model {SCRATCH}"
 CONTRADICTING = (
     ("steps", "epochs"),
     ("batch_size", "batch_tokens"),
@@ -139,7 +138,7 @@ class DownstreamOptions:
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
         several=[*UNTRAINED, "speed", AS_IS],
-        words=(*ALIASES, PREFIX),
+        words=(*ALIASES, SCRATCH),
         paths=True,
     )
     train: Paths = _option(

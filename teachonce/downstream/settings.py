@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.downstream.options import OPTIONS
+from teachonce.support.errors import UserError
 from teachonce.support.options import KEY, check_values
 from teachonce.training.optimizer import check_optimizer
 
@@ -16,6 +17,13 @@ from teachonce.training.optimizer import check_optimizer
 def _from_option(name: str, default: Any = None) -> Any:
     """Return a field with the checks of an option of `DownstreamOptions`, and a default."""
     return dataclasses.field(default=default, metadata={KEY: OPTIONS[name]})
+
+
+def check_new(out: Path, resumable: bool = True) -> None:
+    """Raise UserError if `out` exists and is not an empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        remedy = ", or continue with --resume" if resumable else ""
+        raise UserError(f"--out {out}: exists already; choose another{remedy}")
 
 
 @dataclass(frozen=True)

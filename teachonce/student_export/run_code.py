@@ -62,7 +62,7 @@ TEXTS = """    for line in fileinput.input(encoding="utf-8"):
         print(json.dumps({"text": text, **found}, ensure_ascii=False))
 """
 PAIRS = """    for line in fileinput.input(encoding="utf-8"):
-        if line.strip() and line.count("\t") != 1:
+        if line.strip() and line.count("\\t") != 1:
             where = f"{fileinput.filename()}, line {fileinput.filelineno()}"
             raise SystemExit(f"{where}: expected two texts with a TAB between them")
         text_a, _, text_b = line.rstrip("\\r\\n").partition("\\t")

@@ -35,13 +35,13 @@ from teachonce.downstream.mlm.masked_trainer import (
     TrainingMinutes,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out
-from teachonce.downstream.options import OPTION, PREFIX
+from teachonce.downstream.options import OPTION
 from teachonce.downstream.progress import COUNTED, Progress
-from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.settings import MlmSettings, check_new
 from teachonce.downstream.text_lines import read_lines
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.student_tokenizer import train_wordpiece
-from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.shapes import SCRATCH, parse_student
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
@@ -90,7 +90,7 @@ def train_mlm(
         model.set_attn_implementation("eager")
     length = checked_length(settings.max_length, model.config, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
-    if settings.model.startswith(PREFIX):
+    if settings.model.startswith(SCRATCH):
         start_from_frequencies(model, rows)
     # The Trainer's number: with several GPUs in one process it is a batch for each.
     batch = _arguments(settings, every=1).train_batch_size
@@ -211,7 +211,7 @@ def held_out_batches(tokenizer: Any, rows: Any) -> MaskedBatches:
 
 
 def _lr(settings: MlmSettings) -> float:
-    return settings.lr or (1e-3 if settings.model.startswith(PREFIX) else 2e-4)
+    return settings.lr or (1e-3 if settings.model.startswith(SCRATCH) else 2e-4)
 
 
 def _every(settings: MlmSettings, blocks: int) -> int:
@@ -256,8 +256,8 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
 
 
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
-    if settings.model.startswith(PREFIX):
-        size = settings.model.removeprefix(PREFIX)
+    if settings.model.startswith(SCRATCH):
+        size = settings.model.removeprefix(SCRATCH)
         parse_student(size, OPTION)  # before a vocabulary is trained for it
         if settings.resume and (settings.out / "tokenizer.json").exists():
             tokenizer = load_tokenizer(ResolvedModel(str(settings.out), str(settings.out)))
@@ -315,12 +315,6 @@ def finished(settings: MlmSettings) -> dict[str, Any] | None:
         return None
     _check_same_settings(settings)
     return dict(json.loads((settings.out / METRICS).read_text()))
-
-
-def check_new(out: Path) -> None:
-    """Raise UserError if `out` exists and is not an empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: exists already; choose another, or continue with --resume")
 
 
 def recorded_settings(settings: MlmSettings) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from teachonce.downstream.mlm.masked_trainer import MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
     SETTINGS_FILE,
     check_loss,
-    check_new,
     finished,
     held_out_batches,
     masking_tokenizer,
@@ -29,7 +28,7 @@ from teachonce.downstream.mlm.text_blocks import cut, tokens_of, tokens_per_char
 from teachonce.downstream.options import check_option
 from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
-from teachonce.downstream.settings import MlmSettings
+from teachonce.downstream.settings import MlmSettings, check_new
 from teachonce.downstream.text_lines import read_lines
 from teachonce.downstream.tracking import TrackedRun, folder_of
 from teachonce.support.console import counted
