@@ -14,7 +14,7 @@ import click
 from teachonce.checkpoints.declared import declared_head
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.card_metadata import check_metadata
-from teachonce.support.completion import Text
+from teachonce.support.click_types import Text
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError

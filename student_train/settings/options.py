@@ -10,11 +10,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.contradictions import NEXT, check_together
 from teachonce.student_train.settings.naming import (
     MAIN,
     path_next_to,
@@ -23,7 +23,6 @@ from teachonce.student_train.settings.naming import (
 )
 from teachonce.student_train.settings.option_fields import (
     BATCH,
-    BILSTM,
     LENGTH,
     MACHINE,
     STAGE,
@@ -33,12 +32,10 @@ from teachonce.student_train.settings.option_values import (
     EXPECTED_PARTS,
     FOLDER,
     is_part,
-    stays_in_memory,
 )
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.settings.terms import (
     BatchPlan,
-    check_alignment_of_shared,
     parse_alignments,
 )
 from teachonce.support.errors import UserError
@@ -54,12 +51,11 @@ from teachonce.support.options import (
 )
 from teachonce.training.device import resolved_device, resolved_precision
 from teachonce.training.optimizer import ADADELTA_LR, check_optimizer
-from teachonce.training.schedule import ENDLESS, Schedule
+from teachonce.training.schedule import Schedule
 from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"
 CONTINUED = 0.1  # of the default learning rate, for a model that is trained already
-NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
 
 
 # Not a dataclass itself: mypy would read its fields as what the constructor accepts; see `Given`.
@@ -73,7 +69,7 @@ class TrainOptions(OptionFields):
     def __post_init__(self) -> None:
         self._parse_stores_and_stages()
         check_values(self)
-        self._check_together()
+        check_together(self)
         for number, stage in enumerate(self.stages, 1):
             check_stage(stage, f"stage {number}")
             try:
@@ -101,148 +97,7 @@ class TrainOptions(OptionFields):
     def _check_stage(self, stage: Mapping[str, Any]) -> None:
         for name in stage.keys() - {"unfreeze"}:
             check_value(TrainOptions, name, options_of(TrainOptions)[name], stage[name])
-        self.in_stage(stage)._check_together()
-
-    def _check_together(self) -> None:
-        if self.steps is not None and self.epochs is not None:
-            raise UserError("--steps and --epochs contradict each other: give one")
-        if self.steps == 0 and (self.init != "random" or self.stages):
-            raise UserError(
-                "--steps 0: expected at least 1, or --init random without stages, which saves the"
-                " untrained student"
-            )
-        if self.batch_texts and self.batch_tokens != default_of(TrainOptions, "batch_tokens"):
-            raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
-        if (judged := self.judged_by()) and not self.held_out:
-            raise UserError(
-                f"{judged[0]} and --held-out 0: nothing to validate on; give --held-out a share"
-                f" above 0, or leave {judged[0]} out"
-            )
-        if self.lr_end and self.schedule in ENDLESS:
-            raise UserError(
-                f"--lr-end {self.lr_end:g} and --schedule {self.schedule}: a {self.schedule}"
-                " schedule has no end; use linear or cosine"
-            )
-        if self.lr_end and self.lr_end > self.resolved_lr:
-            raise UserError(
-                f"--lr-end {self.lr_end:g}: expected at most --lr, here {self.resolved_lr:g}"
-            )
-        self._check_data()
-        own = self.init.removeprefix(FOLDER)
-        if self.lora and own == self.init:
-            raise UserError(
-                f"--lora {self.lora}: the other weights are not trained, and --init is {self.init};"
-                " give --student DIR, a trained model, or leave --lora out"
-            )
-        if own != self.init and self.vocab != own:
-            raise UserError(
-                f"--vocab {self.vocab}: the weights of {own} are for its own vocabulary; give"
-                f" --vocab {own}, or --init vocab"
-            )
-        of_bilstm = [name for name in scoped(TrainOptions, BILSTM) if getattr(self, name)]
-        words = [f"{flag_of(name)} {getattr(self, name)}" for name in sorted(of_bilstm)]
-        words += ["--projection student"] if self.projection == "student" else []
-        if words and parse_student(self.student).kind != "bilstm":
-            raise UserError(
-                f"{words[0]}: only for a BiLSTM, and --student is {self.student}; leave it"
-                " out, or choose bilstm:E,H"
-            )
-        every = registry.named(self.loss)
-        masked = [f"--loss {loss.name}" for loss in every if loss.student == "masked"]
-        masked += ["--targets masked"] if self.targets == "masked" else []
-        if masked and not self.mask_prob:
-            raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
-        self._check_predictions()
-        check_alignment_of_shared(self.align, self.loss)
-        nested = [loss for loss in registry.named(self.losses()) if loss.nests]
-        if self.matryoshka and not nested:
-            raise UserError(
-                f"--matryoshka {','.join(map(str, self.matryoshka))}: no loss compares parts of a"
-                " vector; add similarity or similarity-kl to --loss"
-            )
-        if is_disk_cache(self.cache) and not any(
-            "://" in str(path) for path in (self.store, *self.others)
-        ):
-            raise UserError(
-                f"--cache {self.cache}: only for remote stores, and {self.store} is on this"
-                " machine; leave --cache out, or give ram"
-            )
-        if self.workers and stays_in_memory(self.cache):
-            raise UserError(
-                f"--cache {self.cache} and --workers {self.workers}: each worker would hold its own"
-                " copy of the store; give one of the two"
-            )
-
-    def _check_predictions(self) -> None:
-        """Check that a decoder is trained on next tokens, and any other student on masked
-        tokens."""
-        causal = parse_student(self.student).causal
-        losses = [loss for loss in registry.named(self.loss) if loss.head == "vocabulary"]
-        wrong = [loss.name for loss in losses if loss.of_next != causal]
-        if wrong:
-            able = dict.fromkeys(
-                loss.name
-                for loss in registry.LOSSES
-                if loss.head == "vocabulary" and loss.of_next == causal
-            )
-            what = "a decoder, which predicts next tokens" if causal else "not a decoder"
-            raise UserError(
-                f"--loss {wrong[0]}: --student {self.student} is {what}; use {', '.join(able)} or"
-                " losses of hidden states"
-            )
-        if causal:
-            self._check_decoder()
-        own = parse_alignments(self.align).own
-        trimmed = [
-            loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT
-        ]
-        if trimmed:
-            raise UserError(
-                f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
-                f" both sides end at the same byte, and {own[trimmed[0]]} trims white space; leave"
-                f" it out, or give {trimmed[0]}={NEXT}"
-            )
-
-    def _check_decoder(self) -> None:
-        """Raise UserError for options that a decoder does not support."""
-        of_texts = [loss.name for loss in registry.named(self.loss) if loss.student == "sentence"]
-        if of_texts:
-            raise UserError(
-                f"--loss {of_texts[0]}: --student {self.student} is a decoder, which has no state"
-                " of a whole text; use hidden"
-            )
-        if self.prune_to is not None:
-            raise UserError(
-                f"--prune-to {self.prune_to}: only WordPieces can be pruned after the training, and"
-                f" --student {self.student} is a decoder; give --vocab pruned:SIZE"
-            )
-        masks = {
-            "--targets masked": self.targets == "masked",
-            "--mask-words rare": self.mask_words == "rare",
-            f"--max-masks {self.max_masks}": self.max_masks is not None,
-            f"--view {self.view}": bool(self.view),
-        }
-        if refused := [option for option, is_set in masks.items() if is_set]:
-            raise UserError(
-                f"{refused[0]}: --student {self.student} is a decoder, which reads no masks;"
-                " leave it out"
-            )
-
-    def _check_data(self) -> None:
-        named = {loss.name for loss in registry.named(self.loss) if loss.of_gold}
-        gold, others = named.intersection(self.loss), self.loss.keys() - named
-        if self.data == "unlabelled" and gold:
-            raise UserError(
-                f"--loss {min(gold)} and --data unlabelled: unlabelled text has no gold labels;"
-                " choose other losses, or --data all"
-            )
-        if self.data != "balanced":
-            return
-        if not gold or not others:
-            lacking = (
-                "for unlabelled text, such as kl=1" if gold else "on gold labels, such as ce=1"
-            )
-            raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
+        check_together(self.in_stage(stage))
 
     def terms(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of a student, in the order of the registry.

@@ -13,13 +13,14 @@ from teachonce.student_train.cli import GROUPS, parameters
 from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
+from teachonce.support.click_types import Names
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, options_of, scoped
 from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
-from teachonce.support.usage_errors import Names, version_option
+from teachonce.support.usage_errors import version_option
 
 OUT_HELP = (
     "Folder of the students, each named after the settings that vary, and of their table"

@@ -28,8 +28,9 @@ from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import DumpSummary, check_existing, dump, written_line
+from teachonce.teacher_dump.job.features import window_length
 from teachonce.teacher_dump.job.parts import gathered
-from teachonce.teacher_dump.job.plan import StageOne, window_length
+from teachonce.teacher_dump.job.plan import StageOne
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, check_width
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (

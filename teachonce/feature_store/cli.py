@@ -16,12 +16,11 @@ from teachonce.feature_store.output import Output, bars, printed, progress, writ
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
-from teachonce.support.completion import PATH, Text
+from teachonce.support.click_types import PATH, NameOrAdded, Text
 from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
-from teachonce.support.plugins import NameOrAdded
 from teachonce.support.usage_errors import OneLineGroup, version_option
 
 VOCAB_HELP = (

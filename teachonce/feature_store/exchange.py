@@ -14,11 +14,9 @@ from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.captures import formats
 from teachonce.feature_store.output import Output, bars, printed, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
-from teachonce.support.completion import PATH, Text
+from teachonce.support.click_types import PATH, NameOrAdded, Names, Text
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
-from teachonce.support.plugins import NameOrAdded
-from teachonce.support.usage_errors import Names
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 say = partial(click.echo, err=True)

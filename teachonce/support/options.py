@@ -22,25 +22,21 @@ import dataclasses
 import functools
 import math
 import os
-import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal
 
 import click
-from click.shell_completion import CompletionItem
 
-from teachonce.support.completion import Text
+from teachonce.support.click_types import Count, NameOrAdded, Names, Number, NumberOrWord, Text
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import Given
-from teachonce.support.plugins import NameOrAdded, added_object
-from teachonce.support.usage_errors import Names
+from teachonce.support.plugins import added_object
 
 KEY = "option"  # of a field's metadata
 
@@ -315,71 +311,10 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return click.Path(path_type=Path)
     command, once = getattr(settings, "SWEEP", ("", ""))
     sweep = "" if once in about.scope else command
-    numbers: dict[type[Any], click.ParamType[Any]] = {int: _Count(sweep), float: _Number(sweep)}
+    numbers: dict[type[Any], click.ParamType[Any]] = {int: Count(sweep), float: Number(sweep)}
     read = numbers.get(kind) or Text(about.words, about.paths)
     words = _words_of(settings, name)
-    return _NumberOrWord(read, words) if words else read
-
-
-def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
-    """Return a message that shows how to repeat an option instead of giving a comma list.
-
-    sweep: the command that accepts repetitions, if another does not; or "".
-    """
-    here = getattr(param, "multiple", False)
-    if param is None or not (here or sweep) or "," not in str(value):
-        return ""
-    words = " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
-    return f"; repeat it: {words}" if here else f"; to compare several: {sweep} {words}"
-
-
-class _Count(click.types.IntParamType):
-    """A whole number, also in thousands or millions: 50k, 1.5m."""
-
-    def __init__(self, sweep: str = "") -> None:
-        self.sweep = sweep
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
-        if found:
-            number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
-            if number == int(number):
-                return int(number)
-        if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
-            several = _repeated(value, param, self.sweep)
-            words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
-            self.fail(words, param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class _Number(click.types.FloatParamType):
-    """A number. The error message shows how to write it."""
-
-    def __init__(self, sweep: str = "") -> None:
-        self.sweep = sweep
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            several = _repeated(value, param, self.sweep)
-            self.fail(f"{value!r}: expected a number, such as 3 or 1e-3{several}", param, ctx)
-
-
-class _NumberOrWord(click.ParamType[Any]):
-    """A number, or one of some words."""
-
-    def __init__(self, number: click.ParamType[Any], words: tuple[str, ...]) -> None:
-        self._number, self._words = number, words
-        self.name = "|".join((number.name, *words))
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value in self._words else self._number.convert(value, param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+    return NumberOrWord(read, words) if words else read
 
 
 def click_option(

@@ -11,10 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.usage_errors import Names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -63,23 +60,3 @@ def _load(entry: EntryPoint, what: str) -> Any:
         raise UserError(
             f"{what} cannot be loaded ({why}); install, update or remove that package"
         ) from error
-
-
-class NameOrAdded(Names):
-    """A click type: one of the built-in names, or a name that an installed package adds to
-    `group`."""
-
-    def __init__(self, names: tuple[str, ...], group: str) -> None:
-        super().__init__(names)
-        self._group = group
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            try:
-                if added_object(self._group, str(value)) is not None:
-                    return value
-            except UserError as error:
-                self.fail(str(error), param, ctx)
-            raise

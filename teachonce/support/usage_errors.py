@@ -57,14 +57,6 @@ class UsageLine(click.UsageError):
         click.ClickException.show(self, file)
 
 
-class Names(click.Choice[str]):
-    """A click choice of names. The error for a wrong name suggests the most similar one."""
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        near = suggest(str(value), self.choices)
-        return f"{value!r}: {near}expected one of {', '.join(self.choices)}"
-
-
 def one_line(error: click.UsageError, path: str) -> click.UsageError:
     """Return a usage error as one line, which ends with the command that lists the options.
 

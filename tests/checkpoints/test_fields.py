@@ -369,7 +369,7 @@ def test_settings_of_vectors_that_are_honoured(embedder: Path, tmp_path: Path, n
 def test_the_longest_text_is_where_folders_have_it(
     embedder: Path, tmp_path: Path, spoil: Spoil
 ) -> None:
-    from teachonce.teacher_dump.job.plan import window_length
+    from teachonce.teacher_dump.job.features import window_length
 
     folder = copied(embedder, tmp_path / "m")
     spoil(folder)

@@ -229,7 +229,7 @@ def test_a_store_of_an_earlier_release_goes_on(
     model, path = tiny_teacher("gpt2"), tmp_path / "a.zarr"
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
     words = (*words, "--logits", "topk:4", "--device", "cpu", "--out")
-    real = plan.features_of
+    real = features.features_of
 
     def earlier(*given: Any) -> Features:
         found = real(*given)

@@ -17,7 +17,7 @@ from teachonce.store import open_store
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
-from teachonce.teacher_dump.job.plan import window_length
+from teachonce.teacher_dump.job.features import window_length
 from teachonce.teacher_dump.teacher.heads import sampled_logits, top_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher

@@ -1,0 +1,184 @@
+"""Finds options of a training that contradict each other, before a store is opened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from teachonce.store.containers.cache_option import is_disk_cache
+from teachonce.student_train.losses import registry
+from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
+from teachonce.student_train.settings.option_values import FOLDER, stays_in_memory
+from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.terms import check_alignment_of_shared, parse_alignments
+from teachonce.support.errors import UserError
+from teachonce.support.options import default_of, flag_of, scoped
+from teachonce.training.schedule import ENDLESS
+
+if TYPE_CHECKING:
+    from teachonce.student_train.settings.options import TrainOptions
+
+NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
+
+
+def check_together(options: TrainOptions) -> None:
+    """Raise UserError for the first options that contradict each other."""
+    _check_length(options)
+    _check_rate(options)
+    _check_start(options)
+    _check_bilstm(options)
+    _check_data(options)
+    _check_losses(options)
+    _check_predictions(options)
+    _check_cache(options)
+
+
+def _check_length(options: TrainOptions) -> None:
+    if options.steps is not None and options.epochs is not None:
+        raise UserError("--steps and --epochs contradict each other: give one")
+    if options.steps == 0 and (options.init != "random" or options.stages):
+        raise UserError(
+            "--steps 0: expected at least 1, or --init random without stages, which saves the"
+            " untrained student"
+        )
+    if options.batch_texts and options.batch_tokens != default_of(OptionFields, "batch_tokens"):
+        raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
+    if (judged := options.judged_by()) and not options.held_out:
+        raise UserError(
+            f"{judged[0]} and --held-out 0: nothing to validate on; give --held-out a share"
+            f" above 0, or leave {judged[0]} out"
+        )
+
+
+def _check_rate(options: TrainOptions) -> None:
+    if options.lr_end and options.schedule in ENDLESS:
+        raise UserError(
+            f"--lr-end {options.lr_end:g} and --schedule {options.schedule}: a {options.schedule}"
+            " schedule has no end; use linear or cosine"
+        )
+    if options.lr_end and options.lr_end > options.resolved_lr:
+        raise UserError(
+            f"--lr-end {options.lr_end:g}: expected at most --lr, here {options.resolved_lr:g}"
+        )
+
+
+def _check_start(options: TrainOptions) -> None:
+    own = options.init.removeprefix(FOLDER)
+    if options.lora and own == options.init:
+        raise UserError(
+            f"--lora {options.lora}: the other weights are not trained, and --init is"
+            f" {options.init}; give --student DIR, a trained model, or leave --lora out"
+        )
+    if own != options.init and options.vocab != own:
+        raise UserError(
+            f"--vocab {options.vocab}: the weights of {own} are for its own vocabulary; give"
+            f" --vocab {own}, or --init vocab"
+        )
+
+
+def _check_bilstm(options: TrainOptions) -> None:
+    of_bilstm = [name for name in scoped(OptionFields, BILSTM) if getattr(options, name)]
+    words = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
+    words += ["--projection student"] if options.projection == "student" else []
+    if words and parse_student(options.student).kind != "bilstm":
+        raise UserError(
+            f"{words[0]}: only for a BiLSTM, and --student is {options.student}; leave it out, or"
+            " choose bilstm:E,H"
+        )
+
+
+def _check_data(options: TrainOptions) -> None:
+    named = {loss.name for loss in registry.named(options.loss) if loss.of_gold}
+    gold, others = named.intersection(options.loss), options.loss.keys() - named
+    if options.data == "unlabelled" and gold:
+        raise UserError(
+            f"--loss {min(gold)} and --data unlabelled: unlabelled text has no gold labels;"
+            " choose other losses, or --data all"
+        )
+    if options.data == "balanced" and not (gold and others):
+        lacking = "for unlabelled text, such as kl=1" if gold else "on gold labels, such as ce=1"
+        raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
+
+
+def _check_losses(options: TrainOptions) -> None:
+    every = registry.named(options.loss)
+    masked = [f"--loss {loss.name}" for loss in every if loss.student == "masked"]
+    masked += ["--targets masked"] if options.targets == "masked" else []
+    if masked and not options.mask_prob:
+        raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
+    check_alignment_of_shared(options.align, options.loss)
+    nested = [loss for loss in registry.named(options.losses()) if loss.nests]
+    if options.matryoshka and not nested:
+        raise UserError(
+            f"--matryoshka {','.join(map(str, options.matryoshka))}: no loss compares parts of a"
+            " vector; add similarity or similarity-kl to --loss"
+        )
+
+
+def _check_predictions(options: TrainOptions) -> None:
+    """Check that a decoder is trained on next tokens, and any other student on masked
+    tokens."""
+    causal = parse_student(options.student).causal
+    losses = [loss for loss in registry.named(options.loss) if loss.head == "vocabulary"]
+    wrong = [loss.name for loss in losses if loss.of_next != causal]
+    if wrong:
+        able = dict.fromkeys(
+            loss.name
+            for loss in registry.LOSSES
+            if loss.head == "vocabulary" and loss.of_next == causal
+        )
+        what = "a decoder, which predicts next tokens" if causal else "not a decoder"
+        raise UserError(
+            f"--loss {wrong[0]}: --student {options.student} is {what}; use {', '.join(able)} or"
+            " losses of hidden states"
+        )
+    if causal:
+        _check_decoder(options)
+    own = parse_alignments(options.align).own
+    trimmed = [loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT]
+    if trimmed:
+        raise UserError(
+            f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
+            f" both sides end at the same byte, and {own[trimmed[0]]} trims white space; leave"
+            f" it out, or give {trimmed[0]}={NEXT}"
+        )
+
+
+def _check_decoder(options: TrainOptions) -> None:
+    """Raise UserError for options that a decoder does not support."""
+    of_texts = [loss.name for loss in registry.named(options.loss) if loss.student == "sentence"]
+    if of_texts:
+        raise UserError(
+            f"--loss {of_texts[0]}: --student {options.student} is a decoder, which has no state"
+            " of a whole text; use hidden"
+        )
+    if options.prune_to is not None:
+        raise UserError(
+            f"--prune-to {options.prune_to}: only WordPieces can be pruned after the training, and"
+            f" --student {options.student} is a decoder; give --vocab pruned:SIZE"
+        )
+    masks = {
+        "--targets masked": options.targets == "masked",
+        "--mask-words rare": options.mask_words == "rare",
+        f"--max-masks {options.max_masks}": options.max_masks is not None,
+        f"--view {options.view}": bool(options.view),
+    }
+    if refused := [option for option, is_set in masks.items() if is_set]:
+        raise UserError(
+            f"{refused[0]}: --student {options.student} is a decoder, which reads no masks;"
+            " leave it out"
+        )
+
+
+def _check_cache(options: TrainOptions) -> None:
+    if is_disk_cache(options.cache) and not any(
+        "://" in str(path) for path in (options.store, *options.others)
+    ):
+        raise UserError(
+            f"--cache {options.cache}: only for remote stores, and {options.store} is on this"
+            " machine; leave --cache out, or give ram"
+        )
+    if options.workers and stays_in_memory(options.cache):
+        raise UserError(
+            f"--cache {options.cache} and --workers {options.workers}: each worker would hold its"
+            " own copy of the store; give one of the two"
+        )

@@ -1,0 +1,131 @@
+"""The types of click that parse, and complete, the values of options and arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from teachonce.support.errors import UserError, suggest
+from teachonce.support.plugins import added_object
+
+
+class Text(click.types.StringParamType):
+    """A click type for text. A shell completes it to paths, to `words`, or to both.
+
+    words: the words that a value may equal or start with, or a function that returns them if that
+        takes time. paths: complete paths as well; without `words`, paths are always completed.
+    """
+
+    def __init__(
+        self, words: Iterable[str] | Callable[[], Iterable[str]] = (), paths: bool = False
+    ) -> None:
+        self._words, self._paths = words, paths or words == ()
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the word after the last comma, because some options are comma lists."""
+        # Files come first: bash drops what was offered before them, and shows them if no word fits.
+        before, comma, typed = incomplete.rpartition(",")
+        words = self._words() if callable(self._words) else self._words
+        files = [CompletionItem(incomplete, type="file")] if self._paths else []
+        fitting = (word for word in words if word.startswith(typed))
+        return [*files, *(CompletionItem(f"{before}{comma}{word}") for word in fitting)]
+
+
+PATH = Text()
+"""The path of a file or a folder, or an address."""
+
+
+class Names(click.Choice[str]):
+    """A click choice of names. The error for a wrong name suggests the most similar one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        near = suggest(str(value), self.choices)
+        return f"{value!r}: {near}expected one of {', '.join(self.choices)}"
+
+
+class NameOrAdded(Names):
+    """A click type: one of the built-in names, or a name that an installed package adds to
+    `group`."""
+
+    def __init__(self, names: tuple[str, ...], group: str) -> None:
+        super().__init__(names)
+        self._group = group
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            try:
+                if added_object(self._group, str(value)) is not None:
+                    return value
+            except UserError as error:
+                self.fail(str(error), param, ctx)
+            raise
+
+
+def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
+    """Return a message that shows how to repeat an option instead of giving a comma list.
+
+    sweep: the command that accepts repetitions, if another does not; or "".
+    """
+    here = getattr(param, "multiple", False)
+    if param is None or not (here or sweep) or "," not in str(value):
+        return ""
+    words = " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
+    return f"; repeat it: {words}" if here else f"; to compare several: {sweep} {words}"
+
+
+class Count(click.types.IntParamType):
+    """A whole number, also in thousands or millions: 50k, 1.5m."""
+
+    def __init__(self, sweep: str = "") -> None:
+        self.sweep = sweep
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
+        if found:
+            number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
+            if number == int(number):
+                return int(number)
+        if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
+            several = _repeated(value, param, self.sweep)
+            words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
+            self.fail(words, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Number(click.types.FloatParamType):
+    """A number. The error message shows how to write it."""
+
+    def __init__(self, sweep: str = "") -> None:
+        self.sweep = sweep
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            several = _repeated(value, param, self.sweep)
+            self.fail(f"{value!r}: expected a number, such as 3 or 1e-3{several}", param, ctx)
+
+
+class NumberOrWord(click.ParamType[Any]):
+    """A number, or one of some words."""
+
+    def __init__(self, number: click.ParamType[Any], words: tuple[str, ...]) -> None:
+        self._number, self._words = number, words
+        self.name = "|".join((number.name, *words))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self._words else self._number.convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
