@@ -6,7 +6,6 @@ import json
 import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
@@ -14,97 +13,26 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from teachonce.store import FeatureStore, TaskSpec
-from teachonce.store.format.features import PROBLEM_TYPES, OutputKind
+from teachonce.store import FeatureStore
 from teachonce.store.tools.store_card import hub_datasets, teacher_name
 from teachonce.student_train.losses.registry import losses_for, named, reads_masked_tokens
 from teachonce.student_train.model.any_student import head_of
+from teachonce.student_train.output.card_code import (
+    EMBEDDER,
+    ENCODER,
+    HOW_TO_SCORE,
+    SCORER,
+    Head,
+    head_for,
+    how_to_embed,
+    how_to_load,
+    output_kind_of_student,
+)
 from teachonce.student_train.output.report import trained_losses
 from teachonce.support.redaction import publishable
 
-THIS_FOLDER = '"this folder"'
-"""The model that the code of a card loads; `push` replaces it by the repository."""
 MASKING = ("mask_prob", "mask_words", "max_masks")
 LONGEST = 1000  # characters of a cell: the names of a corpus of many files would fill pages
-
-
-@dataclass(frozen=True)
-class Head:
-    """Describes a head for a card: the Auto class that loads it, its pipeline, a description, and
-    code of an example text."""
-
-    auto: str
-    pipeline: str
-    what: str
-    text: str
-
-
-HEADS = {
-    "mlm": Head(
-        "AutoModelForMaskedLM",
-        "fill-mask",
-        "masked language model",
-        'f"The {predict.tokenizer.mask_token} is old."',
-    ),
-    "causal": Head(
-        "AutoModelForCausalLM", "text-generation", "language model (decoder)", '"Once upon a time"'
-    ),
-    "classification": Head(
-        "AutoModelForSequenceClassification",
-        "text-classification",
-        "classifier of texts",
-        '"A text."',
-    ),
-    "tagging": Head(
-        "AutoModelForTokenClassification",
-        "token-classification",
-        "tagger of tokens",
-        '"A text."',
-    ),
-}
-SEVERAL_LABELS = Head(
-    "AutoModelForSequenceClassification",
-    "text-classification",
-    "classifier that gives a text any number of labels",
-    '"A text.", top_k=None',  # the probability of each label
-)
-ENTITIES = replace(  # only the first piece of a word is trained
-    HEADS["tagging"], text='"A text.", aggregation_strategy="first"'
-)
-NUMBERS = Head(
-    "AutoModelForSequenceClassification",
-    "text-classification",
-    "regression of texts",
-    '"A text.", top_k=None',
-)
-
-
-ENCODER = Head(
-    "AutoModel", "feature-extraction", "encoder of texts", '"A text.", return_tensors=True'
-)
-EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model", '"A text."')
-HOW_TO_EMBED = """```python
-{imported}from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("this folder")
-vectors = model.encode(["A text.", "Another text."])
-print(model.similarity(vectors, vectors))
-```
-
-`AutoModel` loads the encoder only, without pooling and the modules after it.{note}"""
-
-
-SCORER = Head(
-    "AutoModelForSequenceClassification", "text-ranking", "reranker of pairs of texts", '"A text."'
-)
-HOW_TO_SCORE = """```python
-from sentence_transformers import CrossEncoder
-
-model = CrossEncoder("this folder")
-print(model.predict([("A question?", "A text."), ("A question?", "Another text.")]))
-```
-
-`AutoModelForSequenceClassification` loads it as well; its score is before the activation."""
 
 
 def environment(device: str, processes: int = 1) -> dict[str, Any]:
@@ -147,11 +75,11 @@ def model_card(
     untrained = (
         not vectors and of_vocabulary and result["steps"] and not trains_vocabulary(settings)
     )
-    head = EMBEDDER if vectors else SCORER if scores else _head(student)
+    head = EMBEDDER if vectors else SCORER if scores else head_for(student)
     head = ENCODER if untrained else head
     library = "sentence-transformers" if vectors or scores else "transformers"
     if vectors:
-        loading = _how_to_embed(student)
+        loading = how_to_embed(student)
     else:
         loading = HOW_TO_SCORE if scores else how_to_load(student, pairs, head)
     if untrained:
@@ -270,81 +198,6 @@ def trains_vocabulary(settings: Mapping[str, Any]) -> bool:
     """Return whether a loss in the settings of a report trains a head over the vocabulary."""
     losses = losses_for(None, trained_losses(settings))
     return any(loss.head == "vocabulary" for loss in losses)
-
-
-def how_to_load(student: PreTrainedModel, pairs: bool = False, head: Head | None = None) -> str:
-    """Return Markdown with code that loads a student's folder and predicts for a text or a pair.
-
-    head: the head with which it is loaded; None for the head of its class. If transformers does not
-        have the student's class, the code imports its module.
-    """
-    head = head or _head(student)
-    imported, note = _import_of(student, f"pipelines and `{head.auto}` load it")
-    note = note or f"`{head.auto}` loads it as well.{_note_on_pooler(student)}"
-    pair = '{"text": "A text.", "text_pair": "Another text."}'
-    text = head.text.replace('"A text."', pair) if pairs else head.text
-    return f"""```python
-{imported}from transformers import pipeline
-
-predict = pipeline("{head.pipeline}", "this folder")
-print(predict({text}))
-```
-
-{note}"""
-
-
-def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
-    """Return the kind of a student's task outputs, by its config; None without a task."""
-    if (kind := head_of(student)) in ("mlm", "causal"):
-        return None
-    said = student.config.problem_type
-    problem_type = said if kind == "classification" and said in PROBLEM_TYPES else None
-    labels = tuple(map(str, range(len(student.config.id2label or ()))))
-    return TaskSpec(kind, labels, problem_type=problem_type).output_kind
-
-
-def _head(student: PreTrainedModel) -> Head:
-    output_kind, head = output_kind_of_student(student), HEADS[head_of(student)]
-    if student.config.num_labels == 1 and student.config.problem_type is None:
-        return head  # one output without a problem type: the score of a pair
-    # transformers would join neighbours of one tag without B- and I- to one entity.
-    labels = (student.config.id2label or {}).values()
-    if head is HEADS["tagging"] and any(str(label).startswith("B-") for label in labels):
-        return ENTITIES
-    return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(output_kind), head)
-
-
-def _how_to_embed(student: PreTrainedModel) -> str:
-    imported, note = _import_of(student, "`SentenceTransformer` loads it")
-    if student.config.model_type == "static":  # sentence-transformers has the class itself
-        imported = note = ""
-    note = _note_on_pooler(student) + (f"\n\n{note}" if note else "")
-    return HOW_TO_EMBED.format(imported=imported, note=note)
-
-
-def _note_on_pooler(student: PreTrainedModel) -> str:
-    """Return a note if `AutoModel` adds a pooler to the student, whose weights are random."""
-    # No field of config.json stops it: transformers reads `add_pooling_layer` from the call alone.
-    if getattr(student.base_model, "pooler", True) is not None:
-        return ""
-    return (
-        " No pooler was trained:\n`AutoModel.from_pretrained("
-        f"{THIS_FOLDER}, add_pooling_layer=False)` leaves it out, else its weights are random."
-    )
-
-
-def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
-    """Return the code line that imports a student's class, and a note on it; two empty texts for a
-    class of transformers. `then` is the note's last clause."""
-    own, module = type(student).__name__, type(student).__module__
-    if module.startswith("transformers."):
-        return "", ""
-    package = module.partition(".")[0]
-    note = (
-        f"Its class, `{own}`, comes with {package}, not with transformers: once `{module}` is"
-        f" imported,\n{then}."
-    )
-    return f"import {module}\n", note
 
 
 def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:

@@ -23,7 +23,7 @@ from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.job import part_writing, plan
+from teachonce.teacher_dump.job import features, part_writing, plan
 from teachonce.teacher_dump.teacher.heads import observed_logprobs
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.making.decoders import FAMILIES, save_decoder
