@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,8 @@ def test_what_a_gpu_is_measured_by(
     tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command itself, on a CPU at toy size."""
+    small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    monkeypatch.setattr(gpu, "random_teacher", partial(random_teacher, **small))
     words = {
         "model": tiny_teacher("bert"), "corpus": corpus, "tokens": 1500, "vocabulary": 900,
         "layers": 1, "decoder-width": 64, "decoder-layers": 1, "part-tokens": 700,

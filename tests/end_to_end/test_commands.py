@@ -31,6 +31,7 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.table import aligned, table
 from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.corpus import sources
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 from tests.end_to_end.support import (
@@ -147,8 +148,11 @@ def test_dump_without_a_head_says_what_is_stored(
 
 
 def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a part of the library: test_sources.py reads all of it."""
+    some = [each for each in sources.library_sources() if each[1].parent.name == "json"]
+    monkeypatch.setattr(sources, "library_sources", lambda: some)
     out = tmp_path / "store.zarr"
     said = ok(teacher_dump, "--model", tiny_teacher("bert"), "--out", out, "--limit", "1500")
     assert "python-docs (no --corpus given: the default)" in said
