@@ -97,7 +97,7 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     both = [word for path in stores for word in ("--store", path)]
     ok(
         student_train, *both, "--out", tmp_path / "s", "--vocab", "300", "--student", "32x1x2",
-        "--device", "cpu", "--steps", "300", "--batch-texts", "8", "--lr", "0.003",
+        "--device", "cpu", "--steps", "150", "--batch-texts", "8", "--lr", "0.006",
         "--held-out", "0",
     )  # fmt: skip
     wanted = library(teacher, [en for en, _ in PAIRS])

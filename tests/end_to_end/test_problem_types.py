@@ -32,7 +32,7 @@ TRAINED: Words = (
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("texts") / "c.txt", 150)
+    return write_corpus(tmp_path_factory.mktemp("texts") / "c.txt", 60)
 
 
 @pytest.fixture(scope="module")

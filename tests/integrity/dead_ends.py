@@ -103,7 +103,7 @@ def scenes(folder: Path, ext: str) -> Iterator[Scene]:
         thing.save_pretrained(folder / "teacher")
     dumps = []
     for number in (1, 2):
-        corpus = write_corpus(folder / f"corpus{number}.txt", 6 + number)
+        corpus = write_corpus(folder / f"corpus{number}.txt", 3 + number)
         words: Words = ("teacher-dump", "--model", str(folder / "teacher"), "--corpus", str(corpus))
         words += ("--logits", "topk:4", "--hidden", "mean", "--views", "2")
         words += ("--mask-words", "rare", "--device", "cpu", "--precision", "fp32", "--out")

@@ -20,7 +20,7 @@ from tests.integrity.forged_json import mutated, places
 from tests.integrity.forgery import HOW, Watch, in_process
 
 Copy = Callable[..., Path]
-FORGERIES = 25  # of each format
+FORGERIES = 12  # of each format
 
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
