@@ -8,6 +8,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -53,7 +54,8 @@ QUESTIONS = (
 """Questions that are asked of teacher and student."""
 
 
-def passages() -> list[str]:
+@cache
+def passages() -> tuple[str, ...]:
     """Make the passages of the docstrings of public names and of the language reference.
 
     Each begins with the name of what it is on, such as `fractions.Fraction.limit_denominator: `,
@@ -63,7 +65,7 @@ def passages() -> list[str]:
     for name, text in [*_of_sources(), *_of_compiled(), *_of_reference()]:
         for piece in pieces(text):
             found.setdefault(piece, f"{name}: {piece}")
-    return list(found.values())
+    return tuple(found.values())
 
 
 def write_passages(path: Path, every: int = 1) -> int:

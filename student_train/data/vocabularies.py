@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import lru_cache
 from typing import Any
 
 from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
@@ -32,6 +33,7 @@ def _try_vocabulary(path: str, options: dict[str, Any] | None) -> None:
                 raise StoreError(f"{path}: the tokenizer in it makes a whole text of one letter")
 
 
+@lru_cache(2)  # the students of a sweep mostly have one vocabulary
 def vocabulary_map(teacher: str, student: str) -> VocabularyMap:
     """Map two vocabularies, each given as the content of a tokenizer.json.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_what_a_gpu_is_measured_by(
     tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command itself, on a CPU at toy size."""
-    small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     monkeypatch.setattr(gpu, "random_teacher", partial(random_teacher, **small))
     words = {
         "model": tiny_teacher("bert"), "corpus": corpus, "tokens": 1500, "vocabulary": 900,

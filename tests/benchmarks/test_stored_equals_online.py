@@ -56,6 +56,7 @@ def curve(
         loss=LOSSES,
         view=view,
         steps=STEPS,
+        eval_every=STEPS,
         **batches,
         held_out=0.1,
         device="cpu",

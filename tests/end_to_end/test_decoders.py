@@ -50,7 +50,8 @@ def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Callable[[str], Pa
 
 def test_a_store_of_a_decoder_trains_one_by_default(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "student"
-    said = ok(student_train, "--store", store, "--vocab", "300", "--out", out, *SHORT)
+    words = ("--store", store, "--vocab", "300", "--out", out, *SHORT, "--steps", "1")
+    said = ok(student_train, *words)
     assert "layers 1, " in said or "embeddings of" in said
     config = AutoModelForCausalLM.from_pretrained(out).config
     assert (config.model_type, config.n_embd, config.n_layer) == ("gpt2", 256, 4)

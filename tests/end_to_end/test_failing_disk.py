@@ -244,8 +244,8 @@ in_small_parts(*sys.argv[3:])
 @pytest.mark.parametrize(
     ("work", "free"),
     [
-        ("dump", 300_000),
         ("convert", 200_000),
+        pytest.param("dump", 300_000, marks=APART),
         pytest.param("dump", 20_000, marks=APART),
         pytest.param("convert", 0, marks=APART),
         pytest.param("merge", 200_000, marks=APART),

@@ -119,14 +119,14 @@ def test_a_grown_store_is_what_a_whole_dump_gives(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, read: Counter[str], ext: str
 ) -> None:
     """The teacher reads what is new, and nothing else; the old store stays as it is."""
-    lines, teacher = lines_of(corpus)[:24], tiny_teacher("bert")
-    first, text = written(tmp_path / "first.txt", lines[:20]), tmp_path / "text.txt"
+    lines, teacher = lines_of(corpus)[:16], tiny_teacher("bert")
+    first, text = written(tmp_path / "first.txt", lines[:12]), tmp_path / "text.txt"
     old = dumped(teacher, first, tmp_path / f"old.{ext}", **OPTIONS)
     whole = dumped(teacher, written(text, lines), tmp_path / f"whole.{ext}", **OPTIONS)
     before = tree(old) if old.is_dir() else {"": old.read_bytes()}
     read.clear()
     out = dumped(teacher, text, tmp_path / f"new.{ext}", grow_from=old, **OPTIONS)
-    assert sum(read.values()) == 4 and set(read) == set(lines[20:])
+    assert sum(read.values()) == 4 and set(read) == set(lines[12:])
     check_same(out, whole)
     assert verify(out).problems == verify(out).unknown == []
     assert before == (tree(old) if old.is_dir() else {"": old.read_bytes()})
@@ -241,9 +241,9 @@ def test_several_processes_and_stops(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--shard makes the store that one process makes, and so does one that was stopped."""
-    lines, teacher = lines_of(corpus)[:24], tiny_teacher("bert")
+    lines, teacher = lines_of(corpus)[:12], tiny_teacher("bert")
     text = written(tmp_path / "text.txt", lines)
-    first = written(tmp_path / "first.txt", lines[:12])
+    first = written(tmp_path / "first.txt", lines[:6])
     old = dumped(teacher, first, tmp_path / "old.zarr", **OPTIONS)
     changes = {**OPTIONS, "grow_from": old, "part_tokens": 200}
     alone = dumped(teacher, text, tmp_path / "alone.zarr", **changes)

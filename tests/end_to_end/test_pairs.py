@@ -175,9 +175,9 @@ def test_copies_and_a_dump_that_goes_on(tmp_path: Path, pairs: FeatureStore, cor
         assert fs.features.task == pairs.features.task
         assert [r.texts for r in fs] == [r.texts for r in pairs] * times
         assert verify(path).problems == []
-        found = rerun.check(fs, str(model), 99, 0, "cpu")
-        assert found.problems == []
-    single = {**options, "text_column": "one"}
+        if path != half.out:  # which is in the merged one
+            assert rerun.check(fs, str(model), 99, 0, "cpu").problems == []
+    single = {**options, "text_column": "one", "limit": 100}
     alone = dumped(model, corpus, tmp_path / "single.zarr", **single)
     with pytest.raises(UserError, match=r"task\.separator is"):
         merge([half.out, alone], tmp_path / "d.zarr")

@@ -28,6 +28,7 @@ from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.test_as_is import refused
 from tests.downstream.test_cli import run
 from tests.end_to_end.support import Words, dumped, write_corpus
+from tests.store.making import features_of, make_store
 from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
@@ -184,7 +185,8 @@ def test_a_teacher_agrees_with_its_own_store(
     assert found["own"]["agreement"] > 0.999
     assert abs(found["own"]["kl"]) < found["other"]["kl"] / 10
     assert found["other"]["agreement"] < 0.1
-    masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "m.zarr", attention="none")
+    masked = tmp_path / "m.zarr"
+    make_store(masked, features_of())
     given = ("--task", "lm", "--test", corpus, "--model", near_sighted, "--out", tmp_path / "no")
     assert "has no logits of next tokens" in refused(*given, "--store", masked)
     assert "missing.zarr: no such file" in refused(*given, "--store", tmp_path / "missing.zarr")

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, TrainingArguments
 
 from teachonce.checkpoints.names import resolve_model
+from teachonce.downstream.mlm import masked_training
 from teachonce.downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
     load_masked_lm,
@@ -211,14 +212,15 @@ def test_wrong_vocabulary_sizes_are_refused(size: str) -> None:
 
 
 def test_a_named_file_is_scored_whole_and_a_sample_is_told(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(masked_training, "EVAL_TOKENS", 2048)
     model, said = str(tiny_teacher("bert")), list[str]()
     text, half = tmp_path / "text.txt", tmp_path / "half.txt"
-    text.write_text("\n".join(ENGLISH * 80 + RUSSIAN * 80), "utf-8")
-    half.write_text("\n".join(ENGLISH * 80), "utf-8")
+    text.write_text("\n".join(ENGLISH * 8 + RUSSIAN * 8), "utf-8")
+    half.write_text("\n".join(ENGLISH * 8), "utf-8")
     rows = blocks(AutoTokenizer.from_pretrained(model), read_lines(text), 32, "text")
-    assert rows.size > 32_768
+    assert rows.size > 2048
     whole = score_as_is(model, {"test": text}, 32, said.append)
     assert whole["examples"] == {"test": len(rows)}
     assert f"{text}: {len(rows):,} blocks, the whole file" in said
@@ -226,8 +228,8 @@ def test_a_named_file_is_scored_whole_and_a_sample_is_told(
     assert abs(whole["mean"]["test"]["loss"] - part["mean"]["test"]["loss"]) > 1e-3
     said.clear()
     asked = settings(text, tmp_path / "out", model, steps=1, dev=text)
-    assert train_mlm(asked, said.append)["blocks"]["dev"] == 1024
-    assert f"1,024 held-out blocks (the first of {len(rows):,})" in said[1]
+    assert train_mlm(asked, said.append)["blocks"]["dev"] == 64
+    assert f"64 held-out blocks (the first of {len(rows):,})" in said[1]
 
 
 def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:

@@ -51,8 +51,11 @@ def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> N
     test = result["mean"]["test"]
     assert test["accuracy"] > 0.9 and test["primary"] == test["macro_f1"] > 0.9
     assert test["weighted_f1"] > 0.9 and test["matthews"] > 0.85
-    again = tuned(Classify(), tiny_teacher("bert"), files)
-    assert again["seeds"] == result["seeds"]
+    weights, short = [], replace(LEARNING, steps=3)
+    for keep in (tmp_path / "once", tmp_path / "again"):
+        fine_tune(Classify(), str(tiny_teacher("bert")), files, short, lambda _: None, keep)
+        weights.append((keep / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.apart
@@ -83,15 +86,16 @@ def test_pairs_are_classified_by_both_texts(
     kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
     """One of the texts alone is worth an accuracy of a half. The models have no token types."""
+    bilstm = kind == "bilstm"
+    train, epochs = (120, 6) if bilstm else (200, 8)
     files = {
         name: compared(tmp_path / f"{name}.tsv", size, seed)
-        for seed, (name, size) in enumerate({"train": 200, "dev": 32, "test": 32}.items())
+        for seed, (name, size) in enumerate({"train": train, "dev": 32, "test": 32}.items())
     }
-    bilstm = kind == "bilstm"
     model = (
         saved(make_tokenizer("wordpiece"), tmp_path / kind, None) if bilstm else tiny_teacher(kind)
     )
-    settings = replace(LEARNING, epochs=8, lr=1e-2 if bilstm else 1e-3)
+    settings = replace(LEARNING, epochs=epochs, lr=1e-2 if bilstm else 1e-3)
     test = tuned(Classify(), model, files, settings)["mean"]["test"]
     assert test["accuracy"] > 0.9 and test["primary"] == test["macro_f1"] > 0.9
     assert test["weighted_f1"] > 0.9 and test["matthews"] > 0.85
@@ -146,25 +150,26 @@ def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
 def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     files = {
         name: paired(tmp_path / f"{name}.csv", size, seed)
-        for seed, (name, size) in enumerate({"train": 160, "dev": 40, "test": 30}.items())
+        for seed, (name, size) in enumerate({"train": 100, "dev": 30, "test": 30}.items())
     }
-    result = tuned(PairScore(), tiny_teacher("roberta"), files)
+    settings = replace(LEARNING, epochs=4)
+    result = tuned(PairScore(), tiny_teacher("roberta"), files, settings)
     assert result["mean"]["test"]["pearson"] > 0.7
     assert result["mean"]["test"]["spearman"] > 0.7
 
 
 @pytest.mark.parametrize(
-    ("length", "unanswered"), [pytest.param(8, 0.0, marks=pytest.mark.apart), (30, 0.3)]
+    ("length", "unanswered"), [pytest.param(8, 0.0, marks=pytest.mark.apart), (20, 0.3)]
 )
 def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """Contexts of 30 words are read in several windows of 40 tokens."""
+    """Contexts of 20 words are read in several windows of 32 tokens."""
     files = {
         name: asked(tmp_path / f"{name}.json", size, seed, length, unanswered)
-        for seed, (name, size) in enumerate({"train": 80, "dev": 24, "test": 30}.items())
+        for seed, (name, size) in enumerate({"train": 60, "dev": 9, "test": 24}.items())
     }
-    settings = FineTuneSettings(epochs=6, batch_size=8, lr=3e-3, seeds=1, max_length=40)
+    settings = FineTuneSettings(epochs=5, batch_size=8, lr=3e-3, seeds=1, max_length=32)
     result = tuned(QA(), tiny_teacher("bert"), files, settings)
-    assert result["mean"]["test"]["exact_match"] > 0.6
+    assert result["mean"]["test"]["exact_match"] > 0.55
     assert result["mean"]["test"]["f1"] >= result["mean"]["test"]["exact_match"]
 
 
