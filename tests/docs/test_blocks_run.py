@@ -151,6 +151,8 @@ def test_the_blocks_of_a_page_run(
 ) -> None:
     shutil.copytree(house, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    if without is not None:  # few steps, too
+        write_corpus(tmp_path / "novels.txt", 20)
     aliases = {
         "rubert-base": Alias("my-teacher", "novels.txt"),
         "minilm": Alias("my-embedder", features=("embedding", "layer:4")),

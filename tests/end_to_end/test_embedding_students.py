@@ -63,7 +63,7 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
     store = stores("query")
     told = ok(
         student_train, "--store", store, "--out", tmp_path / "s", *VOCAB,
-        "--steps", "80", "--batch-texts", "24", "--student", "24x1x2",
+        "--steps", "120", "--batch-texts", "24", "--student", "24x1x2",
     )  # fmt: skip
     says(told, "1 embedding + 10 similarity", "valid_embedding", "valid_similarity")
     says(told, "layers 1+2+3+4 of 4, cut to 24")
