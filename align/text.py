@@ -19,7 +19,7 @@ from teachonce.support.arrays import starts
 
 Integers = NDArray[np.integer[Any]]
 Booleans = NDArray[np.bool_]
-SOLID, BLANK, IGNORABLE = 0, 1, 2
+SOLID, BLANK, IGNORABLE, UNSEEN = 0, 1, 2, 3
 CODE_POINTS = 0x110000
 
 
@@ -43,10 +43,21 @@ def character_class(character: str) -> int:
 
 
 @cache
-def _classes() -> NDArray[np.uint8]:
-    # A table of all code points (1.1 MB), made once: `unicodedata` would be called for every
-    # character of every batch.
-    return np.fromiter(map(character_class, map(chr, range(CODE_POINTS))), np.uint8, CODE_POINTS)
+def _table() -> NDArray[np.uint8]:
+    """Return the classes of all code points (1.1 MB), UNSEEN for those that no text had yet."""
+    return np.full(CODE_POINTS, UNSEEN, np.uint8)
+
+
+def _classes(codepoints: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Return the class of each character."""
+    # `unicodedata` is called once for a code point: not for every character of every batch, and not
+    # for the million that no text has, which took each process half a second.
+    found = _table()[codepoints]
+    unseen = np.unique(codepoints[found == UNSEEN])
+    if len(unseen):
+        _table()[unseen] = [character_class(chr(each)) for each in unseen.tolist()]
+        found = _table()[codepoints]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +82,7 @@ class FlatText:
         # surrogatepass: a lone surrogate is one character of a Python string like any other
         raw = "".join(texts).encode("utf-32-le", "surrogatepass")
         codepoints = np.frombuffer(raw, np.dtype("<u4"))
-        classes = _classes()[codepoints]
+        classes = _classes(codepoints)
         return cls(start, codepoints, classes == BLANK, classes == SOLID)
 
     def __len__(self) -> int:
