@@ -167,7 +167,7 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
 @click.option("--decoder-layers", default=16)
 @click.option("--part-tokens", default=100_000)
 @click.option("--dump-batch", default=32_768, help="Tokens of the teacher's batches.")
-@click.option("--student", default="264x3x12")
+@click.option("--student", default="bert:264x3x12")
 @click.option("--vocab", default="5k")
 @click.option("--batch-tokens", default=16_384, help="Of the student's batches.")
 @click.option("--steps", default=100)

@@ -28,13 +28,14 @@ from teachonce.student_train.settings.option_values import (
 )
 from teachonce.student_train.settings.options import TrainOptions, ruled_out
 from teachonce.student_train.settings.recipe import find_recipe
-from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
+from teachonce.student_train.settings.shapes import SHAPES, parse_student
 from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
     NEXT_LOSS,
     NEXT_STATES_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
+    TASK_STATES_LOSS,
     VECTOR_LOSS,
     VECTOR_TEXTS,
 )
@@ -135,8 +136,8 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
         shape = _decoder_like_teacher(own, number, config, (store.features.width, heads))
     else:
         # The same kind as the teacher, so that --init can copy the teacher's layers.
-        kind = f"{own}:" if own in SHAPES and own != DEFAULT_KIND else ""
-        shape = f"{kind}{store.features.width}x{number}x{heads}"
+        kind = own if own in SHAPES else "bert"
+        shape = f"{kind}:{store.features.width}x{number}x{heads}"
     parse_student(shape, f"--student {student}, which is ")
     return shape
 
@@ -197,7 +198,7 @@ def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
     if decoder:
         raise UserError(
             f"{student}: is a decoder, but the teacher of {store.path} is not; choose HxLxA or"
-            " modernbert:HxLxA, dump a decoder (teacher-dump --head causal), or give --loss (next=1"
+            " bert:HxLxA, dump a decoder (teacher-dump --head causal), or give --loss (next=1"
             " trains on the text alone)"
         )
     raise UserError(
@@ -243,16 +244,15 @@ def _is_static(given: Mapping[str, Any]) -> bool:
 def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
     """Return the default losses for a store, with their weights.
 
-    `states`: whether the student can be trained on hidden states in addition to text vectors.
+    `states`: whether the student can be trained on hidden states in addition.
     """
     features = store.features
     task = store.task
-    if task and (task.is_score or task.output_kind == "numbers"):
+    if task and task.output_kind == "numbers":
         return dict(SCORE_LOSS)
-    if task and task.output_kind == "several labels":
-        return {"kl": 1.0}
     if task:
-        return {"kl": 1.0, "ce": 1.0} if has_gold(store) else {"kl": 1.0}
+        gold = {"ce": 1.0} if has_gold(store) and task.output_kind == "one label" else {}
+        return {"kl": 1.0, **gold, **(TASK_STATES_LOSS if states and features.hidden else {})}
     if features.embedding:
         return {**VECTOR_LOSS, **(STATES_LOSS if states and features.hidden else {})}
     loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}

@@ -13,11 +13,12 @@ import itertools
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from transformers import AutoConfig
 
 from benchmarks.common.results import (
     NOVELS,
@@ -45,7 +46,6 @@ from teachonce.support.console import command_errors
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 
-SHAPES = ("128x2x2", "tiny")
 KINDS = ("bert", "modernbert")
 DATA = SHARED / "data"
 TOKENS = 800_000  # of a masked LM's store
@@ -92,7 +92,7 @@ def files_of(start: str, work: Path) -> dict[str, Path]:
 
 def option_of(kind: str, shape: str) -> str:
     """Return the value of --student."""
-    return shape if kind == "bert" else f"{kind}:{shape}"
+    return f"{kind}:{shape}"
 
 
 def remembered(path: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -162,10 +162,12 @@ def latency(work: Path, shape: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def rows_of(work: Path, stores: Mapping[str, Path], seeds: int) -> list[list[object]]:
+def rows_of(
+    work: Path, stores: Mapping[str, Path], shapes: Sequence[str], seeds: int
+) -> list[list[object]]:
     """Train, judge and time all students; a row for each figure of a shape."""
     rows = list[list[object]]()
-    for shape, (name, store) in itertools.product(SHAPES, stores.items()):
+    for shape, (name, store) in itertools.product(shapes, stores.items()):
         of_kind = dict[str, list[dict[str, float]]]()
         for kind, seed in itertools.product(KINDS, range(seeds)):
             out, student = work / f"{name}-{kind}-{shape}-{seed}", option_of(kind, shape)
@@ -178,7 +180,7 @@ def rows_of(work: Path, stores: Mapping[str, Path], seeds: int) -> list[list[obj
         for figure in of_kind[KINDS[0]][0]:
             values = ([each[figure] for each in of_kind[kind]] for kind in KINDS)
             rows.append([shape, name, figure, *map(mean_and_deviation, values)])
-    for shape in SHAPES:
+    for shape in shapes:
         of_shape = latency(work, shape)
         for figure in of_shape[KINDS[0]]:
             times = (f"{of_shape[kind][figure]:.2f}" for kind in KINDS)
@@ -201,7 +203,11 @@ def stores_of(work: Path, teachers: Mapping[str, Path], embedder: str) -> dict[s
         write_corpus(texts, DATA, embedder)
         texts.write_text("".join(texts.read_text("utf-8").splitlines(True)[:TEXTS]), "utf-8")
     stores["vectors"] = work / "vectors.zarr"
-    dump(DumpOptions(embedder, stores["vectors"], (str(texts),)), click.echo)
+    last = AutoConfig.from_pretrained(embedder).num_hidden_layers
+    options = DumpOptions(
+        embedder, stores["vectors"], (str(texts),), head="embedding", hidden=f"layer:{last}"
+    )
+    dump(options, click.echo)
     return stores
 
 
@@ -210,19 +216,22 @@ def stores_of(work: Path, teachers: Mapping[str, Path], embedder: str) -> dict[s
 @click.option("--en", type=click.Path(path_type=Path), default=TEACHER, help="A masked LM.")
 @click.option("--ru", type=click.Path(path_type=Path), help="A masked LM; left out without it.")
 @click.option("--model", default="minilm", help="An embedder.")
+@click.option("--shapes", default="128x2x2,tiny")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
-def main(work: Path, en: Path, ru: Path | None, model: str, seeds: int, results: Path) -> None:
+def main(
+    work: Path, en: Path, ru: Path | None, model: str, shapes: str, seeds: int, results: Path
+) -> None:
     """Train what is not finished, and print the table."""
     work.mkdir(parents=True, exist_ok=True)
     teachers = {"en": en, **({"ru": ru} if ru else {})}
     stores = stores_of(work, teachers, folder_of(model))
-    rows = rows_of(work, stores, seeds)
+    rows = rows_of(work, stores, shapes.split(","), seeds)
     settings = (
-        f"`python -m benchmarks.quality.default_student --seeds {seeds}`; teachers"
-        f" {' and '.join(each.name for each in teachers.values())}, {TOKENS:,} tokens of novels"
-        f" each, and {Path(model).name}, {TEXTS:,} texts;"
+        f"`python -m benchmarks.quality.default_student --shapes {shapes} --seeds {seeds}`;"
+        f" teachers {' and '.join(each.name for each in teachers.values())}, {TOKENS:,} tokens of"
+        f" novels each, and {Path(model).name}, {TEXTS:,} texts;"
         " students with 5k pieces by the default options, but for --student: 1,200 steps from a"
         f" masked LM, an epoch from the embedder; fine-tuned on {TUNED.limit:,} examples;"
         f" latency on one thread, batches of {LATENCY.batch_size} x {LATENCY.max_length} tokens,"

@@ -145,7 +145,7 @@ def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) ->
 @click.command()
 @click.option("--store", "path", required=True)
 @click.option("--work", type=click.Path(path_type=Path), required=True)
-@click.option("--student", default="128x2x2")
+@click.option("--student", default="bert:128x2x2")
 @click.option("--steps", default=1200)
 @click.option("--batch-tokens", default=1024)
 @click.option("--lr", default=1e-3, help="Where the search for each arm's learning rate begins.")

@@ -64,7 +64,7 @@ def _row(arm: Arm, base: TrainOptions, store: FeatureStore, work: Path, seeds: i
 @click.option("--work", type=click.Path(path_type=Path), required=True)
 @of_text(200_000)
 @click.option("--vocab", default="5k")
-@click.option("--student", default="128x2x2")
+@click.option("--student", default="bert:128x2x2")
 @click.option("--steps", default="120,400,1600")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @command_errors

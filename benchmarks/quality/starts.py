@@ -29,7 +29,7 @@ from teachonce.support.console import command_errors
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 
-STUDENTS = {"128x2x2": 800, "192x3x6": 400, "384x3x12": 200}
+STUDENTS = {"bert:128x2x2": 800, "bert:192x3x6": 400, "bert:384x3x12": 200}
 """Shapes up to the width of the teacher, and the steps of each."""
 
 MEASURES = {"mlm": "MLM nats/token", "tuned": "fine-tuned accuracy"}

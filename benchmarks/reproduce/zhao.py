@@ -110,7 +110,7 @@ MINIATURE = Source(
 
 
 LEAST_BATCH = 512  # tokens of a scaled batch
-STAGE_TWO = ("--student", "256x6x4")
+STAGE_TWO = ("--student", "bert:256x6x4")
 VOCABULARIES = ("5k", "7k", "10k")
 VIEWS = ("--max-length", "128", *LABELS)
 HIDDEN_SIZES = (96, 192, 256)
@@ -169,7 +169,7 @@ GLUE = Source(
     arms=arms(*STAGE_TWO)
     | {
         "base 5k": Arm(("--recipe", "zhao-base-5k")),
-        "mixed, 12 layers": Arm(("--recipe", "zhao-mixed", "--student", "256x12x4")),
+        "mixed, 12 layers": Arm(("--recipe", "zhao-mixed", "--student", "bert:256x12x4")),
         OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab", *STAGE_TWO)),
     },
     claims=CLAIMS,

@@ -63,7 +63,7 @@ def training(options: TrainOptions, model: str | None) -> Figures:
 
 @click.command()
 @of_text(60_000)
-@click.option("--student", default="128x2x2")
+@click.option("--student", default="bert:128x2x2")
 @click.option("--vocab", default="5k")
 @click.option("--loss", default="mlm=1,hidden=30")
 @click.option("--steps", default=10)

@@ -109,7 +109,7 @@ def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) 
     teacher = random_teacher(folder / "teacher", model, head=True, **NETWORK)
     store = str(folder / "store.zarr")
     dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
-    train = ("--store", store, "--vocab", "2k", "--student", "128x2x2", "--steps", "100")
+    train = ("--store", store, "--vocab", "2k", "--student", "bert:128x2x2", "--steps", "100")
     rows = []
     for name, words, out in (
         ("teacher_dump.cli", dump, store),

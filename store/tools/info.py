@@ -121,9 +121,9 @@ def _encoded(store: FeatureStore) -> Counter[str]:
 
 def read_by_default(features: Features) -> set[str]:
     """Return the groups of features that students are trained on if no --loss is given."""
-    if features.task:
-        return {"task"}
     states = {"hidden"} if features.hidden else set[str]()
+    if task := features.task:
+        return {"task"} if task.output_kind == "numbers" else {"task"} | states
     if features.embedding:
         return {"embedding"} | states
     if features.logits and (features.logits.next_token or not states):

@@ -211,7 +211,7 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     if task and parse_student(options.student).causal:
         raise UserError(
             f"--student {options.student}: a decoder has no head for {task.kind}, which the teacher"
-            f" of {name} is for; choose HxLxA, modernbert:HxLxA or bilstm:E,H"
+            f" of {name} is for; choose HxLxA, bert:HxLxA or bilstm:E,H"
         )
     able = {loss.name for loss in losses_for(output_kind_of(store), options.loss)}
     wrong = sorted(options.loss.keys() - able)

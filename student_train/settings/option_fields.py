@@ -31,6 +31,7 @@ from teachonce.student_train.settings.terms import (
     NEXT_STATES_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
+    TASK_STATES_LOSS,
     VECTOR_LOSS,
     check_alignments,
     check_losses,
@@ -115,14 +116,13 @@ class OptionFields:
     )
     student: PathWord = option(
         "tiny",
-        "Shape of the student. HxLxA[xF]: a BERT by hidden size x layers x heads, and its"
-        " feed-forward size (4 H if left out); tiny is 264x3x12x792. modernbert:HxLxA[xF]: a"
-        " ModernBERT (F is 2 H if left out). teacher:L: the teacher's hidden size and heads with L"
-        " layers, of the teacher's kind if a student can be. llama:, qwen3: or gpt2:HxLxA[xF[xKV]]:"
-        " a decoder (KV: key-value heads; gpt2 has none). DIR: continues the decoder in a"
-        " folder, with its vocabulary. bilstm:E,H: embedding size, and"
-        " LSTM size in each direction. static:D: embeddings of D numbers without layers, for text"
-        " vectors only.",
+        "Shape of the student. HxLxA[xF]: a ModernBERT by hidden size x layers x heads, and its"
+        " feed-forward size (2 H if left out); tiny is 264x3x12. bert:HxLxA[xF]: a BERT (F is 4 H"
+        " if left out; bert:tiny is 264x3x12x792). teacher:L: the teacher's hidden size and heads"
+        " with L layers, of the teacher's kind if a student can be, else a BERT. llama:, qwen3: or"
+        " gpt2:HxLxA[xF[xKV]]: a decoder (KV: key-value heads; gpt2 has none). DIR: continues the"
+        " decoder in a folder, with its vocabulary. bilstm:E,H: embedding size, and LSTM size in"
+        " each direction. static:D: embeddings of D numbers without layers, for text vectors only.",
         default_text="tiny; for a store of a decoder a decoder of its kind, 256x4",
         scope={START},
         words=STUDENTS,
@@ -145,8 +145,9 @@ class OptionFields:
         factory=lambda: dict(DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
         default_text=f"{loss_words(DEFAULT_LOSS)};"
-        " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, and ce=1 if"
-        f" there are gold labels; for text vectors {loss_words(VECTOR_LOSS)}, and"
+        " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, ce=1 if there"
+        f" are gold labels, and {loss_words(TASK_STATES_LOSS)} if the store has hidden states; for"
+        f" text vectors {loss_words(VECTOR_LOSS)}, and"
         f" {loss_words(STATES_LOSS)} if the store has hidden states; for scores"
         f" {loss_words(SCORE_LOSS)}; for a decoder {loss_words(NEXT_LOSS)}, and"
         f" {loss_words(NEXT_STATES_LOSS)} if the store has hidden states",

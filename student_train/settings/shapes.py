@@ -18,7 +18,8 @@ BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters 
 # Feed-forward size divided by hidden size. A ModernBERT's gated feed-forward part has three
 # matrices for BERT's two; with a factor of 2 its `tiny` has the same number of weights as BERT's.
 BERT_INNER, MODERNBERT_INNER = 4, 2
-DEFAULT_KIND = "bert"
+DEFAULT_KIND = "modernbert"
+"""What a shape without a kind means: it measures best; see docs/defaults.md."""
 SCRATCH = "scratch:"
 """The start of a new model in `downstream --model`."""
 # The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
@@ -105,7 +106,7 @@ def _transformer(kind: str, size: str, inner: int) -> Shape:
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", size)
     if not found:
         raise ValueError(
-            "expected tiny, HxLxA or modernbert:HxLxA (hidden size x layers x heads, such as"
+            "expected tiny, HxLxA or bert:HxLxA (hidden size x layers x heads, such as"
             " 264x3x12; HxLxAxF: feed-forward size as well), llama:HxLxA, qwen3:HxLxA or gpt2:HxLxA"
             " (decoders), teacher:L (L of its layers), bilstm:E,H (embeddings, LSTM), static:D"
             " (vectors of word pieces), or the folder of a model"
@@ -233,7 +234,7 @@ def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:
 
 
 def parse_student(student: str, option: str = "--student ") -> Shape:
-    """Parse a shape such as `tiny`, `264x3x12`, `modernbert:256x6x4x512` or `bilstm:300,600`.
+    """Parse a shape such as `tiny`, `264x3x12`, `bert:256x6x4x512` or `bilstm:300,600`.
 
     option: the start of an error message.
     Raises UserError for an unknown kind or an invalid size.

@@ -14,6 +14,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.losses.task import NO_LABEL
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.arrays import Array
@@ -139,15 +140,18 @@ class StateSpread:
         return {VARYING: min(shares)} if shares else {}
 
 
-def warning_of_constant_states(found: Mapping[str, float]) -> str:
+def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions) -> str:
     """Return a warning if a student's states hardly vary, else ""."""
     share = found.get(VARYING)
     if share is None or share >= CONSTANT:
         return ""
+    others = {"--projection-start pytorch": options.projection_start != "pytorch"}
+    others |= {"--projection trainable": options.projection == "frozen"}
+    remedies = [option for option, differs in others.items() if differs]
     return (
         f"states    {share:.2%} of the student's states varies from token to token (healthy: over"
         " 10%): they are nearly constant, and the student learns little of the teacher; give"
-        " --projection-start pytorch, --projection trainable, or a smaller weight of that loss"
+        f" {' or '.join([*remedies, 'a smaller weight of that loss'])}"
     )
 
 

@@ -362,7 +362,8 @@ class _StudentTraining(Training):
                 # A copy, as the next step changes the tensors of a state dict in place.
                 self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
         # States of a training that diverges are constant, too, and only a lower rate helps.
-        if line := self._warning_of_divergence(found) or warning_of_constant_states(found):
+        constant = warning_of_constant_states(found, self.options)
+        if line := self._warning_of_divergence(found) or constant:
             self.say(line)
         self.record(found)
         self.validation, self.judged_at, self.judged_in_stage = found, self.step, True

@@ -19,7 +19,12 @@ from teachonce.checkpoints.declared import (
     layers_of,
     longest_input,
 )
-from teachonce.checkpoints.names import ResolvedModel, corpus_of, resolve_teacher
+from teachonce.checkpoints.names import (
+    ResolvedModel,
+    corpus_of,
+    is_sentence_folder,
+    resolve_teacher,
+)
 from teachonce.store import Features, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
@@ -198,7 +203,7 @@ def planned(
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
         say(f"{'skipped':9} {files}: empty, or of a suffix that is not read ({SUFFIXES})")
-    for note in corpus.notes():
+    for note in (*corpus.notes(), *_notes_on_vectors(resolved, model)):
         say(note)
     with Growth.of(resolved) as growth:
         if read_corpus:
@@ -228,6 +233,18 @@ def planned(
             arguments = growth.store.identity.get("mixed_vocab", {})
             stage_one = StageOne(vocab, arguments) if vocab else None
         yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
+
+
+def _notes_on_vectors(options: DumpOptions, model: ResolvedModel) -> list[str]:
+    """Return a line if the folder of the teacher is a sentence embedder whose vectors are not
+    requested: a student of the store would be a masked LM."""
+    folder = Path(model.root or model.path_or_id)
+    if options.head != "auto" or options.text_only or not is_sentence_folder(folder):
+        return []
+    return [
+        f"{'note':9} {options.model} is a sentence embedding model, and its vectors are not stored;"
+        " --head embedding stores them"
+    ]
 
 
 def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:

@@ -31,9 +31,8 @@ HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it o
 
 mlm continues the masked-LM training of MODEL on text with one document per line. If MODEL is
 scratch:HxLxA (hidden size x layers x heads, or any other value of student-train --student), it
-trains a new model: a BERT, as student-train does, or with scratch:modernbert:HxLxA a ModernBERT,
-which learns faster from nothing. It prints the mean and deviation of the loss on held-out text over
---seeds (default 1).
+trains a new model: a ModernBERT, as student-train does. It prints the mean and deviation of the
+loss on held-out text over --seeds (default 1).
 
 pos, ner, classify, pair, sts and qa fine-tune MODEL once for each seed, and print the mean and
 deviation of its scores. The best epoch is chosen on --dev. A label that is missing in --train is

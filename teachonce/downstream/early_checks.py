@@ -156,7 +156,7 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
             if shape.causal or shape.kind == "static":
                 raise UserError(
                     f"--model {name}: a {shape.kind} student has no masked-LM head; give"
-                    f" {SCRATCH}HxLxA, {SCRATCH}modernbert:HxLxA or {SCRATCH}bilstm:E,H"
+                    f" {SCRATCH}HxLxA, {SCRATCH}bert:HxLxA or {SCRATCH}bilstm:E,H"
                 )
             _check_vocabulary(options.vocab)
         else:

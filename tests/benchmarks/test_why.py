@@ -112,7 +112,7 @@ def test_starts_name_the_layers_of_each_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(starts, "EWT", tagged)
-    monkeypatch.setattr(starts, "STUDENTS", {"16x2x2": 2})
+    monkeypatch.setattr(starts, "STUDENTS", {"bert:16x2x2": 2})
     results = tmp_path / "RESULTS.md"
     ok(
         starts.main,

@@ -63,7 +63,7 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
     store = stores("query")
     told = ok(
         student_train, "--store", store, "--out", tmp_path / "s", *VOCAB,
-        "--steps", "120", "--batch-texts", "24", "--student", "24x1x2",
+        "--steps", "120", "--batch-texts", "24", "--student", "bert:24x1x2",
     )  # fmt: skip
     says(told, "1 embedding + 10 similarity", "valid_embedding", "valid_similarity")
     says(told, "layers 1+2+3+4 of 4, cut to 24")
@@ -74,7 +74,7 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
     assert (vectors * wanted).sum(axis=1).mean() > 0.9
     ok(
         student_train, "--store", store, "--out", tmp_path / "r", *VOCAB,
-        "--steps", "0", "--init", "random", "--student", "24x1x2",
+        "--steps", "0", "--init", "random", "--student", "bert:24x1x2",
     )  # fmt: skip
     trained, begun = (
         np.corrcoef(angles(v), angles(wanted))[0, 1]

@@ -49,6 +49,23 @@ def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
     says(ok(feature_store, "show", out, "0"), "embedding of length 0.999")
 
 
+def test_a_dump_without_the_vectors_of_an_embedder_says_so(teacher: Path, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 4)
+    words = (
+        "--model",
+        teacher,
+        "--corpus",
+        corpus,
+        "--out",
+        tmp_path / "a.zarr",
+        "--device",
+        "cpu",
+    )
+    said = f"{teacher} is a sentence embedding model, and its vectors are not stored; --head"
+    says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
+    assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
+
+
 def test_another_model_is_told(teacher: Path, tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
     out = dumped(
         teacher, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",

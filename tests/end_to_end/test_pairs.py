@@ -187,12 +187,12 @@ def test_copies_and_a_dump_that_goes_on(tmp_path: Path, pairs: FeatureStore, cor
     assert all(text in said.replace("\n", " ") or text[:40] in said for text in pairs[3].texts)
 
 
-STUDENTS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10")
+STUDENTS = ("bert:16x2x2", "modernbert:16x2x2", "bilstm:12,10")
 
 
 def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
     plain: dict[str, Any] = {
-        "vocab": "300", "student": "16x2x2", "batch_tokens": 512, "device": "cpu",
+        "vocab": "300", "student": "bert:16x2x2", "batch_tokens": 512, "device": "cpu",
         "precision": "fp32", "loss": {"ce": 1.0, "kl": 1.0, "hidden": 1.0},
     }  # fmt: skip
     options = TrainOptions(store=store.path, **plain | changes).resolved()
@@ -286,7 +286,7 @@ def test_what_has_no_pairs_is_refused_in_a_line(
 def test_a_student_of_pairs_that_is_pruned_still_tells_types(
     tmp_path: Path, pairs: FeatureStore
 ) -> None:
-    words = ("--student", "16x1x2", "--vocab", "teacher", "--prune-to", "300", "--steps", 1)
+    words = ("--student", "bert:16x1x2", "--vocab", "teacher", "--prune-to", "300", "--steps", 1)
     out = tmp_path / "s"
     ok(main, "--store", pairs.path, "--out", out, *words, "--device", "cpu")
     assert set(AutoTokenizer.from_pretrained(out)("a b", "b")["token_type_ids"]) == {0, 1}

@@ -73,7 +73,7 @@ def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
 
 def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Path) -> None:
     words: Words = (
-        "--store", store, "--student", "32x2x4", "--vocab", "60", "--lr", "3e-3",
+        "--store", store, "--student", "bert:32x2x4", "--vocab", "60", "--lr", "3e-3",
         "--batch-tokens", "1024", "--device", "cpu", "--precision", "fp32",
     )  # fmt: skip
     told = ok(student_train, *words, "--out", tmp_path / "default", "--steps", "2")

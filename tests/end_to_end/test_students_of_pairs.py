@@ -96,7 +96,7 @@ def test_a_student_learns_pairs_from_the_store_alone(
     corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
     hidden = {"hidden": "layer:2", "attention": "none"}
     store = dumped(pair_teacher, corpus, tmp_path / out, **PAIR, **hidden)
-    words: Words = ("--student", "32x2x4", "--vocab", "60", "--steps", 220)
+    words: Words = ("--student", "bert:32x2x4", "--vocab", "60", "--steps", 220)
     words += ("--lr", "3e-3", "--align", align, "--loss", "logit=1,hidden=1")
     words += ("--batch-tokens", 1024, "--device", "cpu", "--precision", "fp32")
     ok(main, "--store", store, "--out", tmp_path / "student", *words)

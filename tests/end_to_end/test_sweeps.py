@@ -82,7 +82,8 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
 
 def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Path) -> None:
     out = tmp_path / "out"
-    words: Words = ("--store", store, *STUDENT, "--vocab", "450", "--loss", "mlm", "--out", out)
+    words: Words = ("--store", store, "--student", "bert:32x2x4", *STUDENT[2:], "--vocab", "450")
+    words += ("--loss", "mlm", "--out", out)
     words += ("--init", "teacher")  # from there the larger rate is ahead after one step
     words += ("--steps", 4, "--eval-every", 1, "--lr", 0.01, "--lr", 1e-6, "--prune", "asha")
     said = ok(student_sweep, *words)

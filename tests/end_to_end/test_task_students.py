@@ -34,7 +34,7 @@ from tests.texts import ENGLISH, RUSSIAN
 Teachers = Callable[..., Path]
 OF_ANY_TASK = ("kl", "logit", "log-odds", "log-odds-half", "hard", "hidden", "hidden-gelu",
                "hidden-kld", "cosine", "contrastive")  # fmt: skip
-KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10")
+KINDS = ("bert:16x2x2", "16x2x2", "bilstm:12,10")
 SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
 
 
@@ -162,7 +162,7 @@ def test_students_learn_gold_labels_and_load_again(
         )
         said = ok(main, "--store", store.path, "--out", out, *SMALL, *words)
         assert "valid_accuracy" in said
-        assert student != "16x2x2" or "layers 1+2, 3+4 of 4, cut to 16" in said
+        assert student != "bert:16x2x2" or "layers 1+2, 3+4 of 4, cut to 16" in said
         result = json.loads((out / "training.json").read_text())["result"]
         assert result["valid_accuracy"] > 0.8
         model, told = factory.from_pretrained(out, output_loading_info=True)
@@ -311,7 +311,7 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
         assert not (tmp_path / "out").exists()
     said = ok(main, "--store", unlabelled, "--out", tmp_path / "out", *SMALL[2:], "--steps", 2,
               "--student", "16x1x2", "--vocab", "teacher")  # fmt: skip
-    assert "1 kl;" in said  # what the store can serve
+    assert "1 kl + 30 hidden;" in said  # what the store can serve
 
 
 def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_initialisation(tmp_path: Path, store: Path) -> None:
     said = ok(
         student_train,
         *("--store", store, "--vocab", "teacher", "--init", "layers:2,4", "--out", out, *STUDENT),
-        *("--steps", "1", "--lr", "1e-12"),
+        *("--student", "bert:32x2x4", "--steps", "1", "--lr", "1e-12"),
     )
     model: Any = AutoModelForMaskedLM.from_pretrained(out)
     weights = open_store(store).teacher_weights()

@@ -31,9 +31,9 @@ def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
         (("gpt2",), (), {"student": "llama:16x1x2"}, "--attention none"),
         (
             ("distilbert", "classification", ("a", "b")),
-            ("--attention", "none"),
+            (),
             {},
-            "--hidden none",
+            "--attention none",
         ),
     ],
 )

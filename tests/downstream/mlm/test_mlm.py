@@ -162,9 +162,9 @@ def test_from_scratch(text: Path, tmp_path: Path) -> None:
     assert figures["held_out_loss"] < figures["held_out_loss_before"]
     model = AutoModelForMaskedLM.from_pretrained(out)
     assert model.config.num_hidden_layers == 2 and model.config.vocab_size == 600
-    assert model.config.model_type == "bert"  # as --student 16x2x2 of student-train
+    assert model.config.model_type == "modernbert"  # as --student 16x2x2 of student-train
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert random_encoder("modernbert:16x2x2", tokenizer, 64).config.model_type == "modernbert"
+    assert random_encoder("bert:16x2x2", tokenizer, 64).config.model_type == "bert"
 
 
 def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
@@ -182,8 +182,8 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
 @pytest.mark.parametrize(
     ("size", "told"),
     [
-        ("4x256", "expected tiny, HxLxA or modernbert:HxLxA (hidden size x layers"),
-        ("", "expected tiny, HxLxA or modernbert:HxLxA"),
+        ("4x256", "expected tiny, HxLxA or bert:HxLxA (hidden size x layers"),
+        ("", "expected tiny, HxLxA or bert:HxLxA"),
         ("0x2x2", "all at least 1"),
         ("16x2x3", "the hidden size 16 must be a multiple of the 3 heads"),
         ("4x256x4", "256x4x4?"),

@@ -163,13 +163,14 @@ def test_a_saved_student_is_loaded_whole(
 
 
 def test_sizes() -> None:
-    assert parse_student("tiny") == Shape("bert", 264, 3, 12, 264, 792)
-    assert parse_student("264x3x12") == Shape("bert", 264, 3, 12, 264, 4 * 264)
-    assert parse_student("64x2x4x100") == Shape("bert", 64, 2, 4, 64, 100)
-    assert parse_student("modernbert:tiny") == Shape("modernbert", 264, 3, 12, 264, 2 * 264)
+    assert parse_student("bert:tiny") == Shape("bert", 264, 3, 12, 264, 792)
+    assert parse_student("bert:264x3x12") == Shape("bert", 264, 3, 12, 264, 4 * 264)
+    assert parse_student("64x2x4x100") == Shape("modernbert", 64, 2, 4, 64, 100)
+    assert parse_student("tiny") == parse_student("modernbert:tiny")
+    assert parse_student("tiny") == Shape("modernbert", 264, 3, 12, 264, 2 * 264)
     assert parse_student("modernbert:64x2x4x96") == Shape("modernbert", 64, 2, 4, 64, 96)
     assert parse_student("bilstm:300,600") == Shape("bilstm", 1200, 1, 0, 300)
-    found = [parse_student(word).positions for word in ("tiny", "modernbert:tiny", "bilstm:8,8")]
+    found = [parse_student(word).positions for word in ("bert:tiny", "tiny", "bilstm:8,8")]
     assert found == ["learnt", "rotary", "none"]
 
 
@@ -178,7 +179,7 @@ def test_sizes() -> None:
 )
 def test_tiny_has_the_published_parameters(pieces: int, millions: float) -> None:
     """Kolesnikova et al. 2022, Table 3: distil-tiny30, 20, 10 and 5, inputs of 512 tokens."""
-    shape, kind = parse_student("tiny"), KINDS["bert"]
+    shape, kind = parse_student("bert:tiny"), KINDS["bert"]
     with torch.device("meta"):
         model = kind.models["mlm"](kind.config(shape, None, 512, vocab_size=pieces, pad_token_id=0))
     assert round(model.num_parameters() / 1e6, 1) == millions
@@ -188,14 +189,14 @@ def test_tiny_has_the_published_parameters(pieces: int, millions: float) -> None
 def test_the_units_of_the_feed_forward_parts_are_those_asked_for(
     make_tokenizer: Callable[[str], Any],
 ) -> None:
-    for student, units in (("32x2x4x40", 40), ("32x2x4", 128), ("modernbert:32x2x4x40", 40),
+    for student, units in (("bert:32x2x4x40", 40), ("bert:32x2x4", 128), ("32x2x4x40", 40),
                            ("modernbert:32x2x4", 64)):  # fmt: skip
         model = make_student(student, make_tokenizer("wordpiece"), 64)
         assert model.config.intermediate_size == units
 
 
 def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> None:
-    for student, rate in (("tiny", 0.5 / 264), ("32x2x4", 4e-3), ("modernbert:tiny", 0.5 / 264),
+    for student, rate in (("bert:tiny", 0.5 / 264), ("32x2x4", 4e-3), ("tiny", 0.5 / 264),
                           ("bilstm:300,600", 3e-3), ("bilstm:8,8", 3e-3)):  # fmt: skip
         assert parse_student(student).learning_rate == rate
         assert TrainOptions(store="", student=student).resolved_lr == rate
@@ -205,8 +206,8 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
     ("student", "told"),
     [
         ("mamba:64x2x4", r"unknown kind of student mamba; did you mean llama\? there are bert, "),
-        ("modernbert:64x2", "expected tiny, HxLxA or modernbert:HxLxA"),
-        ("300,600", r"expected tiny, HxLxA or modernbert:HxLxA .*, bilstm:E,H"),
+        ("modernbert:64x2", "expected tiny, HxLxA or bert:HxLxA"),
+        ("300,600", r"expected tiny, HxLxA or bert:HxLxA .*, bilstm:E,H"),
         ("65x2x4", "the hidden size 65 must be a multiple of the 4 heads"),
         ("3x264x1x99", r"264 layers of hidden size 3; .*: 264x3x1x99\?"),
         ("64x2x4x0", "feed-forward size 0; give at least 1"),

@@ -41,7 +41,7 @@ def started(store: FeatureStore) -> Start:
     tokenizer = student_tokenizer("400", store)
     found = vocabulary_map(store, tokenizer)
 
-    def start(how: str, size: str = "16x2x2") -> tuple[Any, list[str], VocabularyMap]:
+    def start(how: str, size: str = "bert:16x2x2") -> tuple[Any, list[str], VocabularyMap]:
         torch.manual_seed(0)
         student: Any = make_student(size, tokenizer, 64)
         return student, initialise(student, how, store, found), found
@@ -111,7 +111,7 @@ def other_model(
 def test_layers_embeddings_and_head_of_another_model(
     started: Start, store: FeatureStore, other_model: Path
 ) -> None:
-    student, said, found = started(f"layers:2,4@{other_model}", "32x2x4")
+    student, said, found = started(f"layers:2,4@{other_model}", "bert:32x2x4")
     theirs: Any = AutoModelForMaskedLM.from_pretrained(other_model)
     for own, number in ((0, 1), (1, 3)):
         layer = dict(theirs.bert.encoder.layer[number].named_parameters())
@@ -136,10 +136,10 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     for size, chosen, line in (
-        ("16x2x2", "1,2", "the hidden size of .*grown is 32, the student's 16; .* --student"),
-        ("32x2x2", "1,2", "the number of heads of .*grown is 4, the student's 2"),
-        ("32x2x4", "1,9", "expected 2 numbers .* from 1 to 4"),
-        ("32x2x4", "1", "expected 2 numbers"),
+        ("bert:16x2x2", "1,2", "the hidden size of .*grown is 32, the student's 16; .* --student"),
+        ("bert:32x2x2", "1,2", "the number of heads of .*grown is 4, the student's 2"),
+        ("bert:32x2x4", "1,9", "expected 2 numbers .* from 1 to 4"),
+        ("bert:32x2x4", "1", "expected 2 numbers"),
         ("modernbert:32x2x4", "1,2", "layers cannot be copied: the teacher's layers"),
     ):
         with pytest.raises(UserError, match=line):
@@ -149,7 +149,9 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
         (tmp_path / "gone", "gone: no config.json in it; give a folder"),
     ):
         with pytest.raises(UserError, match=line):
-            options = TrainOptions(store=store.path, student="32x2x4", init=f"layers:1,2@{folder}")
+            options = TrainOptions(
+                store=store.path, student="bert:32x2x4", init=f"layers:1,2@{folder}"
+            )
             checked_plan(options.resolved(), store)
     with pytest.raises(UserError, match="teacher:1@x: expected auto"):
         started("teacher:1@x")
@@ -160,20 +162,20 @@ def test_what_layers_alone_do_not_carry_is_said(
 ) -> None:
     folder = Path(shutil.copytree(other_model, tmp_path / "m"))
     changed(folder, "config.json", hidden_act="relu", is_decoder=True)
-    _, said, _ = started(f"layers:2,4@{folder}", "32x2x4")
+    _, said, _ = started(f"layers:2,4@{folder}", "bert:32x2x4")
     assert said[1].endswith(
         "cut to 32 (activation gelu, and the teacher's is 'relu'; bidirectional, and the teacher"
         " reads from left to right)"
     )
     changed(folder, "config.json", position_embedding_type="relative_key")
     with pytest.raises(UserError, match="position_embedding_type is 'relative_key'"):
-        started(f"layers:2,4@{folder}", "32x2x4")
+        started(f"layers:2,4@{folder}", "bert:32x2x4")
 
 
 def test_a_student_as_wide_as_the_teacher_has_its_head(
     started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path]
 ) -> None:
-    student, said, found = started("layers:2,4", "32x2x4")
+    student, said, found = started("layers:2,4", "bert:32x2x4")
     teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
     theirs = dict(teacher.cls.predictions.transform.named_parameters())
     for name, own in student.cls.predictions.transform.named_parameters():
@@ -197,7 +199,7 @@ def test_heads_of_other_families(
     teacher = tiny_teacher(kind)
     store = open_store(dumped(teacher, write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr"))
     tokenizer = student_tokenizer("400", store)
-    student: Any = make_student("32x2x4", tokenizer, 64)
+    student: Any = make_student("bert:32x2x4", tokenizer, 64)
     said = initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
     theirs = AutoModelForMaskedLM.from_pretrained(teacher).get_submodule(dense).weight
     own = student.cls.predictions.transform.dense.weight
@@ -230,7 +232,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(
 
 
 def test_svd_keeps_the_angles_between_pieces(started: Start, store: FeatureStore) -> None:
-    student, _, found = started("svd", "32x1x2")  # as wide as the teacher: nothing is lost
+    student, _, found = started("svd", "bert:32x1x2")  # as wide as the teacher: nothing is lost
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
     rows, known = embedding_means(teacher, found, 400)
     known &= np.linalg.norm(rows, axis=1) > 0  # the row of the padding is zero
@@ -261,7 +263,7 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
     started: Start, store: FeatureStore
 ) -> None:
     student, said, found = started("svd", "modernbert:16x2x2")
-    other, _, _ = started("svd", "16x2x2")
+    other, _, _ = started("svd", "bert:16x2x2")
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
     known = torch.from_numpy(embedding_means(teacher, found, 400)[1])
     known[0] = False  # the padding's is zero
@@ -348,9 +350,9 @@ def test_a_student_starts_from_the_first_layer_of_each_group(
 
 
 def test_a_bert_takes_the_words_alone_of_a_modernbert(modern: FeatureStore) -> None:
-    _, said = start_of_modernbert(modern, "auto", "16x2x2")
+    _, said = start_of_modernbert(modern, "auto", "bert:16x2x2")
     assert len(said) == 1 and "SVD to 16" in said[0]
-    _, said = start_of_modernbert(modern, "teacher", "16x2x2")
+    _, said = start_of_modernbert(modern, "teacher", "bert:16x2x2")
     assert said[1] == "random layers: the teacher's layers have other parameters than a bert's"
 
 
@@ -364,7 +366,7 @@ def test_rotary_heads_of_another_width_are_not_cut(modern: FeatureStore) -> None
 def test_what_a_layer_has_beyond_the_teachers_is_silent(store: FeatureStore) -> None:
     """A student of other proportions, as those of published ModernBERTs are."""
     tokenizer = student_tokenizer("teacher", store)
-    student: Any = make_student("32x4x4", tokenizer, 64)
+    student: Any = make_student("bert:32x4x4", tokenizer, 64)
     theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]
     initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
     own = student.bert.encoder.layer[0].output.dense.weight

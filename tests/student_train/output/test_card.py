@@ -63,7 +63,7 @@ def test_a_teacher_of_this_machine_is_not(
     tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
     teacher = tiny_teacher("bert")
-    text = card(str(teacher), tmp_path)
+    text = card(str(teacher), tmp_path, "--student", "bert:32x2x4")
     assert "base_model" not in text and "model, student of bert\n" in text
     assert "| store | store.zarr |" in text
     assert str(teacher.parent) not in text and str(tmp_path) not in text

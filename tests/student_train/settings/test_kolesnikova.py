@@ -39,7 +39,7 @@ TRAINING = {
     "mask_words": "rare",  # code
     "init": "teacher",  # B.1
 }
-TINY = TRAINING | {"student": "tiny"}
+TINY = TRAINING | {"student": "bert:tiny"}
 MLM, KL, MSE = {"mlm": 0.5}, {"kl-shared": 2.0}, {"hidden-raw-sum": 0.1}  # code: alpha_*
 BOTH = "kl-shared=match,hidden-raw-sum=reduce"  # F4: KL-match is joined with MSE-reduce
 LAYERS = {"attention": 1.0, "cosine": 1.0}  # 4.1; their weights are ours
@@ -134,7 +134,14 @@ def test_recipes_train(row: str, stores: dict[str, Path], tmp_path: Path) -> Non
 def test_the_arm_without_pre_training_is_saved_as_it_starts(
     stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    words: Words = ("--recipe", "kolesnikova-tiny30-none", "--vocab", 300, "--student", "16x2x2")
+    words: Words = (
+        "--recipe",
+        "kolesnikova-tiny30-none",
+        "--vocab",
+        300,
+        "--student",
+        "bert:16x2x2",
+    )
     given: Words = ("--store", stores["tiny"], *words, "--device", "cpu")
     assert "0 steps of" in ok(main, *given, "--out", tmp_path / "a")
     result = json.loads((tmp_path / "a/training.json").read_text())["result"]

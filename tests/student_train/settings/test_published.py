@@ -73,7 +73,7 @@ def test_stage_two_of_mixed_vocabularies() -> None:
     """Zhao et al. 2021, section 4; test_stage_one.py has stage I."""
     settings = {
         "optimizer": "lamb", "lr": 1.25e-3, "warmup": 0.1, "steps": 300_000, "batch_texts": 2048,
-        "student": "256x6x4",
+        "student": "bert:256x6x4",
     }  # fmt: skip
     mlm: dict[str, Any] = {"loss": {"mlm": 1.0}, "max_masks": 20}
     labels: dict[str, Any] = {
@@ -85,14 +85,14 @@ def test_stage_two_of_mixed_vocabularies() -> None:
         "tied": {**mlm, "init": "mixed-vocab"},
         "vanilla-30k": labels,
         "pruned": {**labels, "prune_to": "5k"},  # section 6
-        "base-5k": {**mlm, "student": "768x12x12", "init": "random"},
+        "base-5k": {**mlm, "student": "bert:768x12x12", "init": "random"},
     }
     for name, own in rows.items():
         assert options_of(f"zhao-{name}").items() >= (settings | own).items(), name
         assert ("max_masks" in own) == ("max_masks" in options_of(f"zhao-{name}"))
     needs = {name: all_recipes()[f"zhao-{name}"].needs for name in rows}
     assert (needs["mixed"]["tied"], needs["tied"]["tied"]) == (False, True)
-    shape = parse_student("256x6x4")  # 6 x 256 of 4 heads; 12 x 256 is 256x12x4
+    shape = parse_student("bert:256x6x4")  # 6 x 256 of 4 heads; 12 x 256 is 256x12x4
     assert (shape.width, shape.layers, shape.heads) == (256, 6, 4)
 
 

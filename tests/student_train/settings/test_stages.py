@@ -25,11 +25,11 @@ from teachonce.support.errors import UserError
 from tests.student_train.stopping import resume, same_weights, stop
 
 SMALL: dict[str, Any] = {"vocab": "400", "batch_tokens": 512, "device": "cpu", "precision": "fp32"}
-KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
+KINDS = ("bert:16x2x2", "16x2x2", "bilstm:8,8")
 
 
 def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain = {"student": "16x2x2", "steps": 6, "loss": {"mlm": 1.0}, **SMALL, **changes}
+    plain = {"student": "bert:16x2x2", "steps": 6, "loss": {"mlm": 1.0}, **SMALL, **changes}
     return TrainOptions(store=store.path, **plain).resolved()
 
 
@@ -43,7 +43,7 @@ def test_every_weight_has_a_place(store: FeatureStore, student: str) -> None:
     assert layers | {"words", "head", "projection"} <= set(groups.values())
     parts = {g for n, g in groups.items() if "embedding" in n}
     assert parts <= {"embeddings", "words", "positions", "types"}
-    assert ("types" in parts) == (student == "16x2x2")
+    assert ("types" in parts) == (student == "bert:16x2x2")
     assert list(groups.values()).count("words") == 1
     assert {g for n, g in groups.items() if n.startswith("projections")} == {"projection"}
 
@@ -56,7 +56,7 @@ def test_every_weight_has_a_place(store: FeatureStore, student: str) -> None:
 def test_what_is_frozen_does_not_move_and_the_rest_does(
     store: FeatureStore, student: str, freeze: tuple[str, ...]
 ) -> None:
-    if freeze == ("types",) and student != "16x2x2":
+    if freeze == ("types",) and student != "bert:16x2x2":
         pytest.skip("only a BERT has token types")
     loss = {"mlm": 1.0, "hidden": 1.0}
     options = options_for(store, student=student, loss=loss, freeze=freeze, lr=1e-2)
@@ -85,7 +85,7 @@ def test_masks_of_a_dump_have_no_bound_of_the_student(store: FeatureStore) -> No
 def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     everything: dict[str, Any] = {"freeze": ("embeddings", "layers", "head", "projection")}
     for changes, words in (
-        ({"freeze": ("layers.3",)}, "--freeze layers.3: a student 16x2x2 has no such part"),
+        ({"freeze": ("layers.3",)}, "--freeze layers.3: a student bert:16x2x2 has no such part"),
         ({"freeze": ("positions",), "student": "bilstm:8,8"}, "has no such part"),
         ({"freeze": ("types",), "student": "bilstm:8,8"}, "--freeze types: .*no such part"),
         (everything, "nothing is left to train"),
@@ -121,7 +121,7 @@ def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:
 
 
 def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
-    def frozen(order: list[str], student: str = "16x2x2", **changes: Any) -> list[set[str]]:
+    def frozen(order: list[str], student: str = "bert:16x2x2", **changes: Any) -> list[set[str]]:
         stages = ({"unfreeze": order, "steps": 2},)
         layers = 1 if student.startswith("bilstm") else 2
         options = options_for(store, stages=stages, student=student, **changes)
@@ -148,7 +148,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
         ("embeddings", "layers.1", "projection"), ("embeddings", "layers.1"), ("embeddings",), (),
     ]  # fmt: skip
     for order, told in (
-        (["head", "layers.3"], "stage 1: unfreeze layers.3: a student 16x2x2 has no such part"),
+        (["head", "layers.3"], "unfreeze layers.3: a student bert:16x2x2 has no such part"),
         (["nose"], "stage 1: unfreeze .*nose.*: expected 'top-down', or a list of parts"),
         (["head", "head"], "each once"),
         (list[str](), "a list of parts"),

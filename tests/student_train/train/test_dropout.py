@@ -20,8 +20,8 @@ from tests.student_train.stopping import resume, stop
 
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 DROPPED = {
-    "16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "modernbert:16x2x2": (
+    "bert:16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "16x2x2": (
         "embedding_dropout",
         "mlp_dropout",
         "attention_dropout",

@@ -93,16 +93,22 @@ def test_nearly_constant_states_are_reported() -> None:
     of_one = StateSpread()
     of_one.add({"hidden mean": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
     assert of_one.figures()["states_varying"] == pytest.approx(2 * 1 / (1 + 9))
-    assert warning_of_constant_states(of_one.figures()) == warning_of_constant_states({}) == ""
-    line = warning_of_constant_states({"states_varying": 0.006})
-    assert line.startswith("states    0.60% of ") and "--projection-start pytorch" in line
+    plain = TrainOptions("a.zarr")
+    assert warning_of_constant_states(of_one.figures(), plain) == ""
+    assert warning_of_constant_states({}, plain) == ""
+    line = warning_of_constant_states({"states_varying": 0.006}, plain)
+    assert line.startswith("states    0.60% of ")
+    assert line.endswith("of the teacher; give a smaller weight of that loss")
+    other = TrainOptions("a.zarr", projection="frozen", projection_start="he")
+    line = warning_of_constant_states({"states_varying": 0.006}, other)
+    assert "give --projection-start pytorch or --projection trainable or a smaller" in line
 
 
 def test_a_training_says_at_each_validation_that_its_states_are_constant(
     store: FeatureStore,
 ) -> None:
     options = TrainOptions(
-        store=store.path, vocab="400", student="16x2x2", loss={"hidden": 1.0}, steps=2,
+        store=store.path, vocab="400", student="bert:16x2x2", loss={"hidden": 1.0}, steps=2,
         eval_every=1, device="cpu", precision="fp32", held_out=0.4,
     ).resolved()  # fmt: skip
     model, collator, _ = prepare(options, store)
