@@ -90,11 +90,6 @@ def files_of(start: str, work: Path) -> dict[str, Path]:
     return files
 
 
-def option_of(kind: str, shape: str) -> str:
-    """Return the value of --student."""
-    return f"{kind}:{shape}"
-
-
 def remembered(path: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """Return the figures in a file, which are measured if it is not there."""
     if not path.exists():
@@ -123,19 +118,19 @@ def of_language(name: str, store: Path, out: Path, student: str, seed: int) -> d
             files = files_of(start, out.parent)
             tuned = fine_tune(task, str(out), files, TUNED, say=lambda line: None)
             found[figure] = tuned["mean"]["dev"][tuned["primary"]]
-        return {**found, "seconds": report["seconds"]}
+        return found
 
     return remembered(out / "figures.json", measure)
 
 
 def of_vectors(store: Path, out: Path, student: str, seed: int) -> dict[str, float]:
     """Train a student of an embedder, and score it on tables of similarity."""
-    report = trained(store, out, student, seed, epochs=1.0)
+    trained(store, out, student, seed, epochs=1.0)
 
     def measure() -> dict[str, float]:
         tables = [DATA / "sts" / f"{name}.tsv" for name in TABLES]
         scores = correlations(Embedder(str(out)), tables)
-        return {"mean of STS tables": statistics.mean(scores), "seconds": report["seconds"]}
+        return {"mean of STS tables": statistics.mean(scores)}
 
     return remembered(out / "figures.json", measure)
 
@@ -170,7 +165,7 @@ def rows_of(
     for shape, (name, store) in itertools.product(shapes, stores.items()):
         of_kind = dict[str, list[dict[str, float]]]()
         for kind, seed in itertools.product(KINDS, range(seeds)):
-            out, student = work / f"{name}-{kind}-{shape}-{seed}", option_of(kind, shape)
+            out, student = work / f"{name}-{kind}-{shape}-{seed}", f"{kind}:{shape}"
             found = (
                 of_vectors(store, out, student, seed)
                 if name == "vectors"
