@@ -99,6 +99,15 @@ def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
 
 
 UNMEASURED = Costs(bytes=1, load_s=1.0, sentence_ms=1.0, per_second=1.0, memory=None)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports are not timed: two processes that import torch anew are half of an export, and other
+    tests read their figures."""
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
+
+
 POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cls": ({"mode": "cls"}, {}),
     "mean": ({"mode": "mean"}, {}),
@@ -109,15 +118,12 @@ POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", POOLINGS)
-def test_every_pooling_is_exported(
-    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_every_pooling_is_exported(shallow: Path, tmp_path: Path, name: str) -> None:
     """Exported vectors are those of the library, for texts of any number and length."""
     from sentence_transformers import SentenceTransformer
 
-    # Two processes that import torch anew are half of an export; other tests read their figures.
-    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     mode, settings = POOLINGS[name]
     prompt = {"prompts": {"all": "old "}, "default_prompt_name": "all"}
     folder = modules(pooling(**mode), base=shallow, folder=tmp_path / "m", **settings, **prompt)
@@ -169,6 +175,7 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     assert "exists already" in refused(folder, "--to", "onnx", "--out", out)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
@@ -258,6 +265,7 @@ def test_word_vectors_are_cut_as_the_folder_says(
     assert np.allclose(student.run(student.encode(TEXTS)), expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_loss_is_refused_and_its_layers_are_named(
     make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
@@ -287,6 +295,7 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     assert export_check(student, None).share(run) == 1
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_word_vectors_for_model2vec(
     make_tokenizer: MakeTokenizer, shallow: Path, tmp_path: Path
 ) -> None:
@@ -385,13 +394,13 @@ def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
     assert "neither a head nor a pooling" in refused(tmp_path / "bare", *words[1:])
 
 
-def test_openvino(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unmeasured")
+def test_openvino(shallow: Path, tmp_path: Path) -> None:
     """Vectors, in int8 as well, and the README's program."""
     from tests.student_predict.test_predict import answers, by_code, close
 
     pytest.importorskip("openvino")
     pytest.importorskip("nncf")
-    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     folder, out = embedder(shallow, tmp_path / "s"), tmp_path / "out"
     made = run(folder, "--to", "openvino", "--out", out)
     assert made.exit_code == 0, made.output
