@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from transformers import AutoConfig
 
 from benchmarks.common.results import (
     NOVELS,
@@ -30,7 +29,12 @@ from benchmarks.common.results import (
     table,
 )
 from benchmarks.quality.embedding_peers import folder_of
-from benchmarks.quality.embedding_students import TABLES, correlations, write_corpus
+from benchmarks.quality.embedding_students import (
+    TABLES,
+    correlations,
+    dump_vectors,
+    write_corpus,
+)
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.settings import FineTuneSettings, SpeedSettings
 from teachonce.downstream.speed import measure_speed
@@ -198,11 +202,7 @@ def stores_of(work: Path, teachers: Mapping[str, Path], embedder: str) -> dict[s
         write_corpus(texts, DATA, embedder)
         texts.write_text("".join(texts.read_text("utf-8").splitlines(True)[:TEXTS]), "utf-8")
     stores["vectors"] = work / "vectors.zarr"
-    last = AutoConfig.from_pretrained(embedder).num_hidden_layers
-    options = DumpOptions(
-        embedder, stores["vectors"], (str(texts),), head="embedding", hidden=f"layer:{last}"
-    )
-    dump(options, click.echo)
+    dump_vectors(embedder, texts, stores["vectors"])
     return stores
 
 

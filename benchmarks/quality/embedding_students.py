@@ -124,19 +124,24 @@ def write_corpus(path: Path, data: Path, model: str, seed: int = 0) -> None:
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
-    """Dump the teacher's vectors of the corpus, and its last states; returns the store."""
+    """Dump the teacher's vectors of the whole corpus; returns the store."""
+    corpus, store = work / "corpus.txt", work / "vectors.zarr"
+    if not corpus.exists():
+        write_corpus(corpus, data, model)
+    dump_vectors(model, corpus, store)
+    return store
+
+
+def dump_vectors(model: str, corpus: Path, store: Path) -> None:
+    """Dump the teacher's vectors of the texts in a file, and its last states."""
     from transformers import AutoConfig
 
     from teachonce.teacher_dump.job.dump import dump
     from teachonce.teacher_dump.job.options import DumpOptions
 
-    corpus, store = work / "corpus.txt", work / "vectors.zarr"
-    if not corpus.exists():
-        write_corpus(corpus, data, model)
     last = AutoConfig.from_pretrained(folder_of(model)).num_hidden_layers
     options = DumpOptions(model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}")
     dump(options, click.echo)
-    return store
 
 
 def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:

@@ -195,7 +195,7 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
     for word in (
         "vocabulary 450",
         "start auto",
-        "word embeddings from",
+        "pieces (SVD to 32)",
         "1 mlm + 30 hidden",
         "2 steps",
         "lr 0.004",

@@ -159,20 +159,17 @@ def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "unanswered", "size", "epochs"),
-    [pytest.param(8, 0.0, 80, 6, marks=pytest.mark.apart), (20, 0.3, 60, 5)],
+    ("length", "unanswered"), [pytest.param(8, 0.0, marks=pytest.mark.apart), (30, 0.3)]
 )
-def test_qa_learns(
-    length: int, unanswered: float, size: int, epochs: int, tiny_teacher: Teacher, tmp_path: Path
-) -> None:
-    """Contexts of 20 words are read in several windows of 32 tokens."""
+def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """Contexts of 30 words are read in several windows of 40 tokens."""
     files = {
-        name: asked(tmp_path / f"{name}.json", questions, seed, length, unanswered)
-        for seed, (name, questions) in enumerate({"train": size, "dev": 9, "test": 24}.items())
+        name: asked(tmp_path / f"{name}.json", size, seed, length, unanswered)
+        for seed, (name, size) in enumerate({"train": 80, "dev": 24, "test": 30}.items())
     }
-    settings = FineTuneSettings(epochs=epochs, batch_size=8, lr=3e-3, seeds=1, max_length=32)
+    settings = FineTuneSettings(epochs=6, batch_size=8, lr=3e-3, seeds=1, max_length=40)
     result = tuned(QA(), tiny_teacher("bert"), files, settings)
-    assert result["mean"]["test"]["exact_match"] > 0.55
+    assert result["mean"]["test"]["exact_match"] > 0.6
     assert result["mean"]["test"]["f1"] >= result["mean"]["test"]["exact_match"]
 
 
