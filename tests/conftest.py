@@ -60,7 +60,7 @@ def no_fsync() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[[str], Any]:
-    """`make_tokenizer(kind)` -> a PreTrainedTokenizerFast, shared by the session."""
+    """`make_tokenizer(kind)` -> a PreTrainedTokenizerFast of its own."""
     return trained_tokenizer
 
 

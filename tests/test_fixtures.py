@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.making.models import MAX_LENGTH, TEACHER_KINDS, TOKENIZER_KINDS
+from tests.making.models import MAX_LENGTH, TEACHER_KINDS, TOKENIZER_KINDS, trained_tokenizer
 from tests.texts import SENTENCES
 
 
@@ -42,3 +42,8 @@ def test_teacher_loads_with_all_its_weights(kind: str, tiny_teacher: Callable[[s
     with torch.inference_mode():
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     assert logits.shape[-1] == len(tokenizer) and logits.isfinite().all()
+
+
+def test_a_tokenizer_that_truncates_leaves_the_next_one_whole() -> None:
+    trained_tokenizer("wordpiece").backend_tokenizer.enable_truncation(4)
+    assert trained_tokenizer("wordpiece").backend_tokenizer.truncation is None

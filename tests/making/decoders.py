@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: A
     import torch
     import transformers
 
-    tokenizer = copy.deepcopy(trained_tokenizer("bpe-plain"))
+    tokenizer = trained_tokenizer("bpe-plain")
     if bos:
         tokenizer.add_special_tokens({"bos_token": bos, "eos_token": bos})
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}

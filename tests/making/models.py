@@ -6,6 +6,7 @@ Nothing is downloaded. Heavy imports are inside the functions, so that the tests
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cache
 from typing import Any
@@ -107,8 +108,13 @@ def _wordpiece(lower: bool) -> Any:
     return tokenizer
 
 
-@cache
 def trained_tokenizer(kind: str) -> Any:
+    """A copy for each caller: a call with `truncation=True` leaves it set in the tokenizer."""
+    return copy.deepcopy(_trained_tokenizer(kind))
+
+
+@cache
+def _trained_tokenizer(kind: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if kind.startswith("wordpiece"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Any
 
@@ -108,7 +107,7 @@ def test_overlap_is_the_stride_in_whole_words(make_tokenizer: Any) -> None:
 
 
 def test_tokens_at_random_are_refused(make_tokenizer: Any) -> None:
-    tokenizer = copy.deepcopy(make_tokenizer("bpe"))
+    tokenizer = make_tokenizer("bpe")
     tokenizer.backend_tokenizer.model.dropout = 0.1
     with pytest.raises(UserError, match="drops 10% of its merges at random.*model.dropout"):
         cut_windows("a story", tokenizer, 48, 0)
