@@ -408,7 +408,10 @@ def asked_by_this_process(
     `Hub.environment` instead.
     """
     from huggingface_hub import constants
+    from transformers.utils import hub as client_of_transformers
 
+    # Made once and kept, it would ask the hub that an earlier test had, or that of the network.
+    patch.setattr(client_of_transformers, "_hf_api", None, raising=False)
     host = urlsplit(hub.address).hostname
     for name, value in {
         "ENDPOINT": hub.address,
