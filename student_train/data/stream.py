@@ -4,26 +4,29 @@ processes."""
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from collections.abc import Generator, Iterable, Iterator
 from itertools import count
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from teachonce.store import FeatureStore
+from teachonce.store import FeatureStore, StoreError
+from teachonce.store.read.change_watch import AGAIN
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.support.arrays import Array
 from teachonce.support.background import prefetched
 from teachonce.support.environment import variable
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, first_line
 
 # Batches prepared ahead: enough to hide a slow block, and small compared with the store's own pool.
 READY = 4
 CPU = torch.device("cpu")
+Batch = TypeVar("Batch")
 
 
 class Epochs:
@@ -117,33 +120,57 @@ def prepared_batches(
     loader = DataLoader(
         shares, batch_size=None, num_workers=workers, multiprocessing_context=context
     )
-    return _raised(loader)
+    return _raised(store, loader)
 
 
-def _raised(found: Iterable[StudentBatch | UserError]) -> Generator[StudentBatch]:
-    for batch in found:
-        if isinstance(batch, UserError):
+def _raised(
+    store: FeatureStore, found: Iterable[StudentBatch | UserError | OSError]
+) -> Generator[StudentBatch]:
+    for batch in _alive(found):
+        if isinstance(batch, FileNotFoundError):
+            # `feature-store forget` removes the cached tokens before it rewrites the store.
+            store.watch.check()
+            raise StoreError(f"{store.path}: {batch.filename}, made of it, was removed; {AGAIN}")
+        if isinstance(batch, UserError | OSError):
             raise batch
         yield batch
 
 
-class _Shares(IterableDataset[StudentBatch | UserError]):
+def _alive(found: Iterable[Batch]) -> Generator[Batch]:
+    try:
+        yield from found
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise UserError(
+            f"a process of --workers was ended from outside ({first_line(error)}), as the system"
+            " does where memory is short; go on with --resume and fewer --workers"
+        ) from error
+
+
+class _Shares(IterableDataset[StudentBatch | UserError | OSError]):
     """Makes batches w, w + W, ... in DataLoader worker w of W; the loader reads the workers in
     turn."""
 
     def __init__(
         self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]
     ) -> None:
-        self.store, self.collator, self.blocks, self.order = store, collator, blocks, order
+        # Bytes, because a worker that cannot open the store while it starts would end without a
+        # word to the loader, and a traceback.
+        self._parts = pickle.dumps((store, collator, blocks, order))
 
-    def __iter__(self) -> Iterator[StudentBatch | UserError]:
+    def __iter__(self) -> Iterator[StudentBatch | UserError | OSError]:
         worker = get_worker_info()
         assert worker is not None
-        every = self.order.get("every", 1)
-        first = self.order["first"] + worker.id * every
-        order = {**self.order, "first": first, "every": every * worker.num_workers, "check": True}
         try:
-            yield from student_batches(self.store, self.collator, self.blocks, **order)
-        except UserError as error:
+            store, collator, blocks, order = pickle.loads(self._parts)
+            every = order.get("every", 1)
+            order |= {
+                "first": order["first"] + worker.id * every,
+                "every": every * worker.num_workers,
+                "check": True,
+            }
+            yield from student_batches(store, collator, blocks, **order)
+        except (UserError, OSError) as error:
             # Passed on as a value: the loader would put a traceback into its message.
             yield error

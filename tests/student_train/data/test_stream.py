@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 import torch
 
 from teachonce.align import Tokens
-from teachonce.store import Features, FeatureStore, TaskSpec, open_store
+from teachonce.store import Features, FeatureStore, StoreError, TaskSpec, open_store
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.data.blocks import describe_masks, split_blocks, view_of
 from teachonce.student_train.data.collator import Collator
@@ -25,6 +28,7 @@ from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, M
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import covering_spans_of_texts
+from teachonce.support.errors import UserError
 from teachonce.training.schedule import PATIENCE, Schedule
 from tests.end_to_end.support import ROOT, dumped, write_corpus
 
@@ -140,6 +144,32 @@ def test_any_number_of_workers_makes_the_same_batches(
                     got.distillation.normalised[name], states, rtol=0, atol=0
                 )
         assert compared == 2 * len(blocks) > 10
+
+
+def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
+    store: FeatureStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = TrainOptions(store=store.path, vocab="350", student="16x1x2", loss={"mlm": 1.0})
+    collator = prepare(options.resolved(), store)[1]
+    order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 0}
+    batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
+    assert collator.table is not None and collator.table.folder is not None
+    shutil.rmtree(folder := collator.table.folder)
+    with closing(batches), pytest.raises(StoreError, match=f"{folder}/.* was removed; documents"):
+        next(batches)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_worker_that_is_killed_is_a_line(store: FeatureStore, collator: Collator) -> None:
+    order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 0}
+    batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
+    with closing(batches), pytest.raises(UserError, match="was ended from outside .* --resume"):
+        next(batches)
+        server = forkserver._forkserver._forkserver_pid
+        for worker in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+            os.kill(int(worker), signal.SIGKILL)
+        for _ in batches:
+            pass
 
 
 def test_spans_of_one_sequence_do_not_reach_into_the_next() -> None:
