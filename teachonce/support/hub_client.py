@@ -92,6 +92,8 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
     sent = int(request.headers.get("Content-Length") or 0)
     thread.join(ANSWER_SECONDS + sent / SLOWEST)
     if failed:
+        if type(failed[0]).__name__ == "TooManyRedirects":  # huggingface_hub would ask five times
+            raise _refused(request, "redirects without an end") from failed[0]
         raise failed[0]
     if not found:
         raise _refused(request, f"sends no answer within {ANSWER_SECONDS:.0f} s")
