@@ -139,8 +139,9 @@ def _raised(
 def _alive(found: Iterable[Batch]) -> Generator[Batch]:
     try:
         yield from found
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
+    except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+        # All but the first: a batch was announced, and the process that holds it is gone.
+        if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in str(error):
             raise
         raise UserError(
             f"a process of --workers was ended from outside ({first_line(error)}), as the system"

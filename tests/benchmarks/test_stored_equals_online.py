@@ -78,7 +78,7 @@ STANDING_STILL = {"batch_tokens": 512, "lr": 1e-12}
     ("align", "view", "batches", "bound"),
     [
         ("span", 1, ONE_BY_ONE, 1e-2),
-        ("reduce", 0, ONE_BY_ONE, 1e-2),
+        pytest.param("reduce", 0, ONE_BY_ONE, 1e-2, marks=pytest.mark.apart),
         ("span", 0, STANDING_STILL, 1e-3),
     ],
 )

@@ -197,7 +197,9 @@ def test_training_files_that_cannot_grow(
     assert (out / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.97])
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.0, marks=APART), 0.5, pytest.param(0.97, marks=APART)]
+)
 def test_training_on_a_full_disk(tmp_path: Path, store: Path, log: Path, share: float) -> None:
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()

@@ -80,6 +80,7 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
     return ended.stdout
 
 
+@pytest.mark.apart
 def test_readme_s_first_command_downloads_its_model_and_its_corpus(
     hub: Hub, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_student_of_another_space_searches_no_index_of_the_teachers(
     says(line, "train it with --loss embedding=1 as well")
 
 
+@pytest.mark.apart
 def test_the_card_of_a_bilstm_says_how_it_loads(store: Path, tmp_path: Path) -> None:
     student = tmp_path / "this folder"
     ok(student_train, "--store", store, "--out", student, *SMALL, "--student", "bilstm:8,8")

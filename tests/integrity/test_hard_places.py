@@ -17,11 +17,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "place", "amount"),
     [
-        ("forget", "no inodes", 20),
+        pytest.param("forget", "no inodes", 20, marks=pytest.mark.apart),
         ("export", "no room", 5000),
         ("page", "no room", 0),
         ("convert", "another user", 0.5),
-        ("mixed-vocab", "another user", 0.95),
+        pytest.param("mixed-vocab", "another user", 0.95, marks=pytest.mark.apart),
         ("student-train", "another user", 0.3),
         pytest.param("downstream mlm", "no room", 400_000, marks=pytest.mark.apart),
         pytest.param("student-sweep", "killed", 3.0, marks=pytest.mark.apart),

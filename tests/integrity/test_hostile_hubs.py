@@ -21,7 +21,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("--model", "HEAD /user/model", "outside"),
         ("hf://", "GET /api/datasets", "endless"),
-        ("push", "POST /api/repos", "drip_headers"),
+        pytest.param("push", "POST /api/repos", "drip_headers", marks=pytest.mark.apart),
     ],
 )
 def test_a_line_or_the_whole(given: Path, name: str, begin: str, twist: str) -> None:

@@ -82,7 +82,7 @@ def test_a_writer_on_another_machine(tmp_path: Path) -> None:
             assert second.answer() == second.tell(0) == second.tell("seal") == "done"
 
 
-@pytest.mark.parametrize("ext", EXT)
+@pytest.mark.parametrize("ext", ["zarr", pytest.param("h5", marks=pytest.mark.apart)])
 def test_a_writer_that_lost_its_lease_stops(tmp_path: Path, ext: str) -> None:
     store = tmp_path / f"a.{ext}"
     beat = ("--lockless", "--beat", "0.3")

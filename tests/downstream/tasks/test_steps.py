@@ -108,7 +108,9 @@ def test_steps_end_within_an_epoch_and_are_scored(
     assert told == [ahead, "seed 0, step 3/5", "seed 0, step 5/5"] and len(norms) == 5
 
 
-@pytest.mark.parametrize(("optimizer", "lr"), [("lamb", 5e-3), ("adadelta", None)])
+@pytest.mark.parametrize(
+    ("optimizer", "lr"), [("lamb", 5e-3), pytest.param("adadelta", None, marks=pytest.mark.apart)]
+)
 def test_it_learns_with_other_optimizers(
     optimizer: str, lr: float | None, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:

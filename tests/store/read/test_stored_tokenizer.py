@@ -141,8 +141,8 @@ def test_more_tokens_than_a_text_can_have(make_tokenizer: Any) -> None:
 def test_work_without_bounds_is_a_line(
     bpe_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(stored_tokenizer, "SECONDS", 2.0)
-    monkeypatch.setattr(stored_tokenizer, "MEMORY", 1 << 30)
+    monkeypatch.setattr(stored_tokenizer, "SECONDS", 1.0)
+    monkeypatch.setattr(stored_tokenizer, "MEMORY", 1 << 29)
     files = dict(open_store(bpe_store).teacher_files())
     settings = json.loads(files["tokenizer.json"])
     CHANGES[what](settings, random.Random(0))

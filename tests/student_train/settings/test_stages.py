@@ -176,7 +176,9 @@ STAGES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("stop_at", [3, 7, 10])
+@pytest.mark.parametrize(
+    "stop_at", [7, *(pytest.param(step, marks=pytest.mark.apart) for step in (3, 10))]
+)
 def test_a_stopped_training_goes_on_in_its_stage(
     store: FeatureStore, tmp_path: Path, stop_at: int
 ) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure
 from teachonce.student_train.sweep import main as student_sweep
+from teachonce.student_train.sweep.page import charts
 from teachonce.student_train.sweep.page.charts import Point, curves, front, importances
 from teachonce.student_train.sweep.page.report import StudentFiles, write_report
 from teachonce.support.errors import UserError
@@ -343,8 +344,11 @@ OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "words"), OF_A_STUDENT)
-def test_a_damaged_student(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
+def test_a_damaged_student(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | bytes, words: str
+) -> None:
     """The page is made of the others, and says what is wrong with that one."""
+    monkeypatch.setattr(charts, "FEWEST", 99)  # without the forests of settings that matter
     sweep = write_sweep(tmp_path / "sweep")
     (sweep / "student1" / name).write_bytes(text.encode() if isinstance(text, str) else text)
     page = write_report(sweep).read_text()

@@ -54,7 +54,9 @@ def test_a_stage_ends_when_patience_does_and_the_next_begins(
     assert steps[-1] == 2 * len(losses) and trained.steps == steps[-1] + 4
 
 
-@pytest.mark.parametrize("later", [-1, 0, 2])
+@pytest.mark.parametrize(
+    "later", [0, *(pytest.param(later, marks=pytest.mark.apart) for later in (-1, 2))]
+)
 def test_a_stop_about_the_early_end_changes_nothing(
     store: FeatureStore, tmp_path: Path, later: int
 ) -> None:

@@ -144,6 +144,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@pytest.mark.apart
 def test_real_shortage(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     corpus, out, log = (
         write_corpus(tmp_path / "corpus.txt", 400),

@@ -119,7 +119,10 @@ def test_classes(
     assert {f"view{v}/classes" for v in range(fs.features.views)} <= {r.feature for r in found.rows}
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlmr", "modernbert"])
+@pytest.mark.parametrize(
+    "kind",
+    ["bert", *(pytest.param(kind, marks=pytest.mark.apart) for kind in ("xlmr", "modernbert"))],
+)
 def test_tags(tmp_path: Path, tiny_teacher: Teachers, tagged: Path, kind: str) -> None:
     model = tiny_teacher(kind, "tagging", TAGS)
     head = "auto" if kind == "modernbert" else "tagging"
