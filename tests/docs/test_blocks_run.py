@@ -3,6 +3,8 @@ that holds what the pages speak of: tiny teachers under the names that the pages
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -64,12 +66,17 @@ def tables(folder: Path) -> None:
     table(folder / "nli.tsv", "premise\thypothesis\tlabel", nli)
     stsb = [f"{one}\t{other}\t{chance.random():.2f}" for one, other in pairs]
     table(folder / "stsb.tsv", "text_a\ttext_b\tscore", stsb)
+    reviews = [
+        {"data": {"text": text}, "annotations": chance.choice(["bad", "good"])} for text in ENGLISH
+    ]
+    with gzip.open(folder / "reviews.json.gz", "wt", encoding="utf-8") as file:
+        json.dump(reviews, file)
     words = "".join(
         "".join(f"{word}\t{'NOUN' if len(word) > 4 else 'OTHER'}\n" for word in text.split()) + "\n"
         for text in ENGLISH
     )
-    for name in ("train", "dev"):
-        (folder / f"pos.{name}.tsv").write_text(words, "utf-8")
+    for name in ("pos.train", "pos.dev", "tags"):
+        (folder / f"{name}.tsv").write_text(words, "utf-8")
     (folder / "beir").mkdir()
     collection(folder / "beir/scifact")
 
@@ -85,6 +92,7 @@ def house(
     tables(folder)
     shutil.copytree(tiny_teacher("bert"), folder / "my-teacher")
     shutil.copytree(tiny_teacher("gpt2"), folder / "my-decoder")
+    shutil.copytree(tiny_teacher("bert", "tagging", ("NOUN", "OTHER")), folder / "tagger")
     made = (pooling("mean"), normalize())
     modules(*made, base=tiny_teacher("bert"), folder=folder / "my-embedder")
     labelled = {"my-classifier": ("bad", "good"), "my-pair-classifier": ("no", "yes")}
@@ -123,12 +131,15 @@ def make(name: str) -> list[list[str]]:
 
 def run(words: list[str]) -> None:
     """Run a line of a shell in this process, if it is a command of ours."""
+    words, to = (words[:-2], words[-1:]) if words[-2:-1] == [">"] else (words, [])
     found = ours(words)
     assert found is not None, f"{words[0]} is no command of ours: say above the block why not run"
     result = CliRunner().invoke(found[0], found[1])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}"
+    if to:
+        Path(to[0]).write_text(result.stdout, "utf-8")
 
 
 def names_in_first_line(text: str) -> str:
