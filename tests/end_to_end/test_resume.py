@@ -179,7 +179,7 @@ def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Pa
 def test_one_vocabulary_for_one_text(store: Path) -> None:
     """A resumed training makes its vocabulary again, and must get the same."""
     code = (
-        "import sys; from store import open_store\n"
+        "import sys; from teachonce.store import open_store\n"
         "from teachonce.student_train.model.student_tokenizer import student_tokenizer\n"
         "print(student_tokenizer('450', open_store(sys.argv[1])).backend_tokenizer.to_str())"
     )
