@@ -56,6 +56,8 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
             yield value  # type: ignore[misc]
     finally:
         stop.set()
+        while not slots.empty():
+            slots.get_nowait()  # the thread may wait for room
         thread.join(PATIENCE)  # it may wait for a network that has stalled
 
 
