@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -270,10 +271,11 @@ def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
     which a process that was forked never shows."""
     disk = tmp_path / "disk"
     disk.mkdir()
+    other = shutil.copy(store, tmp_path / "other.h5")
     command: dict[str, tuple[Any, ...]] = {
         "dump": (DUMP, *words, disk / "a.h5"),
         "convert": (STORE, "convert", store, disk / "a.h5"),
-        "merge": (STORE, "merge", store, store, disk / "a.h5"),
+        "merge": (STORE, "merge", store, other, disk / "a.h5"),
     }
     call = [sys.executable, "-c", ALONE, disk, free, *command[work]]
     done = subprocess.run(
