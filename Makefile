@@ -51,7 +51,7 @@ demo-decoder: .venv/smollm.stamp
 # A process for each core, each of one thread, but no more than fit into 8 GB. Files in the order of
 # their folders: those of few, long tests would be the last by pytest-xdist's own order, and the other
 # processes wait. Bytecode is written: each process that a test starts would compile the project again.
-test: export OMP_NUM_THREADS ?= 1
+test test-apart: export OMP_NUM_THREADS ?= 1
 test: .venv/dev.stamp
 	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
