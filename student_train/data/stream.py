@@ -4,10 +4,10 @@ processes."""
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from collections.abc import Generator, Iterable, Iterator
 from itertools import count
 from multiprocessing import forkserver
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch
@@ -156,15 +156,15 @@ class _Shares(IterableDataset[StudentBatch | UserError | OSError]):
     def __init__(
         self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]
     ) -> None:
-        # Bytes, because a worker that cannot open the store while it starts would end without a
-        # word to the loader, and a traceback.
-        self._parts = pickle.dumps((store, collator, blocks, order))
+        # As multiprocessing sends them, but read when the worker has started: one that cannot open
+        # the store while it starts would end with a traceback, and without a word to the loader.
+        self._parts = bytes(ForkingPickler.dumps((store, collator, blocks, order)))
 
     def __iter__(self) -> Iterator[StudentBatch | UserError | OSError]:
         worker = get_worker_info()
         assert worker is not None
         try:
-            store, collator, blocks, order = pickle.loads(self._parts)
+            store, collator, blocks, order = ForkingPickler.loads(self._parts)
             every = order.get("every", 1)
             order |= {
                 "first": order["first"] + worker.id * every,

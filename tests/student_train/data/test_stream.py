@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_is_a_line(store: FeatureStore, collator: Collat
     batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
     with closing(batches), pytest.raises(UserError, match="was ended from outside .* --resume"):
         next(batches)
-        server = forkserver._forkserver._forkserver_pid
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         for worker in Path(f"/proc/{server}/task/{server}/children").read_text().split():
             os.kill(int(worker), signal.SIGKILL)
         for _ in batches:
