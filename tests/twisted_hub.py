@@ -105,7 +105,8 @@ def silence(handler: Handler, status: int, headers: Headers, body: bytes) -> Non
 
 def circle(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """A redirect to the same address."""
-    handler.send(307, {"Location": handler.hub.address + handler.path}, b"")
+    address = handler.hub.address + handler.path
+    handler.send(307, {"Location": address, "Connection": "close"}, b"")
 
 
 def to_file(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
