@@ -94,10 +94,13 @@ def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
 def check_losses(loss: Any) -> None:
     """Check the weights of losses. Raises UserError for an unknown loss or a weight of 0 or
     less."""
-    weights = loss.values() if isinstance(loss, Mapping) else ()
-    if not weights or not all(isinstance(w, (int, float)) and 0 < w < math.inf for w in weights):
+    if not isinstance(loss, Mapping) or not loss:
         raise UserError("--loss: at least one loss, each with a weight above 0")
-    for name in loss:
+    for name, weight in loss.items():
+        number = isinstance(weight, int | float)
+        if not number or not 0 < weight < math.inf:
+            shown = f"{weight:g}" if number else repr(weight)
+            raise UserError(f"--loss {name}={shown}: expected a finite weight above 0")
         if not find(name):
             near = suggest(name, known := loss_names())
             raise UserError(f"--loss {name}: unknown; {near}there are {', '.join(known)}")

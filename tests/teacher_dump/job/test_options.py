@@ -27,6 +27,7 @@ OUT = Path("store.zarr")
         ({"mask_words": "rare"}, "--mask-words rare: no word is masked in view 0"),
         ({"logits": "none", "hidden": "none", "attention": "none"}, "hold no output of the"),
         ({"head": "causal", "logits": "none"}, "--head causal and --logits none contradict"),
+        ({"head": "none", "logits": "topk:8"}, "--head none and --logits topk:8 contradict"),
         ({"head": "causal", "views": 2}, "--views 2: a causal head reads no masked words"),
         ({"head": "classification", "stride": 3}, "--stride 3: for a classification head"),
         ({"head": "tagging", "logits": "head"}, "--logits head: applies to the logits of a"),
