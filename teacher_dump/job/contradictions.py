@@ -73,10 +73,12 @@ def _head_contradictions(options: DumpOptions) -> Iterator[str]:
             f"{head}, --hidden and --attention are all none: the store would hold no output of the"
             " teacher; request one of them"
         )
-    if options.head in ("mlm", "causal") and options.logits == "none":
-        yield f"--head {options.head} and --logits none contradict each other: leave one out"
-    if options.head == "none" and options.logits not in (None, "none"):
-        yield f"--head none and --logits {options.logits} contradict each other: leave one out"
+    unread = options.head in ("mlm", "causal") and options.logits == "none"
+    if unread or (options.head == "none" and options.logits not in (None, "none")):
+        yield (
+            f"--head {options.head} and --logits {options.logits} contradict each other: leave one"
+            " out"
+        )
     if options.head == "score":
         if not pair_of(options.text_column):
             yield (

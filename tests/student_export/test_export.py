@@ -111,12 +111,18 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "several": ({"mode": ("mean", "cls", "lasttoken")}, {}),
     "without the prompt": ({"mode": ("weightedmean", "max"), "include_prompt": False}, {}),
-    "cut": ({"mode": "max"}, {"truncate_dim": 8}),
+    "cut": ({"mode": "mean"}, {"truncate_dim": 8}),
+    "cls": ({"mode": "cls"}, {}),
+    "mean": ({"mode": "mean"}, {}),
+    "max": ({"mode": "max"}, {}),
 }
+SINGLE = ("cls", "mean", "max")  # a mode alone is apart: each of them is among the others
 
 
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.apart] * (name in SINGLE)) for name in POOLINGS]
+)
 def test_every_pooling_is_exported(shallow: Path, tmp_path: Path, name: str) -> None:
     """Exported vectors are those of the library, for texts of any number and length."""
     from sentence_transformers import SentenceTransformer
