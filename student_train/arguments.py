@@ -75,7 +75,8 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     if given.get("student", "").startswith(AS_TEACHER):
         given["student"] = _student_like_teacher(given["student"], stores.opened[0])
     if is_model_folder(student := given.get("student", "")):
-        shape = shape_of_folder(checked_folder(student, f"--student {student}"), student)
+        option = f"--student {student}"
+        shape = shape_of_folder(checked_folder(student, option), student, option)
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])

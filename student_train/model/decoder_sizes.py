@@ -121,15 +121,17 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
     copied_settings(config)
 
 
-def shape_of_folder(config: Mapping[str, Any], folder: str) -> str:
+def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     """Return the shape of the decoder in a folder as a value of `--student`.
+
+    option: by which the folder was given, for messages.
 
     Raises UserError for another kind of model, and for sizes that `--student` cannot express.
     """
-    kind, what = config.get("model_type"), f"--student {folder}"
+    kind = config.get("model_type")
     if kind not in EPSILONS or config.get("is_encoder_decoder"):
         raise UserError(
-            f"{what}: the model in it is a {kind!s:.40}; a folder to continue holds a decoder of"
+            f"{option}: the model in it is a {kind!s:.40}; a folder to continue holds a decoder of"
             f" the kinds {', '.join(EPSILONS)}: give another, or a shape such as llama:256x4x4"
         )
     sizes = Sizes.of_config(config, folder)
@@ -137,7 +139,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str) -> str:
     fits = sizes.each * sizes.heads == sizes.width and sizes.heads % sizes.groups == 0
     if not layers or not fits or config.get("tie_word_embeddings", kind == "gpt2") is not True:
         raise UserError(
-            f"{what}: its config.json has {layers} layers, {sizes.heads} heads of size {sizes.each}"
+            f"{option}: its config.json has {layers} layers, {sizes.heads} heads of size {sizes.each}"
             f" for the hidden size {sizes.width}, and tie_word_embeddings"
             f" {config.get('tie_word_embeddings')}; expected heads that fill the hidden size, and"
             " tied embeddings: give a shape and --init layers:I,J,...@DIR"

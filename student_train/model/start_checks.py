@@ -35,7 +35,7 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
             return
     if how.startswith(FOLDER):
         config, folder = start_config(how, store)
-        theirs = shape_of_folder(config, folder)
+        theirs = shape_of_folder(config, folder, f"--init {how}")
         if parse_student(theirs) != shape:
             raise UserError(f"--init {how}: the model in it is {theirs}; give --student {folder}")
         return

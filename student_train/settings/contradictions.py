@@ -68,6 +68,12 @@ def _check_start(options: TrainOptions) -> None:
             f"--lora {options.lora}: the other weights are not trained, and --init is"
             f" {options.init}; give --student DIR, a trained model, or leave --lora out"
         )
+    if own != options.init and not parse_student(options.student).causal:
+        raise UserError(
+            f"--init {options.init}: only a decoder starts with all weights of a folder, and"
+            f" --student is {options.student}; give --student {own} if it is a decoder, else"
+            f" --init layers:I,J,...@{own}"
+        )
     if own != options.init and options.vocab != own:
         raise UserError(
             f"--vocab {options.vocab}: the weights of {own} are for its own vocabulary; give"

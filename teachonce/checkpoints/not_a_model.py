@@ -12,6 +12,8 @@ SCORES = "scores.json"  # of `downstream`, which writes it into every --out fold
 
 def not_a_model(folder: Path) -> str:
     """Return a phrase: what the folder is, and which folder to give in place of it."""
+    if not folder.exists():
+        return "there is no such folder; check the path"
     inner = sorted(str(each.parent) for each in folder.glob("*/config.json"))
     one = f"give a model in it, such as {inner[0]}" if inner else ""
     if (folder / SCORES).is_file():

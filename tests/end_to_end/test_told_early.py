@@ -93,7 +93,7 @@ TRAIN = """
 --init layers:1,9 | layers:1,9 | 2 numbers | (one per student layer) from 1 to 4
 --init layers:1,x | expected numbers
 --init layers:one | layers:one | layers:1,3,5
---init layers:1,2@nowhere | nowhere: no config.json in it
+--init layers:1,2@nowhere | nowhere: there is no such folder; check the path
 --init svd:nowhere.zarr | --init svd:nowhere.zarr | no such file or folder
 --word-vectors nowhere.txt | check the path
 --view 9 | --view 9 | has views 0 to 0

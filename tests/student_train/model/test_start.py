@@ -146,7 +146,7 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
             started(f"layers:{chosen}@{other_model}", size)
     for folder, line in (
         (tiny_teacher("roberta"), "the .* pieces of its model differ .* the same vocabulary"),
-        (tmp_path / "gone", "gone: no config.json in it; give a folder"),
+        (tmp_path / "gone", "gone: there is no such folder; check the path"),
     ):
         with pytest.raises(UserError, match=line):
             options = TrainOptions(
