@@ -139,8 +139,8 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     fits = sizes.each * sizes.heads == sizes.width and sizes.heads % sizes.groups == 0
     if not layers or not fits or config.get("tie_word_embeddings", kind == "gpt2") is not True:
         raise UserError(
-            f"{option}: its config.json has {layers} layers, {sizes.heads} heads of size {sizes.each}"
-            f" for the hidden size {sizes.width}, and tie_word_embeddings"
+            f"{option}: its config.json has {layers} layers, {sizes.heads} heads of size"
+            f" {sizes.each} for the hidden size {sizes.width}, and tie_word_embeddings"
             f" {config.get('tie_word_embeddings')}; expected heads that fill the hidden size, and"
             " tied embeddings: give a shape and --init layers:I,J,...@DIR"
         )

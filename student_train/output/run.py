@@ -164,6 +164,9 @@ def train_student(
             of_texts = any(term.loss.of_text for term in plan.terms)
             if not of_texts and any(each.features.embedding for each in stores):
                 say("losses    none of them uses the text vectors in the store")
+            # Not refused: the students of a sweep over losses share their other options.
+            for option in plan.unread():
+                say(f"losses    none of them reads {option}")
             if ranks.is_main:
                 for each in stores:
                     # Before there is a folder, so that after any kill `forget` names it as a copy
@@ -204,7 +207,13 @@ def _pieces_after_pruning(
         raise UserError(str(error).replace("--vocab", "--prune-to", 1)) from error
     if fewer := fewer_pieces(options.prune_to, len(other)):
         say(f"prune to  {fewer.replace('--vocab', '--prune-to')}")
-    return shared_pieces(collator.student_tokenizer, other, options.prune_to)
+    own = collator.student_tokenizer
+    retained = shared_pieces(own, other, options.prune_to)
+    say(
+        f"prune to  {len(retained):,} of {len(own):,} pieces, after the training; its figures are"
+        " of the student with all of them"
+    )
+    return retained
 
 
 def _origin(store: FeatureStore) -> dict[str, Any]:

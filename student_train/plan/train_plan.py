@@ -17,12 +17,13 @@ from typing import Any
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks
-from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.losses.registry import Term, reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array
+from teachonce.support.options import default_of, flag_of
 
 SEEDS_APART = 1009  # stage N adds N times this to the seed: each stage has its own order and masks
 
@@ -97,6 +98,23 @@ class TrainPlan:
     def terms(self) -> tuple[Term, ...]:
         """Return the losses of all stages, each once, in the order of the registry."""
         return self.options.every_term(output_kind_of(self.store))
+
+    def unread(self) -> list[str]:
+        """List the options, as typed, that no loss of the training reads."""
+        losses = [term.loss for term in self.terms]
+        masks = not (self.shape.causal or self.store.task) and reads_masked_tokens(losses)
+        readers = {
+            "temperature": any(loss.tempered for loss in losses),
+            "targets": any(loss.feature == "logits" for loss in losses),
+            "projection": any(loss.projection != "none" for loss in losses),
+            **dict.fromkeys(("mask_prob", "mask_words", "max_masks"), masks),
+        }
+        given = {n: getattr(self.options, n) for n, is_read in readers.items() if not is_read}
+        return [
+            f"{flag_of(name)} {value}"
+            for name, value in given.items()
+            if value != default_of(TrainOptions, name)
+        ]
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""

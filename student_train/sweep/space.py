@@ -63,7 +63,7 @@ def _dimension(name: str, value: Any, where: str, loss: str = "") -> Choices | I
     values = value if isinstance(value, list) else [value]
     if not values:
         raise UserError(f"{where}: {name}: an empty list; give at least one setting")
-    return tuple(_setting(name, each, where, loss) for each in values)
+    return tuple(dict.fromkeys(_setting(name, each, where, loss) for each in values))
 
 
 def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interval:
@@ -100,7 +100,8 @@ def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
     """Override the settings of the file by the settings of the command line."""
     named = {name for name, values in given.items() if values}
     others = {name: each for name, each in space.items() if option_of(name) not in named}
-    return {name: tuple(given[name]) for name in given if name in named} | others
+    # A setting that is given twice is one student.
+    return {name: tuple(dict.fromkeys(given[name])) for name in given if name in named} | others
 
 
 def option_of(dimension: str) -> str:

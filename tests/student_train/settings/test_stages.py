@@ -82,6 +82,19 @@ def test_masks_of_a_dump_have_no_bound_of_the_student(store: FeatureStore) -> No
     assert len(read.labels) == 2 * len(batch)  # the texts have more than four tokens
 
 
+def test_options_that_no_loss_reads(store: FeatureStore) -> None:
+    given: dict[str, Any] = {"temperature": 4.0, "targets": "masked", "projection": "frozen"}
+    for changes, unread in (
+        ({"loss": {"mlm": 1.0}}, ["--temperature 4.0", "--targets masked", "--projection frozen"]),
+        ({"loss": {"mlm": 1.0, "kl": 1.0}}, ["--projection frozen"]),
+        ({"loss": {"kl": 1.0, "hidden": 1.0}}, []),
+        ({"stages": ({"loss": {"kl": 1.0}}, {"loss": {"hidden": 1.0}})}, []),
+    ):
+        options = options_for(store, **{"loss": {"mlm": 1.0}, **given, **changes})
+        assert checked_plan(options, store).unread() == unread
+    assert checked_plan(options_for(store), store).unread() == []
+
+
 def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     everything: dict[str, Any] = {"freeze": ("embeddings", "layers", "head", "projection")}
     for changes, words in (
