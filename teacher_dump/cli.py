@@ -102,7 +102,8 @@ def _share(options: DumpOptions, shard: Shard) -> None:
         f" {counted(done.parts, 'part')} with {counted(done.tokens, 'teacher token')}"
     )
     if done.store:
-        _report(options, done.store)
+        # The line above says what is of this process.
+        _report(options, replace(done.store, resumed_parts=0))
 
 
 def _share_on_ray(options: DumpOptions) -> None:

@@ -104,7 +104,7 @@ class Bucket:
         return self.send(name, request, 2**20)
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
-        """Read a range once; see `teachonce.store.containers.remote_ranges.Fetch`."""
+        """Read a range once; see `teachonce.store.containers.remote_ranges.RangeFetcher`."""
         if begin < 0 and self._suffixes:
             wanted: Any = {"suffix": -begin}
         elif begin < 0:
@@ -193,7 +193,8 @@ class Bucket:
 
         async def one(item: tuple[str, Path]) -> None:
             name, file = item
-            data = file.read_bytes()
+            # In a thread: the loop, which zarr-python also uses, waits for no disk.
+            data = await asyncio.to_thread(file.read_bytes)
             await self.retrier.send(name, lambda: self._put(name, data), len(data))
 
         self._many(one, files.items())

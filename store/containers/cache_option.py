@@ -10,7 +10,7 @@ from teachonce.support.errors import UserError
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"
-SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.ASCII)
+SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.ASCII)
 
 
 def is_disk_cache(word: str) -> bool:

@@ -141,11 +141,12 @@ class DiskCache:
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
         """Return whether the cache has such an entry, sound or damaged, and start reading it from
         the disk."""
+        path = str(self._path(store, name, begin, end))
         try:
-            prefetch(str(self._path(store, name, begin, end)), 0, max(1, abs(end)))
+            prefetch(path, 0, max(1, abs(end)))
         except OSError:
             return False
-        return True
+        return os.path.exists(path)  # macOS has no way to ask for reading ahead: nothing was opened
 
     def get(self, store: str, name: str, begin: int, end: int) -> FetchedBytes | None:
         """Read an entry; None if there is none. `store` is the checksum of the store. A damaged

@@ -267,7 +267,11 @@ class EmbeddingSpec:
     @staticmethod
     def from_json(value: object) -> EmbeddingSpec:
         more = ("prompt", "normalised", "parallel")
-        return EmbeddingSpec(**_object(value, "embedding", ("width", "pooling"), more))
+        found = _object(value, "embedding", ("width", "pooling"), more)
+        # A default has one form: its key is missing.
+        if empty := [key for key in more if found.get(key) in (False, "")]:
+            raise StoreError(f"features: embedding has {empty[0]} {found[empty[0]]!r}, its default")
+        return EmbeddingSpec(**found)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,8 @@ def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
 
 Run = tuple[int, int]
 """First and last of consecutive numbers."""
+RUN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+"""At most 18 digits: Python refuses to parse more than 4,300."""
 
 
 def format_runs(runs: Iterable[Run]) -> str:
@@ -78,8 +81,8 @@ def parse_runs(text: object) -> list[Run]:
     input."""
     found = []
     for run in text.split(",") if isinstance(text, str) else ():
-        first, _, last = run.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
+        if read := RUN.fullmatch(run):
+            first, last = read.groups()
             found.append((int(first), int(last or first)))
     return found
 

@@ -102,22 +102,29 @@ class IndexedLengths:
         self._first = parts.first[:: parts.page]  # of each page
         self._known = np.zeros(parts.pages, bool)
         self._lengths: Array = np.empty(0, length_dtype(parts.features))
+        self._filling = Lock()
 
     def __getitem__(self, rows: slice | Array) -> Array:
         """Return the lengths of sequences begin..end, or of those numbers, of `length_dtype`."""
         if not self._known.all():
-            self._allocate()
-            if isinstance(rows, slice):
-                begin, end, _ = rows.indices(len(self))
-                low, high = np.searchsorted(self._first, [begin, end - 1], "right").tolist()
-                pages = np.arange(low - 1, high)
-            else:
-                pages = np.searchsorted(self._first, rows, "right") - 1
-            for page in np.unique(pages[~self._known[pages]]).tolist():
-                lengths, begin = self._parts.page_lengths(page), int(self._first[page])
-                self._lengths[begin : begin + len(lengths)] = lengths
-                self._known[page] = True
+            # Two threads that allocate would lose the pages of the one that is first.
+            with self._filling:
+                self._fill(rows)
         return self._lengths[rows]
+
+    def _fill(self, rows: slice | Array) -> None:
+        """Read the pages that have these rows, unless they were read before."""
+        self._allocate()
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(len(self))
+            low, high = np.searchsorted(self._first, [begin, end - 1], "right").tolist()
+            pages = np.arange(low - 1, high)
+        else:
+            pages = np.searchsorted(self._first, rows, "right") - 1
+        for page in np.unique(pages[~self._known[pages]]).tolist():
+            lengths, begin = self._parts.page_lengths(page), int(self._first[page])
+            self._lengths[begin : begin + len(lengths)] = lengths
+            self._known[page] = True
 
     def _allocate(self) -> None:
         """Make room for all lengths. Raises StoreError if the index declares too many for memory,
@@ -179,8 +186,10 @@ class IndexedParts(Sequence[Part]):
         return number
 
     def _check_names(self) -> None:
+        # First the number of names: a forged index may declare a billion pages.
+        fits = 3 * self.pages < len(self.entries) <= 1 + 4 * self.pages
         names = {"first"}
-        for page in range(self.pages):
+        for page in range(self.pages if fits else 0):
             here = {f"{page}/{key}" for key in ("counts", "lengths", "sha256")}
             names |= here | {f"{page}/zarr_json"} & self.entries.keys()
         if names != self.entries.keys():

@@ -30,7 +30,8 @@ EMBEDDING = "sequence/embedding"
 def part_number(name: str) -> int | None:
     """Return the number of the part with this name in the group `parts`; None if no part can have
     this name, such as "01"."""
-    number = int(name) if name.isdecimal() else -1
+    # Python refuses to parse more than 4,300 digits, and a forged name may have them.
+    number = int(name) if name.isdecimal() and len(name) <= len(str(MAX_PART)) else -1
     # Also leaves out digits of other scripts, which `isdecimal` and `int` accept.
     return number if str(number) == name else None
 

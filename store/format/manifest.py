@@ -21,6 +21,7 @@ from teachonce.store.format.layout import FORMAT, MAX_PART, VERSIONS, Counts, Pa
 from teachonce.support.arrays import Array, starts
 
 MAX_BYTES = 2**29  # 10^5 parts with one view and one hidden state take about 2^28
+SHA256 = re.compile("[0-9a-f]{64}").fullmatch
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTRIBUTES = ("format", "version", "identity", "features", "software")
 DAMAGED = f"the store is damaged: {REPAIR}"
@@ -70,8 +71,10 @@ class Entry(NamedTuple):
                     if type(size) is not int or size < 0:
                         break
                 else:
-                    if len(sha256) == 64 and sha256.isascii():
-                        return Entry(tuple(shape), dtype, sha256, get("zarr_json"))
+                    printed = get("zarr_json")
+                    of_metadata = printed is None or isinstance(printed, str) and SHA256(printed)
+                    if SHA256(sha256) and of_metadata:
+                        return Entry(tuple(shape), dtype, sha256, printed)
         raise StoreError(f"{where}: {name}: the manifest's entry is not valid; {DAMAGED}")
 
 

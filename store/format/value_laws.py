@@ -140,6 +140,8 @@ def _scale_violation(
         found := _first_row(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
     ):
         return found
+    # The sign of -0.0, which is allowed, is a larger number than the bits of any scale.
+    highest = np.uint16(largest).view(np.float16) if largest < HALF_INFINITE else values.max()
     place = path.split("/")
     if place[1] != "hidden" or place[2] not in calibration:
         return None
@@ -150,7 +152,7 @@ def _scale_violation(
         # If each of D numbers is below sqrt(LARGEST / D), the sum of their squares is below
         # LARGEST.
         limit = float(np.sqrt(LARGEST / features.width))
-        if float(np.uint16(largest).view(np.float16)) * factor + far < limit:
+        if float(highest) * factor + far < limit:
             return None
         return _first_row(
             values.astype(np.float64) * factor + far >= limit,

@@ -307,6 +307,7 @@ def read_outside(source: StoreSource) -> Callable[[str], Array]:
             array = source.array(name)
             values = array.read(0, array.shape[0])
         if name not in entries or digest(values) != entries[name].sha256:
+            source.forget(name)  # so that another attempt fetches it again
             raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
         return values
 

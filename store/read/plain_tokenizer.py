@@ -80,7 +80,7 @@ def _steps(part: Any, inner: str, known: frozenset[str]) -> list[Settings]:
     steps = [part]
     if part["type"] == "Sequence":
         steps = [step for each in part[inner] for step in _steps(each, inner, known)]
-    if len(steps) > MOST_STEPS or not {step["type"] for step in steps} <= known | {"Sequence"}:
+    if len(steps) > MOST_STEPS or not {step["type"] for step in steps} <= known:
         raise _NotPlain
     return steps
 

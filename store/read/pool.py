@@ -250,7 +250,7 @@ class Pool:
 
     @cached_property
     def nbytes(self) -> int:
-        """Return the number of uncompressed bytes that `read` reads."""
+        """Return the number of uncompressed bytes of tokens and maps that `read` reads."""
         names = [*self._token_names, *self._map_names]
         return sum(self._rows(name) * self._row_bytes(name) for name in names)
 

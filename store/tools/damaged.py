@@ -239,8 +239,7 @@ def _attributes(
     sound = isinstance(manifest, dict) and (fits or not root)
     if sound:
         known = manifest.get("attributes")
-        known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
-        found |= {key: value for key, value in known.items() if found.get(key) != value}
+        found |= (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
     if "arrays" not in found:  # older releases wrote them to the manifest alone
         return None, None
     if not CREATED.fullmatch(str(found.get("created"))):

@@ -314,7 +314,7 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
         documents, sequences, shared = counts
         done = Forgotten(documents, sequences, (), shared, text=str(journal.get("text", "")))
         request = str(journal["request"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # the last of Infinity
         raise StoreError(
             f"{staging.path}: its attribute {FORGETTING} is not valid; restore the store from a"
             " copy"

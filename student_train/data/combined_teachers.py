@@ -3,7 +3,6 @@ and the geometric mean of their distributions, which is the softmax of the mean 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -122,7 +121,7 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
 def _share(targets: LogitTargets, pieces: int) -> Tensor:
     """Return the log [G] of an even share of a teacher's remaining probability."""
     others = (pieces - targets.valid.sum(dim=1)).clamp(min=1)
-    return (targets.rest.clamp(min=LEAST) - others.log()).clamp(min=LEAST - math.log(pieces))
+    return targets.rest.clamp(min=LEAST) - others.log()
 
 
 def _log_probabilities(targets: LogitTargets, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -168,9 +168,10 @@ class Loss:
     def measure(self) -> Callable[..., Tensor]:
         """Return the formula; imports its module if it is given by name."""
         if callable(self.formula):
-            return self.formula
-        module, _, function = self.formula.partition(".")
-        found: Callable[..., Tensor] = getattr(import_module(f"{__package__}.{module}"), function)
+            found = self.formula
+        else:
+            module, _, function = self.formula.partition(".")
+            found = getattr(import_module(f"{__package__}.{module}"), function)
         if self.parameter is not None:
             value = self.parameter.default if self.value is None else self.value
             return partial(found, **{self.parameter.argument: value})

@@ -83,7 +83,7 @@ def cut_decoder(
 
 
 def spread_layers(count: int, layers: int) -> list[int]:
-    """Choose `count` of the teacher's layers 1..`layers`, evenly spaced: the first and the last are
+    """Choose `layers` of the teacher's layers 1..`count`, evenly spaced: the first and the last are
     among them."""
     # The first and the last layer change a decoder's states most (Minitron, figure 4).
     if layers > count:

@@ -16,6 +16,15 @@ SCALED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 EPSILONS = {"gpt2": "layer_norm_epsilon", "llama": "rms_norm_eps", "qwen3": "rms_norm_eps"}
 """The name of the norms' epsilon, by the kinds of students whose layers can be copied."""
 
+OF_LAYERS = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "use_sliding_window": False,
+}
+"""What the layers of all decoder students have, as a config.json says it."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -113,11 +122,7 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
             f" choose --student {shape.kind}:HxLxAxFxKV with another KV, such as"
             f" {own.heads if head_sets(theirs, own) == 0 else head_sets(theirs, own)}"
         )
-    if config.get("scale_attn_by_inverse_layer_idx"):
-        raise UserError(
-            f"{start}: the attention of {where} depends on the number of a layer"
-            " (scale_attn_by_inverse_layer_idx), which a cut changes; use --init vocab"
-        )
+    _check_layers(config, where, start)
     copied_settings(config)
 
 
@@ -144,8 +149,20 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
             f" {config.get('tie_word_embeddings')}; expected heads that fill the hidden size, and"
             " tied embeddings: give a shape and --init layers:I,J,...@DIR"
         )
+    _check_layers(config, folder, option)
     size = f"{sizes.width}x{layers}x{sizes.heads}x{sizes.units}"
     return f"{kind}:{size}" + ("" if kind == "gpt2" else f"x{sizes.groups}")
+
+
+def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
+    """Raise UserError for a model whose layers compute what a student's layers cannot."""
+    for name, own in OF_LAYERS.items():
+        if config.get(name) not in (None, own):
+            raise UserError(
+                f"{option}: {name} in the config.json of {where} is {config[name]!r:.40}, and"
+                f" layers of students have {own}; give --student a shape such as llama:256x4x4,"
+                " and --init vocab"
+            )
 
 
 def head_sets(theirs: Sizes, own: Sizes) -> int:

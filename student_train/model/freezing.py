@@ -21,15 +21,15 @@ def group_of(name: str) -> str:
     parameters of the embeddings), layers.N (from 1), head or projection."""
     if re.search(r"(^|\.)projections?\.", name):
         return "projection"
-    if "position_embeddings" in name:
+    if re.search(r"position_embeddings|\.wpe\.", name):
         return "positions"
     if "token_type_embeddings" in name:
         return "types"
-    if re.search(r"\.(word_|tok_)?embeddings?\.weight$", name):
+    if re.search(r"\.((word_|tok_)?embeddings?|embed_tokens|wte)\.weight$", name):
         return "words"
     if "embeddings" in name:
         return "embeddings"
-    if found := re.search(r"\.layers?\.(\d+)\.", name):
+    if found := re.search(r"\.(?:layers?|h)\.(\d+)\.", name):
         return f"layers.{int(found[1]) + 1}"
     return "head"
 

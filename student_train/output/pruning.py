@@ -79,6 +79,6 @@ def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
             (made / "README.md").write_text(card)
             files.apply_umask(made)
             files.sync_tree(made)
-            made.rename(out)
+            files.rename(made, out)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {files.reason(error)}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -118,7 +118,8 @@ class TrainPlan:
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""
-        return plan_of(self.options.resolved(), *self.stores)
+        # The same sources: the checks have read the gold labels of their blocks.
+        return replace(plan_of(self.options.resolved(), *self.stores), sources=self.sources)
 
 
 def plan_of(

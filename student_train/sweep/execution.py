@@ -243,10 +243,10 @@ class Execution:
     def end(self, run: Run, state: Any, result: Mapping[str, Any], problem: str) -> None:
         """Print how a run has ended, and write it to runs.json."""
         run.state, run.result, run.problem = state, result, problem
-        if problem:
-            line = f"trained; {problem}" if state == "finished" else f"{state}: {problem}"
+        self.source.ended(run)  # which may find a problem, too
+        if run.problem:
+            line = f"trained; {run.problem}" if state == "finished" else f"{state}: {run.problem}"
             self.say(f"[{run.number}] {line}")
-        self.source.ended(run)
         self.runs.write()
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,19 +78,14 @@ class Sweep:
         if compares_losses(changed) and len(losses) > 1:
             # The default depends on the student: values of different losses cannot be compared.
             changed = [*changed, "loss"]
-        runs = Runs(self.folder, self.space, changed, self.trials is not None)
-        earlier = (runs.before or {}).get("references", {})
-        runs.references = {**dict.fromkeys(plan.models, {}), **earlier}
         for _, options in planned:
             check_early(options)
-
-        def make(point: Point) -> Run:
-            options = self._options(point)
-            given = {"loss": loss_words(options.loss), **arguments_of(point)}
-            settings = {name: str(given[name]) for name in runs.varied}
-            return runs.add(Run(len(runs.runs) + 1, settings, self._placed(options)))
-
         with closing(_sweep_lease(self.folder)) as lease:
+            # Under the lease: another sweep may have written its last students just now.
+            runs = Runs(self.folder, self.space, changed, self.trials is not None)
+            earlier = (runs.before or {}).get("references", {})
+            runs.references = {**dict.fromkeys(plan.models, {}), **earlier}
+            make = partial(self._run_of, runs)
             if self.trials:
                 seed, prune = planned[0][1].seed, self.prune or "median"
                 source: RunSource = Trials(self.space, self.trials, seed, runs, make, prune)
@@ -106,6 +102,13 @@ class Sweep:
             self._execute(execution, [options for _, options in planned], lease)
             problems = _references(plan, runs, say)
             _show(runs, as_json, say, problems)
+
+    def _run_of(self, runs: Runs, point: Point) -> Run:
+        """Add the run of a point to the sweep."""
+        options = self._options(point)
+        given = {"loss": loss_words(options.loss), **arguments_of(point)}
+        settings = {name: str(given[name]) for name in runs.varied}
+        return runs.add(Run(len(runs.runs) + 1, settings, self._placed(options)))
 
     def _options(self, point: Point) -> TrainOptions:
         return checked_from({**self.fixed, **arguments_of(point)})

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 
 from teachonce.store import StoreWriter
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
+from teachonce.store.format.pairs import SEPARATOR
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
 from teachonce.support.background import BackgroundCalls
@@ -34,6 +35,7 @@ from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, word_counts
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_of, tokens_of
 from teachonce.teacher_dump.job.plan import DumpPlan, planned
+from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.label_numbers import ignore
 from teachonce.teacher_dump.windows.window import Window, length_batches, storable
 
@@ -214,8 +216,7 @@ class _Sample(Corpus):
             if place >= DOCUMENTS:
                 place = chance.randrange(place + 1)
             if place < DOCUMENTS:
-                short = replace(document, text=document.text[:LONGEST])
-                self._documents[place : place + 1] = [short]
+                self._documents[place : place + 1] = [_shortened(document)]
         self.sampled_characters = sum(len(document.text) for document in self._documents)
         self.exact = self.sampled_characters == self.characters
         chance.shuffle(self._documents)
@@ -224,18 +225,25 @@ class _Sample(Corpus):
         return (replace(document, number=i) for i, document in enumerate(self._documents))
 
 
+def _shortened(document: Document) -> Document:
+    """Return the document with at most LONGEST characters; a pair has as many on each side."""
+    if document.messages:  # its tokens are those of the messages, whatever the text
+        return document
+    sides = document.text.split(SEPARATOR, 1)
+    return replace(document, text=SEPARATOR.join(side[:LONGEST] for side in sides))
+
+
 def _up_to_limit(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Document]:
     """Yield documents until they have about `limit` tokens, estimated from every EACH-th."""
     characters = seen = tokens = 0
+    encode = encoder(tokenizer.backend_tokenizer)
     for document in corpus:
         yield document
         characters += len(document.text)
         if document.number % EACH == 0:
             seen += len(document.text)
             text = storable(document.text[:LONGEST], Counter())
-            tokens += (
-                len(tokenizer.backend_tokenizer.encode(text)) * len(document.text) // len(text)
-            )
+            tokens += len(encode([text])[0]) * len(document.text) // len(text)
         if characters * tokens > limit * seen:
             return
 

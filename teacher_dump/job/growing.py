@@ -202,7 +202,7 @@ class CopyPlan:
 
 
 class _DocumentHashes:
-    """Hashes, numbers and token counts of documents, in their order. A hash has 32 bytes."""
+    """Hashes, numbers and token counts of documents, in their order."""
 
     def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
         numbers, digests = array("q"), bytearray()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -108,11 +108,8 @@ def _reader(
         if spec.tier == "topk":
             found: tuple[Array, ...] = top_logits(decoder, values, spec.size)
         else:
-            chances = [
-                np.random.default_rng([*keys[i], 1]).random((len(windows[i].ids), spec.size))
-                for i in batch
-            ]
-            found = sampled_logits(decoder, values, np.concatenate(chances))
+            draws = [_uniform(keys[i], (len(windows[i].ids), spec.size)) for i in batch]
+            found = sampled_logits(decoder, values, np.concatenate(draws))
         if not spec.observed:
             return found
         # The last row of a window has no next token; the writer stores -inf there.
@@ -121,6 +118,14 @@ def _reader(
         return *found[:-1], observed, found[-1]
 
     return read
+
+
+def _uniform(key: Sequence[int], shape: tuple[int, int]) -> Array:
+    """Draw numbers from 0 (included) to 1 (excluded), the same in every release of NumPy."""
+    # What `default_rng(...).random(shape)` draws today: NumPy guarantees the raw numbers of a bit
+    # generator, but not the methods of `Generator`.
+    raw = np.random.PCG64([*key, 1]).random_raw(shape[0] * shape[1])
+    return (raw >> np.uint64(11)).reshape(shape) * 2.0**-53
 
 
 def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features: Features) -> None:

@@ -216,6 +216,8 @@ class _Worker:
         if not complete(self.out):
             return False
         counts = self.queue.ended()
+        if self.plan.growth:
+            self.plan.growth.store.watch.check()
         try:
             if seal(self.out) and counts:
                 self.counts = counts

@@ -151,8 +151,7 @@ def first_position(config: Mapping[str, Any]) -> int:
     padding = 1 if kind == "mpnet" else config.get("pad_token_id")  # MPNet ignores the config
     if not isinstance(padding, int) or padding < 0:
         raise UserError(
-            f"the teacher's config.json: pad_token_id is {padding!r:.40}, expected the number of a"
-            " piece"
+            f"config.json: pad_token_id is {padding!r:.40}, expected the number of a piece"
         )
     return 1 + padding
 

@@ -58,7 +58,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
 
     Raises UserError for every error of transformers except a lack of memory.
     """
-    level = logging.get_verbosity()
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # this package checks what it would warn about
     logging.disable_progress_bar()
     try:
@@ -99,6 +99,8 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
         ) from error
     finally:
         logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
 
 
 # Classes of transformers that are only the encoder of an encoder-decoder, as T5EncoderModel.
@@ -186,7 +188,7 @@ def load_network(
             " whole checkpoint"
         )
     name = f"{flag}: {model.name}".lstrip(": ")
-    check_weights(network, sorted(report["unexpected_keys"]), Path(model.path_or_id), name)
+    check_weights(network, sorted(report["unexpected_keys"]), model.folder(), name)
     network.config.return_dict = True  # this project reads outputs by name
     for module in network.modules():
         if getattr(module, "chunk_size_feed_forward", 0):

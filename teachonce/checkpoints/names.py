@@ -66,6 +66,15 @@ class ResolvedModel:
     root: str | None = None
     gguf: str | None = None
 
+    def folder(self) -> Path:
+        """Return the folder of its files: for a model of the hub its snapshot in the cache."""
+        if self.revision is None:
+            return Path(self.path_or_id)
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.path_or_id, "config.json", revision=self.revision)
+        return Path(found).parent if isinstance(found, str) else Path(self.path_or_id)
+
 
 def features_of_alias(name: str) -> tuple[str, str] | None:
     """Return the default head and hidden states of an alias; None for other names."""

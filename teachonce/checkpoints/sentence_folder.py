@@ -117,10 +117,10 @@ def _step_name(step: Any) -> str:
 def read_sentence_folder(
     model: ResolvedModel, width: int
 ) -> tuple[VectorHead | None, SentenceSettings]:
-    """Read a folder: its vector head (None without a pooling), and its settings.
+    """Read a folder: its vector head and its settings. Without modules.json the head is None and
+    the settings are empty.
 
-    width: hidden size of the transformer, or size of the word vectors. Without modules.json the
-        head is None and the settings are empty.
+    width: hidden size of the transformer, or size of the word vectors.
 
     Raises UserError, which names the file, for damaged files, unknown kinds of modules and refused
     fields.
@@ -175,16 +175,14 @@ def _head(
     listed: list[tuple[str, str]],
     truncate_dim: int | None,
     word_width: int | None,
-) -> VectorHead | None:
-    """Load the modules after the first one; None if a transformer has no Pooling.
+) -> VectorHead:
+    """Load the modules after the first one. `check_modules` has found a transformer's Pooling.
 
     word_width: size of the word vectors of a static model, which are averaged; None for a
     transformer.
     """
     static = word_width is not None
     kinds = [kind for kind, _ in listed]
-    if "Pooling" not in kinds and not static:
-        return None
     at = 0 if static else kinds.index("Pooling")
     for number, (kind, path) in enumerate(listed):
         allowed = OF_STATES if number < at else OF_VECTORS

@@ -190,8 +190,8 @@ def check_activation(where: str, name: object, file: str) -> None:
 
 
 def fit_tokenizer(tokenizer: Any, settings: SentenceSettings) -> None:
-    """Apply the folder's lower-casing and longest text to a fast tokenizer; as in the library, they
-    override the tokenizer's own files."""
+    """Apply the folder's lower-casing and longest text to a fast tokenizer. As in the library,
+    lower-casing and a longer text override the tokenizer's own files."""
     if settings.lower_case:
         _lower_case(tokenizer.backend_tokenizer)
     if settings.max_length and settings.max_length > tokenizer.model_max_length:
@@ -202,7 +202,8 @@ def _lower_case(backend: Any) -> None:
     """Prepend a Lowercase normalizer, unless the tokenizer lower-cases already."""
     from tokenizers import normalizers
 
-    own, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣ"
+    # Python writes a Σ at the end of a word in another way than tokenizers.
+    own, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣX"
     as_it_is = normalizers.Sequence(own).normalize_str
     if as_it_is(sample) != as_it_is(sample.lower()):
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])

@@ -23,7 +23,7 @@ from transformers.utils.hub import cached_file
 from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.sentence_settings import module_weights
-from teachonce.downstream.process_memory import status_bytes
+from teachonce.downstream.process_memory import reset_peak, status_bytes
 from teachonce.downstream.settings import SpeedSettings
 from teachonce.support.console import counted
 
@@ -31,7 +31,6 @@ BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8}
 DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 SENTENCES = 20
 SENTENCE_TOKENS = 32
-PEAK_RESET = Path("/proc/self/clear_refs")
 Say = Callable[[str], object]
 
 
@@ -265,8 +264,7 @@ def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: 
     subject.run([subject.sentences[0]], device)  # libraries allocate buffers at their first call
     try:
         ctypes.CDLL(None).malloc_trim(0)  # else a batch reuses freed memory, and nothing grows
-        # 5 resets VmHWM, the peak of the process (proc(5)).
-        PEAK_RESET.write_text("5")
+        reset_peak()
         before = status_bytes("VmRSS")
         subject.run(inputs, device)
         return weights + status_bytes("VmHWM") - before

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from teachonce.downstream.process_memory import status_bytes
+from teachonce.downstream.process_memory import reset_peak, status_bytes
 from teachonce.student_export.formats import Runner
 from teachonce.support.arrays import Array
 
@@ -65,6 +66,8 @@ def _measured(
     format: str | None, path: Path, output: str, singles: list[Inputs], batch: Inputs
 ) -> tuple[float, float, float, int | None]:
     load = _loader(format, path, output)
+    with suppress(OSError):  # so that a peak of the imports is not the model's
+        reset_peak()
     before = _memory("VmRSS")
     begin = time.perf_counter()
     run = load()

@@ -189,26 +189,25 @@ def _exported(
     say: Say,
 ) -> Exported:
     format, kind = FORMATS[name], options.quantize
-    path = folder / format.names[kind]
+    file = format.names[kind]
+    path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    say(f"{format.names[kind]}: is written, and compared with the student")
+    say(f"{file}: is written, and compared with the student")
     in_float: tuple[str, ...] = ()
     if kind:
         with tempfile.TemporaryDirectory(prefix="float-", dir=folder) as plain:
             source = Path(plain) / Path(format.names[""]).name
             format.write(student, source)
             # A wrong float32 export is no fault of the quantisation, and is refused as such.
-            share = _share(student, check, format, source)
-            _check_float(share, name, check, options.least)
-            in_float = _quantise(student, check, format, source, path, options)
+            _check_float(_share(student, check, format, source), name, check, options.least)
+            in_float, share = _quantise(student, check, format, source, path, options)
     else:
         format.write(student, path)
-    file, share = format.names[kind], _share(student, check, format, path)
+        share = _share(student, check, format, path)
+        _check_float(share, name, check, options.least)
     if share is None:
         say(f"{file}: written, but not compared with the student: {_how_to_run(format)}")
         return Exported(file, check.measure, None, None, Costs(size_of(path)), in_float)
-    if not kind:
-        _check_float(share, name, check, options.least)
     score = check.score(format.open(path, student.output, 1)) if check.score else None
     costs = _costs(student, name, path)
     made = Exported(file, check.measure, share, score, costs, in_float, check.unit)
@@ -257,8 +256,9 @@ def _quantise(
     source: Path,
     path: Path,
     options: ExportOptions,
-) -> tuple[str, ...]:
-    """Quantise all layers except `options.keep_float`; return the names of the exceptions.
+) -> tuple[tuple[str, ...], float | None]:
+    """Quantise all layers except `options.keep_float`; return the names of the exceptions, and the
+    agreement of the file (see `_share`).
 
     Raises UserError if the agreement is below `options.least`, and names the layers that lose most.
     """
@@ -272,7 +272,7 @@ def _quantise(
     format.quantise(source, path, options.quantize, [p for parts in chosen.values() for p in parts])
     share = _share(student, check, format, path)
     if share is None or share >= options.least:
-        return in_float
+        return in_float, share
     losses = _layer_losses(student, format, source, chosen, options.quantize)
     worst = sorted(losses, key=lambda name: -losses[name])[:WORST]
     listed = ", ".join(f"{name} {100 * losses[name]:.2f} %" for name in worst)

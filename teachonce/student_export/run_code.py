@@ -13,6 +13,7 @@ from string import Template
 
 from teachonce.student_export.student_inputs import StudentInputs
 from teachonce.student_export.words import WORD
+from teachonce.support.errors import UserError
 
 LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "torchscript": "torch"}
 LOADING = {
@@ -100,6 +101,8 @@ SCORE = """def answer($texts):
     return {"score": round(float($score), 6)}
 """
 ACTIVATIONS = {
+    "": "logit",
+    "Identity": "logit",
     "Sigmoid": "1 / (1 + np.exp(-logit))",
     "Tanh": "np.tanh(logit)",
     "ReLU": "max(logit, 0)",
@@ -218,7 +221,13 @@ def _answering(student: StudentInputs) -> Answering:
         return Answering(answer, SOFTMAX + ENTITIES * joins, LABELS + split)
     texts, main = ("text_a, text_b", PAIRS) if student.pairs else ("text", TEXTS)
     if task.is_score:
-        score = ACTIVATIONS.get(student.activation, "logit")
+        if student.activation not in ACTIVATIONS:
+            raise UserError(
+                f"the student's scores pass through torch.nn.{student.activation}, which the"
+                f" program of an export cannot compute ({', '.join(filter(None, ACTIVATIONS))});"
+                " train the reranker with one of them"
+            )
+        score = ACTIVATIONS[student.activation]
         return Answering(_filled(SCORE, texts=texts, score=score), main=main)
     if task.output_kind == "numbers":
         return Answering(_filled(NUMBERS, texts=texts), settings=LABELS, main=main)

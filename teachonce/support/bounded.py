@@ -68,7 +68,9 @@ def run_bounded(
         raise LimitExceeded(f"took longer than {seconds:,.0f} s")
     try:
         result = json.loads(answer)
-    except ValueError:
+        if not isinstance(result, dict):
+            raise ValueError
+    except (ValueError, RecursionError):
         raise LimitExceeded(
             f"crashed, or needed more than {memory / 2**30:.3g} GB of memory (exit code"
             f" {process.returncode})"

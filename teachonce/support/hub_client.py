@@ -122,7 +122,8 @@ class _Lists:
     next one."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}  # by address: pages, time of the first
+        # By address: pages, times of the first and of the last.
+        self._seen: dict[str, tuple[int, float, float]] = {}
 
     def check(self, response: Response) -> None:
         request = response.request
@@ -131,8 +132,10 @@ class _Lists:
             self._seen.pop(key, None)
             return
         now = time.monotonic()
-        pages, first = self._seen.get(key, (0, now))
-        self._seen[key] = pages + 1, first
+        pages, first, last = self._seen.get(key, (0, now, now))
+        if now - last > PAGES_SECONDS:  # the caller has not read the earlier list to its end
+            pages, first = 0, now
+        self._seen[key] = pages + 1, first, now
         if pages >= MAX_PAGES or now - first > PAGES_SECONDS:
             raise _refused(request, f"sends a list without an end ({pages:,} pages)")
 

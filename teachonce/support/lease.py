@@ -81,7 +81,7 @@ class Lease:
         )
 
     def _make(self) -> int | None:
-        """Create a lease file, locked and signed before it is renamed to its name; None if one
+        """Create a lease file, locked and signed before it is linked to its name; None if one
         exists."""
         new = self.path.with_name(f"{self.path.name}-{self.token}")
         try:

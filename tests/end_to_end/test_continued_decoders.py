@@ -132,6 +132,7 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
         ({"tie_word_embeddings": False}, (), ("tie_word_embeddings False", "layers:I,J,...@DIR")),
         ({"head_dim": 16}, (), ("heads of size 16", "fill the hidden size")),
         ({"num_hidden_layers": 3}, (), ("lacks weights", "layers.2.")),
+        ({"mlp_bias": True}, (), ("mlp_bias in the config.json", "is True", "--init vocab")),
     ],
 )
 def test_what_cannot_go_on_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,18 +94,21 @@ class Hdf5File:
 
 
 def _read(values: dict[str, bytes | int | str], where: str) -> dict[str, Any]:
-    """Decode attributes that `write_attributes` wrote. Raises StoreError, which names `where`."""
+    """Decode attributes that `write_attributes` wrote. Raises StoreError, which names `where`.
+
+    Attributes of types that no store has, such as a float of another program, are left out.
+    """
     found: dict[str, Any] = {}
     for key, value in sorted(values.items()):  # the order in which a copy writes them again
-        try:
-            if isinstance(value, str) or (isinstance(value, bytes) and len(value) > MAX_JSON):
-                raise ValueError(value if isinstance(value, str) else "it is too large")
-            text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            found[key] = (
-                json.loads(text) if isinstance(text, str) and text[:1] in ("{", "[") else text
-            )
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{where}: attribute {key} cannot be read ({error})") from error
+        if isinstance(value, str):
+            continue
+        if isinstance(value, bytes) and len(value) > MAX_JSON:
+            raise StoreError(f"{where}: attribute {key} is larger than {MAX_JSON:,} bytes")
+        found[key] = text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        # A text that is not JSON is an unknown attribute, or refused where its object is needed.
+        if isinstance(text, str) and text[:1] in ("{", "["):
+            with suppress(ValueError, RecursionError):
+                found[key] = json.loads(text)
     return found
 
 

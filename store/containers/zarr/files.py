@@ -77,7 +77,7 @@ class RemoteFiles(Files, Protocol):
     retrier: Retrier
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
-        """Fetch bytes begin..end of a file; see `remote_ranges.Fetch`."""
+        """Fetch bytes begin..end of a file; see `remote_ranges.RangeFetcher`."""
 
     def has(self, name: str) -> bool:
         """Return whether a file exists. This reads it, because a failed HEAD request gives no

@@ -18,7 +18,7 @@ from teachonce.support import files
 from teachonce.support.arrays import Array
 
 TEMPORARY = ".tmp-"
-REPLACEMENT = ".kept"  # suffix of a part that is to replace another one (FORMAT.md, section 12)
+REPLACEMENT = ".kept"  # suffix of a part that is to replace another one (FORMAT.md, section 9)
 LAST = ("index", "manifest")  # written when a store is sealed
 
 

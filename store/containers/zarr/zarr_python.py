@@ -46,11 +46,20 @@ def check_codecs(node: dict[str, Any], where: str) -> None:
 class _BoundedBlosc(BloscCodec):
     """A Blosc codec that decodes a frame only if the frame declares the size of its chunk."""
 
+    # Which of the two a pipeline calls depends on the release of zarr-python.
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
-        size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
-        if (declared := decoded_size(chunk_bytes.as_numpy_array())) != size:
-            raise ValueError(f"a chunk decodes to {declared} bytes, expected {size}")
+        _check_declared_size(chunk_bytes, chunk_spec)
         return await super()._decode_single(chunk_bytes, chunk_spec)
+
+    def _decode_sync(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
+        _check_declared_size(chunk_bytes, chunk_spec)
+        return super()._decode_sync(chunk_bytes, chunk_spec)
+
+
+def _check_declared_size(chunk_bytes: Any, chunk_spec: Any) -> None:
+    size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
+    if (declared := decoded_size(chunk_bytes.as_numpy_array())) != size:
+        raise ValueError(f"a chunk decodes to {declared} bytes, expected {size}")
 
 
 def _bounded(codec: Codec) -> Codec:

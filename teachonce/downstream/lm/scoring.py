@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -82,7 +81,7 @@ def score_lm(
     about: dict[str, Any] = ABOUT
     scores, counts, taught = {}, {}, dict[str, float]()
     if settings.store is not None:
-        taught = store_agreement(network, copy.deepcopy(tokenizer), settings.store)
+        taught = store_agreement(network, tokenizer, settings.store)
         about = {**ABOUT, "measures": {**ABOUT["measures"], **MEASURES}}
 
     def predict(ids: Tensor, mask: Tensor) -> Tensor:

@@ -84,6 +84,10 @@ class SentenceSimilarity(PairScore):
         scores = np.array([pair.score for pair in splits["train"]])
         self.shift, self.scale = float(scores.min()), float(np.ptp(scores))
 
+    def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
+        """Raise UserError if all scores of a split are equal. The model's own head is not used."""
+        check_scores(splits)
+
     def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
         tokenizer, encoder = load_with_tokenizer(model)
         return tokenizer, BiEncoder(encoder)

@@ -168,7 +168,7 @@ class Tagging(LabelTask):
     def where(self, example: Sentence, number: int) -> str:
         return example.where(number)
 
-    def known(self) -> list[str]:
+    def gold_labels(self) -> list[str]:
         return [label for label in self.labels if label != self.later]
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:

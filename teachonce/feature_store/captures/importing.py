@@ -349,6 +349,9 @@ def _write(
         while part is not None:
             if number in writer.published:
                 check_published(writer, number, [each.window for each in part])
+                for each in part if features.logits else ():
+                    # Only for the counts, which are of the whole capture.
+                    _best_logprobs(each, each.sample.rows(), features, tally)
             else:
                 with stop.deferred():  # a part is written completely or not at all
                     _write_part(writer, number, part, tally)
@@ -400,7 +403,7 @@ def _write_part(
         for name in features.hidden:
             made.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
-            ids, logprobs, rest = _best_logprobs(each, rows, span, features, tally)
+            ids, logprobs, rest = _best_logprobs(each, rows, features, tally)
             # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
             if rows.observed is not None:
@@ -409,13 +412,13 @@ def _write_part(
 
 
 def _best_logprobs(
-    each: Stretch, rows: Rows, span: slice, features: Features, tally: Counter[str]
+    each: Stretch, rows: Rows, features: Features, tally: Counter[str]
 ) -> tuple[Array, Array, Array]:
     """Return ids, log-probabilities and rest of a stretch of tokens, and count the next tokens that
     are among the ids."""
     assert rows.topk is not None and features.logits is not None
     size, vocabulary = features.logits.size, features.vocabulary
-    ids, logprobs = (values[span] for values in rows.topk)
+    ids, logprobs = (v[each.begin : each.begin + len(each.ids)] for v in rows.topk)
     where = each.sample.where
     same_length(each.ids, len(ids), "logits", where)
     best = best_first(ids, logprobs, size, where, tally, vocabulary)

@@ -15,6 +15,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model import start_checks
 from teachonce.student_train.model.decoder_cut import chosen_heads, largest, spread_layers
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
+from teachonce.student_train.model.freezing import group_of
 from teachonce.student_train.model.start_checks import resolved_start
 from teachonce.student_train.output.run import prepare
 from teachonce.student_train.settings.options import TrainOptions
@@ -235,6 +236,8 @@ def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -
         ("llama:16x2x2x16", {"rope_scaling": {"type": "llama3"}}, "of the type llama3, expected"),
         ("llama:16x2x2x16", {"hidden_size": "32"}, "hidden_size in its config.json is '32'"),
         ("llama:16x2x2x16", {"num_attention_heads": 0}, "num_attention_heads .* is 0, expected"),
+        ("llama:16x2x2x16", {"attention_bias": True}, "attention_bias .* of the teacher is True, "),
+        ("llama:16x2x2x16", {"attention_bias": False, "mlp_bias": 3}, "mlp_bias .* is 3, .* False"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_in_a_line(
@@ -248,6 +251,23 @@ def test_what_cannot_be_cut_is_refused_in_a_line(
         return
     with pytest.raises(UserError, match=said):
         check_cut("teacher", shape, teacher, "the teacher")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_weight_of_a_decoder_is_in_a_part_that_can_be_frozen(kind: str) -> None:
+    words = "transformer.wte" if kind == "gpt2" else "model.embed_tokens"
+    ends = {"student.model.norm", "student.transformer.ln_f"}
+    for name, _ in teacher_of(kind).named_parameters(prefix="student"):
+        owner, _, _ = name.rpartition(".")
+        if owner == f"student.{words}":
+            assert group_of(name) == "words"
+        elif owner == "student.transformer.wpe":
+            assert group_of(name) == "positions"
+        elif owner in ends:
+            assert group_of(name) == "head"
+        else:
+            layer = int(owner.partition(".h." if kind == "gpt2" else ".layers.")[2].split(".")[0])
+            assert group_of(name) == f"layers.{layer + 1}"
 
 
 def test_rotary_positions_are_read_as_either_transformers_writes_them() -> None:
