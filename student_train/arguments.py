@@ -67,6 +67,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     given["store"], *others = given["store"]
     name = given.pop("recipe", None)
     given = {**read_words(TrainOptions, given), "others": tuple(others)}
+    # Called for its error: two lengths, or two sizes of a batch, on one command line.
     ruled_out(given)
     if name:
         given = _over_recipe(given, name)
@@ -77,6 +78,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     if is_model_folder(student := given.get("student", "")):
         option = f"--student {student}"
         shape = shape_of_folder(checked_folder(student, option), student, option)
+        # A --vocab or --init that was given stays: `TrainOptions` refuses one that does not fit.
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])

@@ -135,6 +135,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         store = copy.copy(self.store)
         epochs = self._epochs_of(store)
         batches = self._batches(epochs, worker.id, worker.num_workers)
+        # For a GPU, states and maps stay encoded between processes, and `to` decodes them there.
         return batches if self.device.type != "cpu" else (b.to(self.device) for b in batches)
 
     def _epochs_of(self, store: FeatureStore) -> Epochs:
@@ -152,6 +153,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
     def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
         """Yield the batches of this process that the DataLoader worker number `worker` of `workers`
         makes."""
+        # A DataLoader takes its workers in turn: worker w makes batches w, w + workers and so on.
         first, every = self.rank + worker * self.world_size, workers * self.world_size
         share = -(-(len(self) - worker) // workers)
         return islice(epochs.batches(self.epoch, first, every), max(0, share))

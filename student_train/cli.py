@@ -117,6 +117,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
         multiple=bool(varied),
         type=Text(_recipes, paths=True),
         callback=_list_recipes,
+        # Eager, so that `--recipe list` prints before click demands --store.
         is_eager=True,
         help="Take settings and stages from a built-in recipe or FILE.toml[:NAME]; options on the"
         " command line override them. list: print all recipes.",
@@ -167,12 +168,14 @@ def main(
     if private and push_to_hub is None:
         raise UserError("--private: applies to a repository on the hub; give --push-to-hub as well")
     check_metadata(license, language)
+    # Defaults are left out, because given values override those of a recipe.
     default = click.core.ParameterSource.DEFAULT
     given = {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     with closing(stores_of(given)) as stores:
         options = checked_from(given, stores)
         options.out_folder()  # refuses a remote store without --out before the store is opened
         plan = checked_plan(options, *stores.opened)
+        # Before `resolved`, which imports torch: an --out that is taken is refused at once.
         if is_main_process() and options.out is not None:
             check_output(options.out, resume)
         plan = plan.resolved()

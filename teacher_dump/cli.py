@@ -62,6 +62,8 @@ GROUPS = {
 def main(**given: Any) -> None:
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
+        # A subcommand does not see options in front of its name. Checking --model suffices: click
+        # requires it with any of them.
         if given["model"] is not None:
             raise click.UsageError(f"give the options after the word {context.invoked_subcommand}")
         return
@@ -111,6 +113,7 @@ def _share_on_ray(options: DumpOptions) -> None:
     from teachonce.teacher_dump.job.on_ray import share_on_ray
 
     done, before = share_on_ray(options, say=click.echo)
+    # A worker counts the parts of other workers as written earlier; only the driver counted before.
     if done.store:
         _report(options, replace(done.store, resumed_parts=before))
     else:
@@ -119,6 +122,7 @@ def _share_on_ray(options: DumpOptions) -> None:
 
 def _report(options: DumpOptions, done: DumpSummary) -> None:
     """Print what a finished store holds, and the next command."""
+    # Only the run that wrote the store has counted its empty lines, gold labels and cut texts.
     if done.finished_before:
         click.echo(f"next: student-train --store {options.out} {done.student}")
         return
@@ -140,6 +144,7 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         )
     if done.without_tokens:
         click.echo(f"left out: {counted(done.without_tokens, 'window')} without any token")
+    # At least 0.1 %: a smaller share would be printed as 0.0 %, although texts were cut.
     if done.cut:
         click.echo(
             f"{done.cut:,} of {counted(done.read, 'text')} longer than the window (--max-length)"

@@ -34,6 +34,7 @@ def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) 
     *_, flags, _, decoded, block, encoded = BLOSC_HEADER.unpack_from(frame.data)
     if (decoded, encoded) != (size, len(frame)) or not 0 < block <= size:
         raise Damage(f"{what} decodes to {decoded} bytes, expected {size}")
+    # A copied frame has no table of block starts, so `_blocks` would take data for one.
     if flags & BLOSC_COPIED and len(frame) == BLOSC_HEADER.size + size:
         out[:] = frame[BLOSC_HEADER.size :][low:high]
         return

@@ -96,6 +96,7 @@ class Bucket:
         async def request() -> Tagged:
             found = await self._obstore.get_async(self.store, name)
             meta = found.meta
+            # The size comes before the body, so a huge object is refused before it takes memory.
             if meta["size"] > MAX_JSON:
                 raise StoreError(f"{self.url}: {name} is larger than {MAX_JSON:,} bytes")
             data = bytes(await found.bytes_async())
@@ -176,6 +177,7 @@ class Bucket:
         try:
             return sync(every())
         except BaseExceptionGroup as found:
+            # No handler of a caller catches a group, so the first error is raised for all.
             raise found.exceptions[0] from None
 
     def write(self, name: str, data: bytes) -> None:
@@ -193,7 +195,8 @@ class Bucket:
 
         async def one(item: tuple[str, Path]) -> None:
             name, file = item
-            # In a thread: the loop, which zarr-python also uses, waits for no disk.
+            # A file is read when its request may start, so at most AT_ONCE files are in memory. It is
+            # read in a thread, as zarr-python uses the same loop.
             data = await asyncio.to_thread(file.read_bytes)
             await self.retrier.send(name, lambda: self._put(name, data), len(data))
 
@@ -216,6 +219,7 @@ class Bucket:
             answer = http_answer(error.__cause__) if error.__cause__ else None
             if kind in UNCONDITIONAL or (answer and answer.status == 501):
                 raise NotImplementedError from error
+            # 412 is a false condition; S3 answers 409 while another conditional write is under way.
             if kind not in HELD and not (answer and answer.status in (409, 412)):
                 raise
         # The answer to an earlier try may have been lost after its write: compare the bytes.
@@ -228,6 +232,7 @@ class Bucket:
         async def request() -> Any:
             return await self._obstore.list_with_delimiter_async(self.store, prefix or None)
 
+        # It has no timeout, because one listing is a request for each page of names.
         found = self.send(prefix, request, None)
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
@@ -269,6 +274,7 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
     from obstore.store import from_url
 
     given = dict(options or {})
+    # s3fs expects the endpoint inside `client_kwargs`, so users of pandas pass it there.
     given.update(given.pop("client_kwargs", None) or {})
     config = {OF_S3FS.get(key, key): value for key, value in given.items()}
     more = {}
@@ -278,6 +284,8 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
         return from_url(
             url,
             config=config or None,  # type: ignore[call-overload]
+            # By default obstore refuses addresses without TLS, and ends each request after 30 s,
+            # too early for a large object. `Retrier` has the timeouts and the retries.
             client_options={"allow_http": True, "timeout": "6h", "connect_timeout": "20s"},
             retry_config={"max_retries": 0},
             **more,
@@ -300,6 +308,7 @@ def _provided(url: str, config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"credential_provider": Boto3CredentialProvider()}
     except Exception as error:  # an unreadable profile, an expired sign-on
+        # A ValueError means that boto3 found no credentials, which the message states anyway.
         cause = "" if isinstance(error, ValueError) else f" ({first_line(error)})"
         raise Unreachable(
             f"{url}: cannot be reached: no credentials{cause}; check {CREDENTIALS}"

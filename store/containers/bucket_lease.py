@@ -47,6 +47,7 @@ class BucketLease:
         self._tag: str | None = None
         self._conditional = True
         self._take()
+        # Without conditions, another process may have written its own lease during SETTLE.
         self.check()
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -67,6 +68,8 @@ class BucketLease:
                 self._tag = self._bucket.put_if(
                     self._name, self._sign(), found.tag if found else None
                 )
+                # Some servers accept a conditional write and ignore its condition. A second
+                # creation that succeeds proves it, because the content of each write is unique.
                 if self._tag is not None and self._ignored():
                     raise NotImplementedError
             except NotImplementedError:
@@ -93,9 +96,11 @@ class BucketLease:
 
     def _renew(self) -> None:
         if not self._conditional:
+            # Without conditions, the write would take the lease back from another process.
             self.check()
             self._bucket.write(self._name, self._sign())
         elif self._tag is not None:
+            # With the tag None of a lost lease, `put_if` would create a lease that was removed.
             self._tag = self._bucket.put_if(self._name, self._sign(), self._tag)
 
     def check(self) -> None:
@@ -111,6 +116,7 @@ class BucketLease:
         if self._ended.is_set():
             return
         self._ended.set()
+        # A heartbeat under way could write the lease again after it is deleted.
         self._beating.join()
         _own.pop(self.url, None)
         if self._read().get("token") == self.token:

@@ -48,6 +48,7 @@ class BucketStaging:
     def check_place(self) -> None:
         """Raise UserError unless a store can be created here."""
         found = self._bucket.folders()
+        # STARTED shows that an earlier start was killed: `clear` removes its objects.
         if found and not {ROOT, STARTED} & set(found):
             raise UserError(
                 f"{self.path}: holds objects that are not a store ({', '.join(sorted(found)[:3])});"
@@ -67,6 +68,8 @@ class BucketStaging:
     def clear(self, mark: str = "") -> None:
         with suppress(OSError):  # a folder of another user
             files.discard(Path(tempfile.gettempdir()), f"{self._folders}{mark}")
+        # With a mark, only local files are removed: if this writer lost its lease, the objects of
+        # an incomplete part may be another writer's.
         if not mark:
             self._sweep()
 
@@ -76,6 +79,8 @@ class BucketStaging:
             if STARTED in self._bucket.folders():
                 left = self._bucket.under()
                 self._bucket.delete(left - {STARTED})
+                # STARTED is deleted last: without it, after a kill, `check_place` would refuse the
+                # remaining objects as a user's own.
                 self._bucket.delete([STARTED])
             return
         self._bucket.delete([STARTED])
@@ -93,6 +98,7 @@ class BucketStaging:
         return sink
 
     def begin(self) -> None:
+        # This mark precedes all other objects, so that a killed start is recognized as one.
         self._bucket.write(STARTED, self.mark.encode())
         folder = self._work("new")
         self._upload(folder)
@@ -119,6 +125,7 @@ class BucketStaging:
         work, entries = self._work("outside"), dict(attributes["arrays"])
         sink = ZarrSink(work)
         for name, values in arrays:
+            # `arrays` yields stored arrays as well, because HDF5 writes these again.
             if name in missing:
                 fingerprint = sink.array(name, teacher_array(values), values)
                 entries[name] = Entry.of(values, fingerprint).to_json()
@@ -157,6 +164,7 @@ class BucketStaging:
         return ZarrSink(self._work(f"part-{number}"))
 
     def publish(self, number: int) -> None:
+        # Without a root the uploaded part would belong to no store.
         if not self.exists():
             raise self._removed()
         folder = self._work(f"part-{number}")
@@ -187,4 +195,5 @@ class BucketStaging:
 
 
 def _json(node: dict[str, Any]) -> bytes:
+    # `ZarrSink.attributes` writes the same text: equal stores have equal bytes in a bucket, too.
     return json.dumps(node, indent=1).encode()

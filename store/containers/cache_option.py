@@ -20,6 +20,7 @@ def is_disk_cache(word: str) -> bool:
 
 def parse_disk_cache(word: str) -> tuple[Path, int]:
     """Parse `disk:DIR,SIZE` into folder and bytes. Raises UserError for any other value."""
+    # The last comma separates, because the name of a folder may have a comma, too.
     folder, _, size = word.removeprefix(PREFIX).rpartition(",")
     if not is_disk_cache(word) or not folder:
         raise UserError(f"--cache {word}: expected {EXPECTED}")

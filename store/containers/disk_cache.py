@@ -42,6 +42,8 @@ FILL_AFTER_CLEANUP = 0.9  # of the bound: to list all entries takes time, so not
 
 def _entry_prefix(store: str, name: str) -> str:
     """Return the prefix, in hexadecimal, of the names of an object's entries."""
+    # Names of objects have slashes, so they are hashed. `store` is the checksum of the store: a
+    # store that is written again at the same address has other entries.
     return hashlib.sha256(f"{store}/{name}".encode()).hexdigest()[:32]
 
 
@@ -85,6 +87,7 @@ class DiskCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._counted() as taken:
+                # An earlier run may have filled the folder up to a larger bound.
                 self._make_room(taken, bound or None)
         except OSError as error:
             raise UserError(
@@ -100,6 +103,7 @@ class DiskCache:
     def _counted(self) -> Iterator[_BytesTaken]:
         """Hold the lock inside the `with` block, and yield the number of bytes used. Raises
         OSError."""
+        # flock belongs to an open file, so a file that each use opens excludes threads, too.
         file = files.open_ordinary(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if files.lock(file, wait=True) is None:
@@ -200,6 +204,7 @@ class DiskCache:
         try:
             with os.fdopen(files.create(new, 0o644), "wb") as opened:
                 opened.writelines(data)
+            # An entry is not synced: after a crash, its checksum reveals that it is torn.
             os.rename(new, path)
         except OSError:
             new.unlink(missing_ok=True)

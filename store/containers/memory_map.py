@@ -21,6 +21,7 @@ FAILED = ctypes.c_void_p(-1).value
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
+    # Without these types, ctypes passes and returns 32-bit integers, which truncate addresses.
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_longlong]
     libc.mmap.restype = pointer
@@ -31,6 +32,7 @@ def _libc() -> ctypes.CDLL:
 
 def prefetch(path: str, begin: int, size: int) -> None:
     """Ask the operating system to read ahead some bytes of a file. Raises OSError."""
+    # macOS has no posix_fadvise, and reading ahead is optional.
     if size <= 0 or not hasattr(os, "posix_fadvise"):
         return
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -85,6 +87,7 @@ class FileMap:
         self._address: int = 0
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
+            # mmap refuses a length of 0.
             if not size:
                 return
             address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
@@ -92,14 +95,18 @@ class FileMap:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), path)
         self._address = address
+        # Arrays over the map refer to `held` and may outlive this object, so the map is released
+        # with `held`.
         held = (ctypes.c_ubyte * size).from_address(address)
         # Not at exit: a thread may still be reading then.
         weakref.finalize(held, _libc().munmap, address, size).atexit = False
         self.data = np.frombuffer(memoryview(held), np.uint8)
+        # A write to these pages would end the process with SIGSEGV instead of an exception.
         self.data.flags.writeable = False
 
     def prefetch(self, begin: int, size: int) -> None:
         """Ask the operating system to read ahead some bytes."""
+        # madvise refuses an address that is not the start of a page.
         start = begin // mmap.PAGESIZE * mmap.PAGESIZE
         if size:
             _libc().madvise(self._address + start, begin + size - start, mmap.MADV_WILLNEED)

@@ -39,6 +39,7 @@ def _local(path: Path) -> StoreSource:
         return ZarrSource(str(path))
     if not path.is_file():  # opening a pipe waits for its writer
         raise not_a_store(path)
+    # The content decides, because a file that is only read may have any name.
     with path.open("rb") as file:
         if file.read(8) != b"\x89HDF\r\n\x1a\n":
             raise not_a_store(path)
@@ -84,5 +85,6 @@ def queue_of(path: str | Path) -> Path:
     section 9). Raises UserError for a bucket, which has no such folder."""
     if "://" in str(path):
         raise UserError(f"{path}: {NO_QUEUE}")
+    # Processes that reach the store through different links must share one queue.
     whole = Path(path).resolve()
     return whole.parent / f".{whole.name}.queue"

@@ -17,6 +17,7 @@ from teachonce.store.containers.network import Retrier
 from teachonce.store.errors import Unreachable
 
 MEMORY = 2**29  # bytes of cached ranges; prefetched ones may exceed it
+# A number that adapts, up to 256, is no faster (RESULTS, "Reading over a network").
 AT_ONCE = 64  # concurrent prefetch requests
 UNWRITTEN = 2**28  # bytes waiting for a slow disk; beyond it, ranges are not cached there
 
@@ -59,10 +60,14 @@ class RemoteRanges:
         self._unread: set[ByteRange] = set()  # requested ahead
         self._bytes = 0
         self._lock = Lock()
+        # This is the loop of zarr-python's thread, in which `sync` runs all other requests: an HTTP
+        # session works in one loop only.
         self._loop = sync(_running_loop())
         self._failure: Unreachable | None = None
         self._disk: DiskCache | None = None
         self._store = ""
+        # The loop, which receives all answers, must not wait for a disk. `forget` and `close` rely
+        # on the order of work in a single thread.
         self._writer = ThreadPoolExecutor(1, "disk-cache")
         self._unwritten = 0
 
@@ -82,6 +87,7 @@ class RemoteRanges:
             self._unread.discard(wanted)
             if future := self._ranges.get(wanted):
                 self._ranges.move_to_end(wanted)
+        # This is outside the lock, for which the loop would wait as long as the disk takes.
         on_disk = self._disk if future is None else None
         if on_disk and (piece := on_disk.get(self._store, *wanted)):
             self.put(wanted, piece)
@@ -103,6 +109,7 @@ class RemoteRanges:
         """Return the future of a range, and request the range unless it was requested before."""
         with self._lock:
             if wanted not in self._ranges:
+                # The coroutine takes this lock, too, before it looks for its own entry.
                 fetched = self._fetched(wanted, ahead)
                 self._ranges[wanted] = asyncio.run_coroutine_threadsafe(fetched, self._loop)
             if ahead:
@@ -121,6 +128,7 @@ class RemoteRanges:
         except Exception as error:
             with self._lock:
                 self._drop(wanted)
+            # The other requests would probably fail as well, each after its own patience.
             if isinstance(error, Unreachable):
                 self._cancel(error)
             raise
@@ -183,6 +191,7 @@ class RemoteRanges:
             for each in list(self._ranges):
                 self._drop(each)
         if self._disk is not None:
+            # The thread is not shut down, because a closed source may be read again.
             self._writer.submit(lambda: None).result()
 
 

@@ -40,6 +40,7 @@ class Folder:
                 self._check_link(name)
                 found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
+            # The read that follows reports a missing file.
             return
         except OSError as error:
             raise StoreError(f"{self.root}: {name} cannot be opened ({error})") from error
@@ -62,6 +63,7 @@ class Folder:
 
     def _check_link(self, name: str) -> None:
         real = os.path.realpath(os.path.join(self.root, name))
+        # The store itself may be a link, so both paths are resolved.
         if not real.startswith(os.path.join(os.path.realpath(self.root), "")):
             raise StoreError(
                 f"{self.root}: {name} is a link out of the store, which is not followed: copy the"

@@ -60,6 +60,7 @@ class WordCounts:
         """Read and check the counts of an unfinished store as `stored` does. Also returns None if
         they are listed but missing."""
         with closing(staging_of(path).source()) as source:
+            # Lost, or quarantined by `repair`: a dump then counts the words again.
             if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):
                 return None
             return _read(source.attributes().get("arrays", {}), read_outside(source), source.path)
@@ -79,6 +80,7 @@ def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> W
             f"{where}: {COUNT} is not int64 [{len(words)}] of {LEAST} or more, one for each word of"
             f" {TEXT}; {DAMAGED}"
         )
+    # Words that ascend are different, as FORMAT.md, section 6, requires.
     if any(word >= after for word, after in pairwise(words)):
         raise StoreError(f"{where}: the words of {TEXT} are not in ascending order; {DAMAGED}")
     return WordCounts(dict(zip(words, count.tolist(), strict=True)))

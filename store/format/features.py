@@ -91,7 +91,9 @@ class LogitsSpec:
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise StoreError(f"features: tier must be one of {', '.join(TIERS)}, got {self.tier!r}")
+        # `count_dtype` has at most 16 bits; `MAX_COUNT` rows of 2^20 numbers do not overflow int64.
         _whole(self.size, f"size of {self.tier}", 1, 65535 if self.tier == "sample" else 2**20)
+        # From tier `head` the log-probability of any token can be computed.
         if self.observed and not (self.next_token and self.tier != "head"):
             raise StoreError(
                 "features: observed belongs to logits of next_token in tier topk or sample, got"
@@ -99,6 +101,7 @@ class LogitsSpec:
             )
         if self.ranked and self.tier != "topk":
             raise StoreError(f"features: ranked belongs to logits of tier topk, got {self.tier}")
+        # The comparisons also refuse NaN, and JSON integers too large for a float.
         if self.cap is not None and not (
             self.tier == "head"
             and type(self.cap) in (int, float)
@@ -122,6 +125,7 @@ class LogitsSpec:
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
         found = _object(value, "logits", ("tier", "size"), (*FLAGS, "cap"))
+        # Null would be a second form of an absent cap, and equal features must have equal bytes.
         if "cap" in found and found["cap"] is None:
             raise StoreError("features: cap of logits must be a number or absent, got None")
         for key in FLAGS:
@@ -153,6 +157,7 @@ class TaskSpec:
     def __post_init__(self) -> None:
         if self.kind not in tuple(TASKS):  # a dict would raise TypeError for an unhashable kind
             raise StoreError(f"features: task must be one of {', '.join(TASKS)}, got {self.kind!r}")
+        # JSON gives a list, which would not equal the tuple when features are compared.
         object.__setattr__(self, "labels", tuple(self.labels))
         if not all(isinstance(label, str) for label in self.labels):
             raise StoreError(f"features: labels of a task must be texts, got {self.labels!r:.80}")
@@ -303,6 +308,7 @@ class Features:
         _whole(self.max_length, "max_length", 1, 2**20)
         _whole(self.width, "width", 1, 2**20)
         _whole(self.vocabulary, "vocabulary", 1, LIMIT)
+        # `forms_of` also refuses an unknown codec.
         _whole(self.form, f"form of codec {self.codec}", 0, len(forms_of(self.codec)) - 1)
         for field in ("hidden", "attention"):
             names = tuple(getattr(self, field))
@@ -341,6 +347,7 @@ class Features:
 
     def in_codec(self, codec: str) -> Features:
         """Return the same features with another codec, in the form that is written today."""
+        # A copy in the same codec retains its codes, and so their form, which may be an older one.
         return self if codec == self.codec else replace(self, codec=codec, form=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -381,6 +388,7 @@ class Features:
         for key in ("hidden", "attention"):
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")
+        # The form is found afterwards, because `form_of` needs `kinds` of checked features.
         features = Features(
             **{key: value[key] for key in keys}, **marks, logits=logits, task=task, embedding=vector
         )

@@ -124,6 +124,7 @@ class IndexedLengths:
         for page in np.unique(pages[~self._known[pages]]).tolist():
             lengths, begin = self._parts.page_lengths(page), int(self._first[page])
             self._lengths[begin : begin + len(lengths)] = lengths
+            # Set last: another thread must not read rows that are not there yet.
             self._known[page] = True
 
     def _allocate(self) -> None:
@@ -132,6 +133,7 @@ class IndexedLengths:
         if not self._known.any():
             try:
                 self._lengths = np.empty(len(self), self._lengths.dtype)
+            # NumPy raises ValueError for a size beyond the address space.
             except (MemoryError, ValueError):
                 raise self._parts.damage(
                     f"{len(self):,} sequences do not fit into memory"
@@ -164,6 +166,7 @@ class IndexedParts(Sequence[Part]):
         if not isinstance(entries, Mapping):
             raise self.damage("it lists no arrays")
         self.entries = {name: Entry.from_json(e, where, name) for name, e in entries.items()}
+        # Sums over all parts may exceed MAX_COUNT, the limit of one part.
         self.totals = Counts.from_json(value.get("counts"), features, where, MAX_TOTAL)
         self._check_names()
         # The only array that opening reads: a store of a million parts opens in 0.04 s.
@@ -201,6 +204,7 @@ class IndexedParts(Sequence[Part]):
 
     def _values(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         entry = self.entries[name]
+        # Before `_read` allocates: a forged entry may declare any shape.
         if entry.shape != shape or entry.dtype != dtype.name:
             expected = f"{dtype.name}{list(shape)}"
             raise self.damage(f"{name} is {entry.dtype}{list(entry.shape)}, expected {expected}")
@@ -280,6 +284,7 @@ class IndexedParts(Sequence[Part]):
         """Yield the JSON `path: checksum` of all arrays of the parts at these places, sorted by
         path: a piece for each run of places of a page."""
         # A `Part` for each, with its entries, takes more than ten times as long.
+        # The cache ends with the call: a page of lines has over twice the bytes of its digests.
         lines = lru_cache(CACHED_PAGES)(self._checksums_of_page)
         new = (np.diff(places) != 1) | (np.diff(places // self.page) != 0)
         edges = [0, *(np.flatnonzero(new) + 1).tolist(), len(places)]
@@ -322,6 +327,7 @@ class IndexedParts(Sequence[Part]):
     def check(self) -> None:
         """Read the whole index. Raises StoreError if it is incomplete or contradicts itself."""
         total = np.zeros(len(self.totals.flat()), np.int64)
+        # `page_counts` compares numbers within a page, and `numbers` also those of different pages.
         _ = self.numbers  # reads all of them
         for page in range(self.pages):
             counts, _, _ = self._cached(page)

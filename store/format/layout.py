@@ -68,6 +68,7 @@ class ArraySpec:
     def rows(self, token_rows: int, chunk_bytes: int) -> int:
         """Return the number of rows in a chunk: `token_rows` if there is a row for each token, else
         the largest power of two whose rows fit into `chunk_bytes`."""
+        # A chunk has at least one row, and no more rows than the array (FORMAT.md, section 3).
         length = max(1, self.shape[0])
         if self.per_token:
             return min(token_rows, length)
@@ -212,6 +213,7 @@ def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
 def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     """List the arrays of a part by path inside the part, in the order in which they are written."""
     sequences, tokens = counts.sequences, counts.tokens
+    # HDF5 lays arrays out in this order, and equal parts must have equal bytes.
     arrays = {
         "sequence/document": _flat(np.int64, sequences),
         "sequence/document_begin": _flat(np.int64, sequences),

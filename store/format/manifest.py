@@ -22,6 +22,7 @@ from teachonce.support.arrays import Array, starts
 
 MAX_BYTES = 2**29  # 10^5 parts with one view and one hidden state take about 2^28
 SHA256 = re.compile("[0-9a-f]{64}").fullmatch
+# Without re.ASCII, \d matches the digits of every script.
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTRIBUTES = ("format", "version", "identity", "features", "software")
 DAMAGED = f"the store is damaged: {REPAIR}"
@@ -129,6 +130,8 @@ class Manifest:
     attributes: dict[str, Any]
     arrays: dict[str, Entry]
     parts: Sequence[Part]
+    # Not compared: == of arrays has no single truth value. The checksums of the parts imply the
+    # lengths.
     lengths: Any = field(default=None, compare=False)
 
     @cached_property
@@ -162,6 +165,7 @@ class Manifest:
         SHA-256."""
         digest = hashlib.sha256()
         for part in self.parts:
+            # The boundaries count, too: the same bytes can be divided into other texts.
             for name in ("text/utf8", "sequence/text_start"):
                 digest.update(part.arrays[name].sha256.encode())
         return digest.hexdigest()[:32]
@@ -208,6 +212,7 @@ class Manifest:
 
 
 def _lines(folder: str, entries: Mapping[str, Entry], names: Sequence[str]) -> bytes:
+    # No name has a character that JSON escapes (see `check_name`).
     lines = (f'"{folder}{name}": "{entries[name].sha256}"' for name in names)
     return ", ".join(lines).encode("ascii")
 
@@ -238,6 +243,7 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
         raise StoreError(
             f"{where}: not a feature store (no attribute format={FORMAT!r}); {NO_STORE}"
         )
+    # Before the other attributes, which another version may define differently.
     version = attributes.get("version")
     # `type`: true equals 1.
     if type(version) is not int or version not in VERSIONS:
@@ -271,5 +277,6 @@ def read_entries(value: object, where: str) -> dict[str, Entry]:
         if segments[0] not in ("teacher", "calibration") or not 2 < len(segments) < 5:
             raise StoreError(f"{where}: array {name!r} does not belong in a store; {DAMAGED}")
         for segment in segments:
+            # Names become paths, and a segment like `..` would lead out of the store.
             check_name(segment, f"{where}: array {name!r}: segment")
     return {name: Entry.from_json(entry, where, name) for name, entry in value.items()}

@@ -46,6 +46,7 @@ def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
     offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     if separator is not None:  # tokenizers count the characters of the second text from 0 again
         second = np.array([number == 1 for number in encoding.sequence_ids], bool)
+        # `TaskSpec` allows a separator of one character alone.
         offsets[second] += text.index(separator) + 1
     offsets[np.array(encoding.special_tokens_mask, bool)] = 0
     return offsets

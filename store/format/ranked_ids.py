@@ -18,8 +18,10 @@ def rank_ids(ids: Array) -> tuple[Array, Array]:
 
     The ids of `distinct` descend by frequency; of equally frequent ones the smaller comes first.
     """
+    # A count for each id up to the largest needs no sort of all N * K ids, as np.unique does.
     counts = np.bincount(ids.reshape(-1))
     found = np.flatnonzero(counts)
+    # Stable: with equal counts in any order, equal parts could have different bytes.
     distinct = found[np.argsort(-counts[found], kind="stable")]
     place = np.empty(len(counts), np.uint32)
     place[distinct] = np.arange(len(distinct), dtype=np.uint32)
@@ -33,4 +35,6 @@ def look_up(distinct: Array, places: Array, out: Array) -> None:
     """
     for begin in range(0, len(places), ROWS):
         rows = slice(begin, begin + ROWS)
+        # `out` may be `places` itself, as take first copies uint32 indices to int64. Callers
+        # compare the places with R, because clipping would hide a wrong one.
         np.take(distinct, places[rows], out=out[rows], mode="clip")

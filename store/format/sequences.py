@@ -190,6 +190,7 @@ def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -
         masked = np.asarray(given, np.int64).reshape(-1, 3)
         begin, end, action = masked.T
         ordered = (begin < end).all() and (begin[1:] >= end[:-1]).all()
+        # Of ascending spans, the first and the last bound all others.
         inside = not len(masked) or (begin[0] >= 0 and end[-1] <= len(text))
         if not ordered or not inside or ((action < 0) | (action >= ACTIONS)).any():
             raise StoreError(

@@ -54,7 +54,9 @@ def find_violation(
         within = f"is outside the vocabulary of {features.vocabulary}"
         return _out_of_range(values, 0, features.vocabulary - 1, within)
     if leaf in ("begin", "end") and group == "token":
+        # `part_laws` reads the texts, and compares with their lengths, the upper limits.
         return _out_of_range(values, 0, None, "is below 0")
+    # `part_laws` compares with the length of each sequence, which is not known here.
     if path == CONTEXT:
         return _out_of_range(values, 0, features.max_length - 1, "is not a number of first tokens")
     if leaf in ("label", "tag") and features.task:
@@ -62,6 +64,7 @@ def find_violation(
         return _out_of_range(values, -1, last, f"holds a number that is not a label (-1..{last})")
     if leaf == "counts":
         return _out_of_range(values, 1, None, "is 0")
+    # Integer codes need no check: given a lawful scale, each decodes to a lawful value.
     if values.dtype.kind != "f":
         return None
     if leaf == "scale" and values.dtype == np.float16:
@@ -104,17 +107,20 @@ def row_violation(values: Array) -> Violation | None:
         return found
     # The squares of all rows together may overflow where those of no single row do.
     rows = values.reshape(len(values), -1)
+    # In float64 the sum of squares of float32 numbers cannot overflow before it is compared.
     squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
     return _first_row(squares > LARGEST, "is too large: its squares sum to infinity in float32")
 
 
 def all_finite(values: Array) -> bool:
     """Return whether no value is NaN or infinite."""
+    # The first test makes no array of flags, but large finite values may fail it.
     return _squares_are_finite(values) or bool(np.isfinite(values).all())
 
 
 def _squares_are_finite(values: Array) -> bool:
     """Return whether all values and their sum of squares are finite."""
+    # NumPy's isfinite of float16 takes over ten times as long as a comparison of the bits.
     if values.dtype == np.float16:  # 2^20 squares of float16 are far below LARGEST
         bits = np.bitwise_and(values.view(np.uint16), np.uint16(MINUS_ZERO - 1))
         return not bits.size or int(bits.max()) < HALF_INFINITE
@@ -143,6 +149,7 @@ def _scale_violation(
     # The sign of -0.0, which is allowed, is a larger number than the bits of any scale.
     highest = np.uint16(largest).view(np.float16) if largest < HALF_INFINITE else values.max()
     place = path.split("/")
+    # `verify` leaves out a damaged calibration, which it has reported already.
     if place[1] != "hidden" or place[2] not in calibration:
         return None
     mean, deviation = calibration[place[2]]
@@ -195,6 +202,7 @@ def mass_violation(
     """
 
     def total(sign: int) -> Array:
+        # The error of -inf may be infinite itself (`Root.bound`), and -inf + inf is NaN.
         best, left = (
             np.where(np.isneginf(values), values, values + sign * np.asarray(error, np.float32))
             for values, error in zip((logprobs, rest), errors, strict=True)
@@ -226,8 +234,10 @@ def draws_violation(
 ) -> Violation | None:
     """Check the laws of tier `sample`: ids and counts [M] of N tokens; `start` is [N + 1]."""
     size = features.logits.size if features.logits else 0
+    # Not np.add.reduceat: for a token without draws it returns a count of the next one.
     if found := _first_row(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
         return found._replace(leaf="counts")
+    # In int64, because a difference of unsigned ids would wrap around.
     follows = np.diff(ids.astype(np.int64), prepend=-1) > 0
     # The first id of a token may be below the last one of the token before.
     follows[start[:-1][start[:-1] < len(ids)]] = True
@@ -286,6 +296,7 @@ def attention_violation(features: Features, codes: Array, lengths: Array) -> Vio
     values: Floats = features.level.attention.from_codes(codes)
     rows = starts(np.repeat(lengths, lengths))[:-1]
     with np.errstate(all="ignore"):
+        # As a negation, because NaN fails both comparisons.
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
         if found := _first_row(np.logical_or.reduceat(bad, rows), "is not a probability"):
             return found

@@ -179,6 +179,7 @@ class Table:
         return self._streamer.stream(order, check=True)
 
     def _batch_tokens(self) -> int:
+        # Maps grow with the square of the length, so a longest sequence determines the size.
         longest = self._index.features.max_length
         each = sum(column.bytes(longest) for column in self._columns)
         return min(MOST_TOKENS, max(LEAST_TOKENS, BATCH_BYTES * longest // each))
@@ -238,6 +239,7 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
 def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
     """Read an array that batches do not have, for the consecutive sequences of a batch."""
     found, first, after = [], int(batch.index[0]), int(batch.index[-1]) + 1
+    # An unshuffled batch may contain the end of one part and the start of the next.
     while first < after:
         part, position = index.locate(first)
         end = min(part.part.counts.sequences, position + after - first)

@@ -33,6 +33,7 @@ class ChangeWatch:
     """
 
     def __init__(self, source: StoreSource, attributes: Mapping[str, Any]) -> None:
+        # Absolute, because the process may change its working directory meanwhile.
         self._source, self._place = source, Path(source.path).absolute()
         sealed = attributes.get("state") == "sealed"
         self.opened: str | None = attributes.get("checksum") if sealed else None
@@ -56,12 +57,14 @@ class ChangeWatch:
         self._next = monotonic() + self._seconds
         try:
             stamp = None if self._source.remote else self._current_stamp()
+            # Comparing stamps first spares reading and parsing the root.
             if stamp is None or stamp != self._stamp:
                 self._compare()
             self._stamp = stamp
         except StoreError:
             self._next = 0.0  # the next read raises the same error at once
             raise
+        # This shows no change; a read that needs the disk or network raises the error itself.
         except (Unreachable, OSError):
             pass
 

@@ -57,7 +57,9 @@ def record_copy(
     """Add a line to the list of the store at `path`, unless the list has it. Call this before
     anything is written to `target`. If the list cannot be written, no error is raised; that is
     logged once."""
+    # Before the copy is written, so that `forget` names it even if its writer is killed.
     text, place = manifest.text_key, str(target)
+    # A repository of the hub has a name, which is not a path on this machine.
     local = "://" not in place and kind != "hub"
     place = os.path.abspath(place) if local else redacted(place)
     entry = DerivedCopy(
@@ -125,6 +127,7 @@ def _read(file: Path) -> bytes:
     except OSError:
         return b""
     with os.fdopen(opened, "rb") as data:
+        # `_add` compares the size before it appends, so the last line may end beyond MAX_BYTES.
         return data.read(MAX_BYTES + 2**16)
 
 
@@ -134,6 +137,7 @@ def _entry(line: str) -> DerivedCopy | None:
         entry = DerivedCopy(**found)
     except (ValueError, TypeError, RecursionError):
         return None
+    # `os.lstat` raises ValueError for a path with a null byte.
     return entry if all(isinstance(each, str) and "\0" not in each for each in entry) else None
 
 

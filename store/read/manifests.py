@@ -100,6 +100,7 @@ def sealed_manifest(
     Raises StoreError if it does not match the root attribute `checksum`.
     """
     where, stored = source.path, source.array("manifest")
+    # Before it is read: parsing takes many times its bytes (FORMAT.md, section 3).
     if stored.dtype != np.uint8 or len(stored.shape) != 1 or stored.shape[0] > MAX_BYTES:
         raise StoreError(f"{where}: manifest is not a byte array; {DAMAGED}")
     data = stored.read(0, stored.shape[0]).tobytes()
@@ -126,6 +127,8 @@ def _parsed(data: bytes, attributes: Mapping[str, Any], where: str) -> dict[str,
         raise StoreError(f"{where}: the manifest is not JSON ({error}); {DAMAGED}") from error
     if not isinstance(value, dict):
         raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
+    # The checksum covers only the manifest, so the root's copy of each fact must equal it
+    # (FORMAT.md, section 8).
     known = attributes.get("arrays", value.get("arrays"))  # optional in a sealed store
     if {key: attributes[key] for key in ATTRIBUTES} != value.get(
         "attributes"
@@ -269,6 +272,7 @@ def missing_outside(source: StoreSource) -> set[str]:
     `feature-store repair` quarantined them, or they were lost.
     """
     listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
+    # One listing for each group, instead of a request for each array.
     for group in {name.rpartition("/")[0] for name in listed}:
         there[group] = set(source.members(group))
     return {

@@ -28,7 +28,7 @@ def checksum(array: Slices) -> str:
     at a time."""
     found = hashlib.sha256()
     row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    # A multiple of the rows of a chunk, so that no chunk is decoded twice.
+    # Mostly a multiple of the rows of a chunk, so that few chunks are decoded twice.
     step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
     for begin in range(0, array.shape[0], step):
         rows = array.read(begin, min(begin + step, array.shape[0]))
@@ -57,6 +57,7 @@ class RankedIds:
 
     def _decoded(self, places: Array, out: Array) -> Array:
         number = len(self._distinct)
+        # Before the look-up, which clips a wrong place silently.
         if places.size and places.max() >= number:
             raise StoreError(
                 f"{self._where} holds a place that is not one of its {number} distinct ids;"
@@ -141,6 +142,7 @@ class PartReader:
                 f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest says "
                 f"{spec.dtype}{list(spec.shape)}; {DAMAGED}"
             )
+        # Before any read, because zarr.json determines how the chunks are decoded.
         fingerprint = self.part.arrays[name].fingerprint
         if fingerprint and self._source.fingerprint(path) != fingerprint:
             self._source.forget(path)
@@ -191,10 +193,14 @@ class PartReader:
         """Return int64 [n + 1], where the tokens of each sequence begin."""
         counts = self.part.counts
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
+        if np.diff(start).min() < 1:
+            raise StoreError(f"{self.where}: a sequence has no token; {DAMAGED}")
         # Where a map begins follows from the lengths: by wrong ones the map of another sequence is
         # read.
         if int((np.diff(start) ** 2).sum()) != counts.squares:
             raise StoreError(f"{self.where}: the lengths do not match counts.squares; {DAMAGED}")
+        # Batches are planned by the lengths in the manifest: by wrong ones, rows of other sequences
+        # are read (FORMAT.md, section 8).
         if self._lengths is not None and not np.array_equal(np.diff(start), self._lengths):
             raise StoreError(
                 f"{self.where}: sequence/token_start and the manifest give different lengths;"
@@ -240,6 +246,7 @@ class PartReader:
         return np.diff(start), ids, counts
 
     def _ragged(self, name: str, begin: int, end: int, total: int) -> Array:
+        # Only the rows of the slice are read and checked: `verify` checks both ends of the array.
         start = self.read(name, begin, end + 1)
         if start[0] < 0 or start[-1] > total or (np.diff(start) < 0).any():
             raise StoreError(f"{self.where}: {name} is not ascending within {total}; {DAMAGED}")

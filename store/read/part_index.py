@@ -19,6 +19,7 @@ from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, begins, ranges
 
+# Twice the parts that a stream mixes at a time (`stream_order.PARTS_TOGETHER`).
 OPEN_PARTS = 16
 PARTS_AT_ONCE = 1024  # whose lengths are in memory while blocks are computed
 
@@ -95,6 +96,8 @@ class PartIndex:
             return np.asarray(self._known[begin:end], np.int64)
         place = int(self.part_of(begin))
         if place not in self._lengths:
+            # Only for a store whose manifest has no lengths. The next epoch would have to open the
+            # part again to plan its batches.
             self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
         first = int(self.first[place])
         return self._lengths[place][begin - first : end - first].astype(np.int64)
@@ -141,6 +144,7 @@ class PartIndex:
             raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")
         begin, end = rows[:, 0], rows[:, 1]
         good = (begin >= 0) & (begin < end) & (end <= len(self))
+        # `Pool` finds the part of a block by its first sequence alone.
         if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
             raise StoreError(f"{self.path}: blocks must be rows of fs.blocks()")
         return rows
@@ -153,6 +157,8 @@ def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
     """
     before = begins(lengths)
     sizes = np.diff(parts, append=len(lengths))
+    # Tokens are counted from the start of each part: a part has the same blocks whatever parts come
+    # before it, so `blocks` can compute some parts at a time.
     numbers = (before - np.repeat(before[parts], sizes)) // block_tokens
     new = np.diff(numbers, prepend=-1) != 0
     new[parts] = True

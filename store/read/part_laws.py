@@ -189,6 +189,7 @@ def _first_of(
 def _best(part: PartReader, view: int, first: int, last: int) -> Violation | None:
     rows, spec = part.token_start[[first, last]].tolist(), part.features.logits
     if spec and spec.ranked:
+        # Reading `ids` would refuse a wrong place as well, but without naming its token.
         places = part.read(f"view{view}/logits/places", *rows)
         number = part.array(f"view{view}/logits/distinct").shape[0]
         if (wrong := (places >= number).any(axis=1)).any():
@@ -234,6 +235,7 @@ def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
     separator = part.features.separator
     if separator is None:
         return []
+    # Reported alone: without a separator there is no position to compare spans with.
     if several := [n for n, text in enumerate(texts) if text.count(separator) != 1]:
         return [f"text/utf8 of sequence {several[0]} of the part has not one {separator!r}"]
     place, problems = np.array([text.index(separator) for text in texts], np.int64), []
@@ -277,8 +279,10 @@ def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
     stored = {key: part.all(f"{EMBEDDING}/{key}") for key in codec.names}
     with np.errstate(invalid="ignore"):  # 0 times an infinite scale
         vectors = codec.decode(stored, (spec.width,))
+    # NaN and infinity are reported by `_broken_arrays`.
     if spec.normalised and row_violation(vectors) is None:
         lengths = np.linalg.norm(vectors, axis=1)
+        # By the triangle inequality, a length errs by at most the length of the vector of errors.
         slack = LENGTH_SLACK + np.linalg.norm(
             bound(part.features.level, "embedding", vectors), axis=1
         )

@@ -61,6 +61,7 @@ def is_plain(data: bytes) -> bool:
             and _plain_added(added, {step["type"] for step in normalizers})
             and _dense(model["vocab"], added)
         )
+    # Untrusted settings may have any shape: missing keys, other types, deep nesting.
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return False
 
@@ -138,6 +139,7 @@ def _fit(texts: Any, characters: int) -> bool:
 
 def _dense(vocabulary: Any, added: list[Settings]) -> bool:
     """Return whether nearly every id up to the highest one has a token."""
+    # A Unigram's vocabulary is a list, in which the position of a piece is its id.
     numbers = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
     every = [*numbers, *(token["id"] for token in added)]
     limit = 2 * (len(vocabulary) + len(added)) + SPARE_IDS

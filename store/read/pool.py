@@ -41,6 +41,7 @@ class Buffers:
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array of this shape with uninitialised content."""
         held = self._arrays.get(name)
+        # The shape of a row is not compared: in one store it is the same for each name.
         if held is None or held.dtype != dtype or len(held) < shape[0]:
             # A copy into fresh memory runs at 2.5 GB/s, into used memory at 8. The eighth saves
             # growing again for each slightly larger batch.
@@ -225,6 +226,7 @@ class Pool:
         alike = dict[int, tuple[Excerpt, list[str]]]()
         for name in names:
             excerpt = self.excerpt(name)
+            # By identity, because an excerpt has arrays, and so no hash.
             alike.setdefault(id(excerpt), (excerpt, []))[1].append(name)
         for excerpt, some in alike.values():
             done = 0
@@ -264,6 +266,7 @@ class Pool:
 
     def prefetch(self) -> None:
         """Request what `read` will read from the disk or network. Raises Unreachable."""
+        # Before its rows can be requested, an array needs its zarr.json and the index of its shard.
         if self._index.remote:
             self._open()
         elif self._start[False][-1] < FEW_TOKENS:
@@ -279,6 +282,7 @@ class Pool:
             *self._map_names, *self._sequence_names,
         ]  # fmt: skip
         parts = dict.fromkeys(part for part, _ in self._parts)
+        # Names before parts: token_start of all parts comes first, as all other reads need it.
         every = [(stored, part) for name in names for part in parts for stored in part.stored(name)]
 
         def opened(wanted: tuple[str, PartReader]) -> None:
@@ -288,6 +292,7 @@ class Pool:
                 part.array(name)
 
         with ThreadPoolExecutor(AT_ONCE, "open-at-once") as readers:
+            # The list raises what a thread raised, such as Unreachable; map alone would drop it.
             list(readers.map(opened, every))
 
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
@@ -333,6 +338,7 @@ class Pool:
         groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
         read = {*self._token_names, *self._map_names, *self._sequence_names}
         for part, _ in self._parts:
+            # Processes that share a stream share its checks: each part is checked by one of them.
             if (part.part.number - share) % shares == 0:
                 names = [n for n in part.names() if n in read or n.startswith(groups)]
                 check.submit(part, sorted(names))
@@ -367,6 +373,7 @@ class Pool:
             part, name, rows, place = piece
             part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
 
+        # One kind of map is lazy, and the other raises errors only when it is iterated.
         for _ in each(read, pieces):
             pass
         self._gather_ragged(list(each(self._ragged, self._located(self.ragged))))

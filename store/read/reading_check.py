@@ -32,6 +32,8 @@ class ReadingCheck:
                 self._submitted.add(key)
                 self._running.append(self._thread.submit(self._check, part, name))
                 new.append(name)
+        # Queued after the checksums in the single thread, so that damage is reported as damage,
+        # not as wrong offsets.
         if "token/begin" in new:
             self._running.append(self._thread.submit(check_offsets, part))
 

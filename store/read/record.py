@@ -80,6 +80,7 @@ class MissingFeature(StoreError, KeyError):
     """A feature that the store does not hold."""
 
     def __str__(self) -> str:
+        # KeyError's own method would put the message into quotes.
         return str(self.args[0])
 
 
@@ -162,6 +163,7 @@ class View:
             start = start - start[0]
 
         def read(key: str) -> Array:
+            # In tier `sample`, only these two have a row for each draw instead of each token.
             ragged = start is not None and key in ("ids", "counts")
             return part.read(f"{here}/{key}", *(flat if ragged else (begin, end)))
 

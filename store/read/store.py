@@ -96,6 +96,7 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
         source.announce(["manifest", *(p for name in hidden for p in calibration_paths(name))])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
+            # Only now is the checksum proved, by which the cache identifies the store.
             source.use_cache(cache, attributes["checksum"])
             record_copy(source.path, manifest, "disk cache", cache.folder, attributes["checksum"])
         return FeatureStore(source, attributes, features, manifest)
@@ -242,6 +243,7 @@ class FeatureStore(Sequence[Record]):
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
         found = []
         for reader in map(self.part, range(len(self.manifest.parts))):
+            # `check` does not call `PartReader.read`, which would notice a rewritten store.
             with self.watch.reporting_changes():
                 for name in self.features.level.embedding.names:
                     reader.check(f"{EMBEDDING}/{name}")

@@ -31,6 +31,7 @@ def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Toke
     A tokenizer that is not plain is first loaded in a process with bounds. Raises StoreError if it
     cannot be loaded in that process or in this one.
     """
+    # A process that has bounds already needs no second one.
     if not bounded.inside and not is_plain(data):
         try:
             _try_loading(data)
@@ -66,6 +67,7 @@ def _loaded(data: bytes) -> Tokenizer:
     return tokenizer
 
 
+# One run loads a tokenizer for several purposes, and a process with bounds tries it once.
 @lru_cache(8)
 def _try_loading(data: bytes) -> None:
     """Load a tokenizer in a process with bounds. Raises as `run_bounded` does."""

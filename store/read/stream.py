@@ -185,6 +185,7 @@ class Streamer:
                 if check and not self._index.remote:  # a remote array would be fetched twice
                     pool.check(checked, order.skip, order.every)
                 for sequences in batches:
+                    # Without waiting: checking a part may take longer than using its first batches.
                     checked.raise_errors()
                     self._watch.check_if_due()
                     batch = _gather(pool, self._calibration, pool.place[sequences], buffers)
@@ -208,6 +209,7 @@ class Streamer:
         """
         here = f"view{pool.view}"
         names = tuple(sorted(name for name in batch.stored if name.startswith(f"{here}/")))
+        # The first word differs from any key of `Pool.check_values` in the same dictionary.
         seen = self._lawful.setdefault(("together", *names), np.zeros(len(self._index), bool))
         if seen[batch.index].all():
             return
@@ -239,11 +241,13 @@ class Streamer:
                 yield found
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)
+            # Safe to reuse: the thread only prefetches, and writes into no buffer.
             self._spare.append(taken)
 
     def _read_far(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
         """Read each pool over a network while the previous one is used. Meanwhile request the
         following pools, up to about AHEAD bytes."""
+        # Two threads: requests for later pools must not wait until a pool is read and checked.
         reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
         taken = [Buffers(), Buffers()]
         asked: deque[tuple[PoolBatches, Future[None]]] = deque()
@@ -267,6 +271,7 @@ class Streamer:
                 found[0].check_values(self._calibration, self._lawful)
 
             future = reading.submit(read)
+            # Again, because the pool that is being read no longer counts towards AHEAD.
             ask()
             return found, future
 
@@ -285,6 +290,7 @@ class Streamer:
         """Return buffers for a pool. Batches are copies, so streams can use the same buffers one
         after the other."""
         try:
+            # Not tested beforehand: a stream in another thread may take the last one in between.
             return self._spare.pop()
         except IndexError:
             return Buffers()

@@ -86,6 +86,7 @@ class StreamOrder:
             # Blocks, not sequences: of compressed arrays 10,000 to 50,000 tokens a second can be
             # read one sequence at a time.
             rows = rows[order_blocks(index.part_of(rows[:, 0]), self.seed, self.epoch)]
+        # A block has at least one text, so this many blocks suffice for BATCHES_OF_POOL batches.
         size = max(self.pool_blocks, BATCHES_OF_POOL * (self.batch_texts or 0))
         first = 0
         while first < len(rows):
@@ -102,6 +103,7 @@ class StreamOrder:
     def _batches(self, lengths: Array, pool: int) -> list[Array]:
         """Return the batches of a pool as positions among its sequences."""
         if self.shuffle:
+            # With the number of the pool, a resumed training draws nothing for pools it skips.
             key = self.seed, self.epoch, pool
             return shuffled_batches(lengths, self.batch_tokens, *key, self.batch_texts)
         return plain_batches(lengths, self.batch_tokens, self.batch_texts)
@@ -180,6 +182,7 @@ def _edges(
     edges, longest = [0], 0
     if descending:  # a step for each batch, not for each sequence
         while (begin := edges[-1]) < count:
+            # A forged store may have sequences of 0 tokens, by which nothing can be divided.
             longest = int(lengths[begin])
             edges.append(min(count, begin + max(1, batch_tokens // longest if longest else count)))
         return edges

@@ -51,6 +51,7 @@ def _write_several(
     table: Table, folder: Path, file_bytes: int, on_rows: Callable[[int], object]
 ) -> list[str]:
     names, batches = list[str](), table.batches()
+    # A file starts only if another batch exists, so none is empty.
     for first in batches:
         names.append(f"{len(names):05}{SUFFIX}")
         _write(chain([first], batches), table, folder / names[-1], file_bytes, on_rows)
@@ -124,6 +125,7 @@ def rows_in(
     path = folder / f"{rows_name(content, table.schema)}.arrow"
     on_path(path)
     folder.mkdir(parents=True, exist_ok=True)
+    # The lock is a file of its own, because the Arrow file appears only by the final rename.
     locked = files.open_ordinary(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
     with os.fdopen(locked, "wb"):  # another process may be writing it
         files.lock(locked, wait=True)

@@ -88,6 +88,7 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
         return tuple(len(arrays[path]) if path in arrays else 0 for path in paths)
 
     spec = features.logits
+    # One count serves both tiers (FORMAT.md, section 8): ids drawn, or different ids of the part.
     drawn = {"sample": "logits/ids", "topk": "logits/distinct"}.get(spec.tier if spec else "", "")
     return Counts(
         sequences=len(lengths),
@@ -145,6 +146,7 @@ def begin_copy(
     """
     weights = store.teacher_weights()
 
+    # One weight at a time: the teacher need not fit into memory.
     def pairs() -> Iterator[tuple[str, Array]]:
         for name in weights:
             yield name, weights[name]
@@ -163,6 +165,7 @@ def begin_copy(
     )
     theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
     unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]
+    # A part that this source does not have was copied from another one.
     unlike += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
     if unlike:
         writer.close()
@@ -249,6 +252,7 @@ def convert(
     features = store.features.in_codec(new)
     parts = store.manifest.parts
     numbers = store.manifest.numbers.tolist()
+    # Recorded first: `forget` lists the copy even if this process is killed before it ends.
     record_copy(store.path, store.manifest, "store", target)
     with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
         for place in progress(range(len(parts))):
@@ -280,6 +284,7 @@ def upload(
             raise UserError(
                 f"{source}: only a Zarr folder can be copied to {target}; convert it to .zarr first"
             )
+        # Files are copied as they are: damage would arrive under a sealed root.
         if found := verify_store(store).problems:
             raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
         remote = _target(target.rstrip("/"), storage_options)
@@ -297,6 +302,7 @@ def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
         remote = remote_files(target, storage_options)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{target}: cannot be opened ({error}); check the address") from error
+    # Without a root there is at most a killed upload, whose objects are replaced.
     if remote.has(ROOT):
         raise UserError(f"{target} exists already; {ANOTHER}")
     return remote

@@ -158,6 +158,8 @@ def _source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSo
     try:
         return open_source(path, storage_options)
     except StoreError:
+        # Without its root, a Zarr store can be opened only if the manifest is left: nothing else
+        # has the features by which parts are read.
         if "://" in str(path) or not Path(path, "manifest").is_dir():
             raise
         return ZarrSource(str(path))  # a store that has lost its root
@@ -171,6 +173,8 @@ def _opened(source: StoreSource, allow_partial: bool) -> DamagedStore:
         if attributes["state"] == "sealed":
             with suggest_repair():
                 manifest, data = sealed_manifest(source, attributes, features)
+                # Every page is read now: a damaged one is salvaged from the parts. Later it would
+                # end the check in the middle.
                 if isinstance(manifest.parts, IndexedParts):
                     manifest.parts.check()
     except StoreError as error:
@@ -178,6 +182,7 @@ def _opened(source: StoreSource, allow_partial: bool) -> DamagedStore:
             raise
         return _salvaged(source, error)
     if attributes["state"] == "sealed":
+        # Not calibrated: `verify` reads the calibration itself, and reports a damaged one.
         store = FeatureStore(source, attributes, features, manifest, calibrated=False)
         return DamagedStore(store, attributes, [], data, attributes["checksum"])
     if not allow_partial:
@@ -242,6 +247,7 @@ def _attributes(
         found |= (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
     if "arrays" not in found:  # older releases wrote them to the manifest alone
         return None, None
+    # Only the root has `created` (FORMAT.md, section 8). The time of the last change replaces it.
     if not CREATED.fullmatch(str(found.get("created"))):
         written = datetime.fromtimestamp(Path(source.path).stat().st_mtime, UTC)
         found["created"] = written.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -39,6 +39,7 @@ def sequence_digest(
     )
     found.update(data)
     for values in (*columns, *([] if gold is None else [gold])):
+        # A window passes the columns of its offsets [T, 2], which are not contiguous.
         found.update(np.ascontiguousarray(values).data)
     return found.digest()
 

@@ -120,6 +120,8 @@ def forget(
             PartQueue(staging.path).check_idle()
             staging.mark = lease.token
             staging.clear()
+            # A killed call is finished first, whatever it was to forget: until then no reader opens
+            # the store.
             done = _finish(staging, lease)
             if done is not None and done[0] == request:
                 return done[1]
@@ -207,6 +209,7 @@ def _find_documents(store: FeatureStore, wanted: DocumentsToForget) -> tuple[set
         )  # fmt: skip
         unknown += [about for key, about in wanted.hashes.items() if key not in found_hashes]
     if wanted.digests:
+        # Texts of a request have no gold labels.
         found_digests = _find_keys(stored_digests(store, gold=False), wanted.digests, found)
         unknown += [about for key, about in wanted.digests.items() if key not in found_digests]
     return found, unknown
@@ -227,7 +230,9 @@ def _find_keys(
 
 def _is_shared(store: FeatureStore, place: int) -> bool:
     """Return whether another store shares the text file of a part, by a hard link."""
+    # Parts are linked as a whole (`StoreWriter.adopt_part`), so one file shows it.
     part = store.manifest.parts[place]
+    # In HDF5, where parts are copied, there is no such file.
     file = Path(store.path) / "parts" / str(part.number)
     file /= shard_path("text/utf8", part.arrays["text/utf8"].shape)
     return file.is_file() and file.stat().st_nlink > 1
@@ -252,6 +257,7 @@ def _carry_out(
     if isinstance(staging, Hdf5Staging):
         _rewrite(staging, plan, lease, progress)
         return
+    # A call that was killed before it unsealed the store may have left some.
     staging.discard_replacements()
     emptied = {}
     try:
@@ -309,6 +315,7 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
     if not isinstance(staging, ZarrStaging) or attributes is None or journal is None:
         return None
     try:
+        # The root of a store is untrusted, and these numbers become names of folders.
         replaced, emptied = ([int(n) for n in journal[key]] for key in ("replaced", "gone"))
         counts = (int(journal[key]) for key in ("documents", "sequences", "shared"))
         documents, sequences, shared = counts
@@ -325,6 +332,7 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
         shutil.rmtree(staging.path / name, ignore_errors=True)
     staging.clear()
     rest = {key: value for key, value in attributes.items() if key != FORGETTING}
+    # `forget` may go on under this lease, with another request.
     StoreWriter(staging, rest, lease).seal(release=False)
     return request, done
 
@@ -333,6 +341,8 @@ def _rewrite(staging: Hdf5Staging, plan: _Removal, lease: Lease, progress: Progr
     """Write an HDF5 file without the documents, and rename it over the old one."""
     staging.clean()
     try:
+        # A folder, because the writer puts its lease and its parts next to the new file. Its
+        # name is that of temporary files (FORMAT.md, section 9), so a later call removes it.
         work = staging.path.with_name(f".{staging.path.name}.new-{lease.token}")
         work.mkdir()
         store, new = plan.store, work / staging.path.name

@@ -91,6 +91,7 @@ def _zarr_sizes(folder: Path) -> Iterator[tuple[str, int]]:
 
 def _hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
     """Yield each array of a store with its bytes, then for each file the bytes of no array."""
+    # Until it is sealed, an HDF5 store has a file for each part (FORMAT.md, section 9).
     for file in (path, *Path(f"{path}.parts").rglob("*")):
         if file.is_file():
             of_part, rest = file != path, file.stat().st_size
@@ -121,6 +122,8 @@ def _encoded(store: FeatureStore) -> Counter[str]:
 
 def read_by_default(features: Features) -> set[str]:
     """Return the groups of features that students are trained on if no --loss is given."""
+    # These are the defaults of student_train, which the store cannot import;
+    # tests/end_to_end/test_unread.py compares both.
     states = {"hidden"} if features.hidden else set[str]()
     if task := features.task:
         return {"task"} if task.output_kind == "numbers" else {"task"} | states

@@ -107,6 +107,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
 
 
 def _features(store: FeatureStore) -> dict[str, Any]:
+    # `store.task` has the problem type also of older stores, which have it in config.json alone.
     return replace(store.features, task=store.task).to_json()
 
 
@@ -143,6 +144,8 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
     found: list[Any] = []
     for store in stores:
         corpus = store.identity.get("corpus")
+        # A list next to other keys stays whole: `forgotten` and `grown_from` are about documents
+        # of that one store.
         only = isinstance(corpus, dict) and corpus.keys() == {"merged"}
         inner = corpus["merged"] if isinstance(corpus, dict) and only else None
         found += inner if isinstance(inner, list) else [corpus]
@@ -151,6 +154,7 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
 
 def _documents(store: FeatureStore) -> int:
     """Return one more than the largest document number of a store."""
+    # Not the number of documents: forgotten ones leave gaps (FORMAT.md, section 6).
     tops = [
         store.part(place).all("sequence/document").max()
         for place in range(len(store.manifest.parts))

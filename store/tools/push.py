@@ -62,6 +62,7 @@ def push(
         is_folder = isinstance(store.source, ZarrSource)
         root, last = (f"{name}/{ROOT}", Path(path) / ROOT) if is_folder else (name, Path(path))
         there = target.files()
+        # The root has the checksum of the manifest, so this one file identifies a whole folder.
         if root in there and not _is_same(there[root], last):
             raise UserError(
                 f"{target.id}: has another store {name} already; rename this one, remove that one,"
@@ -76,6 +77,7 @@ def push(
         else:
             card = store_card(store, target.id, name)
             sent[CARD] = with_metadata(card, license, language).encode()
+        # A store that was rewritten while its files were sent must not get its root.
         store.watch.check()
         return target.commit(sent, message)
 

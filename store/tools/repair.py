@@ -67,6 +67,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         raise UserError(missing(path))
     lease = Lease(staging.path)
     try:
+        # A process that shares a dump holds the lease of its part, not that of the store.
         PartQueue(staging.path).check_idle()
         staging.clear()  # temporary files of a killed repair or writer
         if isinstance(staging, Hdf5Staging) and StoreWriter.peek(path, "sealed"):
@@ -76,6 +77,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         report = verify_opened(opened, progress)
         _check_repairable(staging, opened, report)
         left = len(opened.store.manifest.parts) - len(_lost(opened, report))
+        # Another process may have taken the lease over during the verification.
         lease.check()
         whole = opened.sealed
         if report.found:
@@ -129,6 +131,7 @@ def _remove_damaged(
     """
     entries = {name: entry.to_json() for name, entry in opened.store.manifest.arrays.items()}
     attributes = {key: v for key, v in opened.attributes.items() if key != "checksum"}
+    # An unfinished store has version 1; sealing chooses it by the number of parts.
     attributes |= {"state": "writing", "version": VERSIONS[0], "arrays": entries}
     quarantine = Quarantine(staging.path)
     Unsealing(opened.store, attributes, report, lease).run(staging, opened.sealed, quarantine)
@@ -205,10 +208,12 @@ class Unsealing:
                 quarantine.move(entry)
         for name in sorted(self.report.lost_outside()):
             quarantine.move(path / name)
+        # A process that has taken the lease over may be writing these very files.
         self._lease.check()
         for group, attributes in sorted(self._groups().items()):
             _write_group(path, group, attributes, quarantine)
         _write_group(path, "", self.attributes, quarantine)
+        # After the root (FORMAT.md, section 9): a sealed root needs its manifest.
         quarantine.move(path / "manifest")
 
     def _groups(self) -> dict[str, dict[str, Any]]:
@@ -229,6 +234,7 @@ class Unsealing:
     def _sealed_hdf5(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
         staging.parts.mkdir(exist_ok=True)
         self._drop_others(staging, quarantine)
+        # Parts first: until they are written, the sealed file alone has them.
         for part in self.parts:
             self._write_part(staging, part)
         self._replace(staging, quarantine)
@@ -245,6 +251,7 @@ class Unsealing:
             if part.number in altered:
                 quarantine.copy(staging.parts / f"{part.number}.h5")
                 self._write_part(staging, part)
+        # A file under its final name is never modified, only replaced (FORMAT.md, section 9).
         if any(problem.part is None for problem in self.report.found):
             self._replace(staging, quarantine)
 
@@ -299,6 +306,7 @@ def _write_group(
     """Write the metadata of a group, unless the file has them already."""
     target = path / group / "zarr.json"
     data = json.dumps(GROUP | {"attributes": attributes}, indent=1)
+    # Equal metadata stay, so that the quarantine folder holds only what was damaged.
     if target.is_file() and not target.is_symlink() and target.read_bytes() == data.encode():
         return
     new = path / f"{NEW}{_random()}"
@@ -340,6 +348,7 @@ class Quarantine:
     def move(self, path: Path) -> None:
         """Move a file or folder there, if it exists. If a folder above it is a link out of the
         store, move the link instead."""
+        # From the outermost folder on: a link above a path decides where the path lies.
         for above in (*reversed(path.parents), path):
             if above.is_relative_to(self._store) and self._leads_out(above):
                 path = above
@@ -364,6 +373,7 @@ class Quarantine:
         if os.path.lexists(path):
             place = self._place(path)
             try:
+                # Linked, not moved: the old file has its name until the new one replaces it.
                 os.link(path, place)
             except OSError:
                 shutil.copy2(path, place)

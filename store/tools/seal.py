@@ -38,6 +38,7 @@ def seal(path: str | Path) -> bool:
         staging.mark = lease.token
         staging.clear()  # temporary files of processes that were killed or lost their lease
         StoreWriter(staging, StoreWriter.unfinished(staging), lease).seal()
+        # Last: only the queue has the number of parts, which a later call would need.
         PartQueue(path).remove()
     return True
 

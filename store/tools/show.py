@@ -232,6 +232,7 @@ def token_table(facts: Mapping[str, Any]) -> Table:
     columns |= {heading: cell for key, (heading, cell) in more.items() if key in has}
     table = Table(*columns)
     for token in facts["tokens"]:
+        # rich would take a piece such as `[unused1]` for markup, and leave it out.
         table.add_row(*(escape(printable(cell(token))) for cell in columns.values()))
     return table
 

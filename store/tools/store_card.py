@@ -55,6 +55,7 @@ def _how_to_open(repository: str, name: str) -> str:
     fetch = f"hf download {repository} --repo-type dataset --local-dir here"
     train = f"student-train --store here/{name} --vocab 5k"
     words = f"```sh\n{fetch}\n{train}\n```"
+    # An HDF5 file cannot be opened behind a URL.
     if name.endswith(".h5"):
         return words
     return f"""{words}
@@ -96,6 +97,7 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
     """Yield the names of the hub's datasets that a corpus was read from."""
     for each in corpora(corpus):
         for source in corpus_sources(each):
+            # A local folder is of this kind as well, and has no revision.
             if source.get("kind") == "hf" and source.get("revision"):
                 yield str(source["name"])
 
@@ -114,6 +116,7 @@ def _facts(store: FeatureStore) -> str:
     lines = "\n".join(info_lines(store))
     for path in _paths(store):  # they may hold blanks
         lines = lines.replace(path, PurePath(path).name)
+    # Three backquotes in a name would end the block of the card in which the lines are.
     return str(publishable(lines.replace("```", "'''")))
 
 

@@ -38,6 +38,7 @@ def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tupl
 def _other_parts_of(
     path: str, options: dict[str, Any] | None, places: list[int]
 ) -> list[tuple[int, str]]:
+    # `verify` calls this for damaged stores too, which `open_store` refuses.
     with closing(open_damaged(path, options).store) as store:
         return _other_parts(store, places)
 
@@ -101,6 +102,7 @@ def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> No
     if found:
         written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
         remedy = f"written with tokenizers {written}, read with {here}: install that version"
+        # Versions that are equal, or unknown, do not explain the difference.
         if written in (None, here):
             remedy = VERIFY
         raise StoreError(f"{found}; {remedy}, or dump again")
@@ -109,6 +111,7 @@ def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> No
 def _first_difference_of(
     path: str, options: dict[str, Any] | None, rows: list[int], sequences: int
 ) -> str:
+    # A training with --allow-partial checks an unfinished store.
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
         return _first_difference(store, rows, sequences)
 

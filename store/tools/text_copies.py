@@ -55,6 +55,7 @@ def remove_caches(store: FeatureStore) -> list[str]:
                 path.unlink()
             elif entry.kind == "tokens" and _is_ours(path, stat.S_ISDIR) and _is_tokens(path, text):
                 shutil.rmtree(path)
+            # Every disk cache has a file `lock`; another folder is left alone.
             elif entry.kind == "disk cache" and _is_ours(path / "lock", stat.S_ISREG):
                 DiskCache(path, 0).forget(entry.checksum, *_stored_names(store))
             else:
@@ -64,6 +65,7 @@ def remove_caches(store: FeatureStore) -> list[str]:
 
 
 def _is_ours(path: Path, kind: object) -> bool:
+    # lstat: a link in an untrusted list must not lead the removal to another file.
     about = os.lstat(path)
     return about.st_uid == os.geteuid() and bool(kind(about.st_mode))  # type: ignore[operator]
 
@@ -142,6 +144,7 @@ def remaining_copies(path: str | Path, text: str, removed: Collection[str] = ())
     entries, listed = recorded_copies(path, text), os.path.lexists(list_of(path))
     carry_over(path, now, entries)
     for entry in entries:
+        # A copy of the text as it is now has none of the forgotten documents.
         if entry.text == now or entry.path in removed:
             continue
         far = "://" in entry.path or entry.kind == "hub"
@@ -157,5 +160,7 @@ def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:
     for folder, entry in folders.items():
         with contextlib.suppress(OSError):
             for each in sorted(os.scandir(folder), key=lambda each: each.name):
+                # `datasets` names them by a fingerprint that does not show the store, so they are
+                # listed and not removed.
                 if each.name.startswith("cache-") and each.name.endswith(".arrow"):
                     yield entry._replace(path=each.path, kind="mapped")

@@ -69,6 +69,7 @@ def verify(
 def verify_opened(opened: DamagedStore, progress: Progress = lambda items, unit: items) -> Report:
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
+    # Behind a URL only if something looks damaged: the check is a request there.
     if not opened.found and (report.found or not opened.store.source.remote):
         opened.store.watch.check()  # files replaced by another process are not damage
     if opened.found:  # these include the problems of root and manifest
@@ -91,6 +92,8 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
         try:
             names = [name for name, _ in outside_entries(store)]
             numbers = set(store.manifest.numbers.tolist())
+            # Lists a whole folder, or hashes a whole HDF5 file, while the arrays are read.
+            # Files inside the parts are listed with each part.
             flaws = threads.submit(_container_flaws, store, [*names, "manifest"], "", numbers)
             _check_outside(store, report, threads)
             calibration = _calibration(store, report)
@@ -138,6 +141,7 @@ def _verify_part(
     groups = {group for name in names for group in groups_above(name) if group.startswith(here)}
     report.found += _check_groups(store, groups - {here})
     _add_flaws(report, _container_flaws(store, names, here), set(names))
+    # The laws read the arrays again, so a damaged one would be reported twice.
     if not report.damaged_parts():
         try:
             lines = check_part(store.part(place), calibration)
@@ -169,6 +173,7 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
     size = 0
     try:
         array = store.source.array(name)
+        # Compared before anything is read (FORMAT.md, section 8).
         if array.shape != entry.shape or array.dtype.name != entry.dtype:
             was = f"{entry.dtype}{list(entry.shape)}"
             return f"is {array.dtype.name}{list(array.shape)}, not {was}", size
@@ -229,6 +234,7 @@ def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
     none."""
     for group in sorted(groups):
         try:
+            # `all`: over a network a single answer may be altered.
             if all(store.source.attributes(group) for _ in fetch_attempts(store.source.remote)):
                 yield Problem(
                     f"group {group}: its attributes were altered", part_of(group), group=group
@@ -279,6 +285,7 @@ def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:
     damaged, parts = report.damaged_parts(), store.manifest.parts
     places = [place for place, part in enumerate(parts) if part.number not in damaged]
     try:
+        # All parts in one call: a tokenizer that is not plain runs in one bounded process for all.
         for place, line in parts_with_other_tokens(store, places):
             yield Problem(line, parts[place].number)
     except StoreError as error:

@@ -30,6 +30,7 @@ from teachonce.support.redaction import without_paths
 
 def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
+        # Tuples become lists and keys text, as in stored attributes that are compared with these.
         decoded: dict[str, Any] = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise StoreError(f"{what} cannot be written as JSON ({error})") from error

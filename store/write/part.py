@@ -70,6 +70,7 @@ class PartWriter:
         for path, spec in part_arrays(self._features, counts).items():
             group = path.rpartition("/")[0]
             place, _, kind = group.partition("/")
+            # Only these are filled by rows: `set_sequences` and `set_masks` make whole arrays.
             if place.startswith("view") and kind != "mask":
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
@@ -95,6 +96,7 @@ class PartWriter:
             len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(filled)
         ):
             raise StoreError(f"{self._where}: rows of {name} must lie in 0..{len(filled) - 1}")
+        # NumPy assigns to a row twice without an error.
         if filled[numbers].any() or len(np.unique(numbers)) < len(numbers):
             raise StoreError(f"{self._where}: internal error: rows of {name} were put twice")
         filled[numbers] = True
@@ -162,6 +164,7 @@ class PartWriter:
         # Before encoding: rounded to int8, NaN becomes an ordinary number.
         self._check_law(path, numbers, row_violation(values))
         hidden = self._features.level.hidden
+        # An overflow becomes infinity, which is over the limit and refused below with its token.
         with np.errstate(over="ignore"):
             values = hidden.normalise(values, *self._calibration[name])
         limit = hidden.codec.limit
@@ -191,6 +194,7 @@ class PartWriter:
                 f"{self._where}: view{view}/logits/ids is {array.dtype}{list(array.shape)}, "
                 f"expected whole numbers [{len(numbers)}, {size}]"
             )
+        # The conversion to uint32 would make a large id of a negative one, so this comes before it.
         bad = (array < 0) | (array >= self._features.vocabulary)
         self._check(f"view{view}/logits/ids", numbers, bad, "is outside the vocabulary")
         return array.astype(np.uint32)
@@ -219,6 +223,7 @@ class PartWriter:
             logs = self._shaped(f"{path}/{key}", values, shape)
             self._check_logs(f"{path}/{key}", numbers, logs)
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
+        # Not the codes but the given values are checked, so that no rounding error is in the sum.
         given = np.asarray(logprobs, np.float32)
         self._check_law(f"{path}/ids", numbers, repeated_id(best, given))
         self._check_law(
@@ -244,6 +249,7 @@ class PartWriter:
         replacement. log_partition [n]: logsumexp of the logits."""
         numbers = self._logits("sample", view, rows, log_partition)
         size = self._features.logits.size if self._features.logits else 0
+        # FORMAT.md requires ascending ids, and sorted draws that are equal can be counted as runs.
         ids = np.sort(self._ids(view, numbers, draws, size), axis=1)
         first = np.ones(ids.shape, bool)
         first[:, 1:] = ids[:, 1:] != ids[:, :-1]
@@ -271,6 +277,7 @@ class PartWriter:
         length = int(self.token_start[sequence + 1] - self.token_start[sequence])
         values = self._shaped(path, probabilities, (length, length))
         rows = np.arange(self.token_start[sequence], self.token_start[sequence + 1])
+        # The negation refuses NaN as well, for which every comparison is false.
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
         self._check(path, rows, bad, "is not a probability")
         off = np.abs(values.sum(axis=1) - 1) > MASS_SLACK

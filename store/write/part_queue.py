@@ -95,6 +95,7 @@ class PartQueue:
         """
         leased = self.leased()
         found = self.numbers() - set(tuple(self._taken))  # another thread may release one
+        # With numbers of their own first, processes rarely try to take the same lease.
         numbers = sorted(found, key=lambda n: (n in leased, n % size != place, n))
         for number in numbers:
             try:
@@ -104,6 +105,7 @@ class PartQueue:
             except FileNotFoundError:  # the queue was removed: the store is finished
                 return None
             self._taken[number] = lease
+            # It is None if another process has published the part since the folder was listed.
             if (data := self.read(number)) is not None:
                 return QueuedPart(number, data, lease)
             self.release(number)

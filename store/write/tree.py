@@ -131,6 +131,7 @@ def create(
     """Write a new store without parts, and rename it to its path. Raises StoreError."""
     sink, entries = staging.create(), {}
     for name, values in arrays:
+        # Names of weights come from a checkpoint and become folders of the store.
         for segment in name.split("/"):
             check_name(segment, f"array {name!r}: segment")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -153,6 +154,7 @@ def complete(
     with closing(staging.source()) as source:
         missing, read = missing_outside(source), read_outside(source)
         entries = read_entries(attributes["arrays"], source.path)
+        # All stored arrays are checked before anything is written.
         for name in entries.keys() - missing:
             read(name)
 
@@ -201,6 +203,7 @@ def write_part(
                 f"part {number}: {name}: internal error: {values.dtype}{list(values.shape)}, "
                 f"expected {spec.dtype}{list(spec.shape)}"
             )
+        # The checksum is of the values in memory, so it reveals what encoding or the disk alters.
         entries[name] = Entry.of(values, sink.array(name, spec, values))
     sink.attributes("", {"part": Part(number, counts, entries).to_json()})
     sink.close()

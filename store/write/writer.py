@@ -52,6 +52,7 @@ class StoreWriter:
         self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
+        # The stored calibration counts, not the caller's: earlier parts are encoded relative to it.
         self._calibration = existing.calibration(self.path) or {}
         self.software: dict[str, Any] = attributes["software"]  # of the process that started it
         self.outside = read_entries(attributes["arrays"], str(self.path))
@@ -90,6 +91,7 @@ class StoreWriter:
                 existing.check_writable(
                     path, shared
                 )  # another process may have sealed it meanwhile
+                # Without other writers, all temporary names are left by dead ones.
                 if not shared:
                     if isinstance(staging.path, Path):
                         PartQueue(staging.path).remove()

@@ -165,6 +165,8 @@ class TeacherStates:
         return {name: array[self.rows] for name, array in self.stored.items()}
 
     def _pooled(self, states: Tensor) -> Tensor:
+        # Always the mean, as `--pool` is for the student's outputs. Under `reduce` a run has one
+        # token of the teacher.
         return pool_members(states, self.begin, "mean")
 
 
@@ -185,6 +187,7 @@ class TeacherMaps:
         inside = place < self.lengths[:, None]
         square = inside[:, :, None] & inside[:, None, :]
         row = self.begin[:, None] + place * self.lengths[:, None]
+        # Padding reads entry 0, so that no index leaves the array; its value is dropped below.
         entries = torch.where(square, row[:, :, None] + place, 0)
         return {
             name: self.pooling.pool(self.codec.from_codes(codes[entries], torch).where(square, 0.0))
@@ -372,6 +375,7 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return {key: _moved(item, device) for key, item in value.items()}
+    # A `TeacherHead` is no dataclass and passes as it is: it moves itself when it is used.
     if hasattr(value, "__dataclass_fields__"):
         return replace(value, **{key: _moved(item, device) for key, item in vars(value).items()})
     return value

@@ -29,9 +29,11 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
     """
     tokens = int(store.meta["tokens"])
     if store.features.task:
+        # The smallest blocks, as a single label makes a block a labelled one.
         blocks = store.blocks(SMALLEST_BLOCK)
         gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # blocks follow one another
     else:
+        # A quarter of what is held out, so that this text is from several places of the corpus.
         size = tokens * max(held_out, 0.005) / 4
         blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, LARGEST_BLOCK)))
         gold = np.zeros(len(blocks), bool)
@@ -106,6 +108,7 @@ def describe_masks(features: Features, requested: int | None, epochs: float) -> 
     )
 
 
+# Weak, so that the cache keeps no closed store in memory.
 _GOLD: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
 
 

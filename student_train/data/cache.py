@@ -79,6 +79,7 @@ class ResidentFeatures:
         for place, (rows, *row) in enumerate(shapes):
             values = torch.from_numpy(store.part(place).all(path))
             if table is None:
+                # Allocated once and filled part by part: concatenating would need the memory twice.
                 total = sum(shape[0] for shape in shapes)
                 table = torch.empty((total, *row), dtype=values.dtype, device=self._device)
             table[done : done + rows].copy_(values)
@@ -168,6 +169,7 @@ def free_memory() -> int:
     container = Path("/sys/fs/cgroup")
     with suppress(OSError, KeyError, ValueError):  # `max` where there is no limit
         limit = int((container / "memory.max").read_text())
+        # Anonymous memory alone: the page cache counts as well, but is freed when memory is short.
         free = min(free, limit - _read_sizes(container / "memory.stat")["anon"])
     return max(0, free)
 

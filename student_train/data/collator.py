@@ -109,6 +109,7 @@ class Collator:
         self.student_tokenizer = student_tokenizer
         # A copy: truncation must not be saved with the student's tokenizer.
         self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)
+        # `Inputs.of` pads batches: the table has tokens of texts alone.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
         self.table = None if store is None else token_table(store, self.tokenizer)
@@ -132,6 +133,7 @@ class Collator:
         if self.table is None:
             return ""
         lengths = np.diff(self.table.start)
+        # A text that was cut and a text that just fits have the same number of tokens.
         full = int((lengths >= self.max_length).sum())
         if not full:
             return ""
@@ -142,6 +144,7 @@ class Collator:
 
     def serving(self, plan: BatchPlan) -> Collator:
         """Return a copy for batches with the losses and masks of another batch plan."""
+        # Shallow: both share the token table, the vocabulary map and `readers`.
         other = copy.copy(self)
         other._serve(plan)
         return other
@@ -154,9 +157,11 @@ class Collator:
 
     def _serve(self, plan: BatchPlan) -> None:
         losses = [term.loss for term in plan.terms]
+        # Stores of a task are read from view 0, which the teacher has read without masks.
         plain = plan.causal or self.task or not reads_masked_tokens(losses)
         self.causal = plan.causal
         self.masker = Masker(
+            # A decoder's tokenizer may have no mask token, and none of its tokens is masked.
             -1 if plan.causal else self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
@@ -170,6 +175,7 @@ class Collator:
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
         self.alignments = {name: _Aligned.by(name, plan.terms) for name in names}
         for each in self.alignments.values():
+            # With the teacher's vocabulary, targets are computed from the head: nothing is folded.
             whole = self.causal and self.whole is not None
             if each.teacher & {"distribution", "logits", "shared"} and not whole:
                 self._read_logits(each.strategy.predicted)
@@ -247,6 +253,7 @@ class Collator:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         if self.separator is not None:
             types = pair_types(teacher, batch.texts, self.separator)
+            # Under `reduce` a student reads these types, and its tokenizer may have no second one.
             typed = native.types is not None and native.types.any()
             teacher = replace(teacher, types=types if typed else np.zeros_like(types))
         sides = Tokenizations(batch.texts, teacher, native, self.vocabulary, self.max_length)
@@ -286,6 +293,7 @@ class Collator:
             logits, head = (None, found) if isinstance(found, HeadTargets) else (found, None)
         elif "logits" in wanted.features and not self.causal:
             logit_runs, logits, shared = self._logits(batch, wanted, alignment, read.labels)
+        # Only now: the targets of next tokens above need whole runs.
         if self.causal:
             alignment = last_tokens(alignment)
         return Distillation(
@@ -398,6 +406,7 @@ class Collator:
 
 
 def _float(values: Array | None) -> Tensor | None:
+    # A copy, as the stream reuses the arrays of a batch for the next one. So does `astype` below.
     return None if values is None else torch.from_numpy(np.array(values, np.float32))
 
 

@@ -75,8 +75,10 @@ def _mean_logits(
     for a run if it stored no piece of the student's vocabulary."""
     runs = [each.logit_runs for each in teachers if each.logit_runs is not None]
     targets = [each.logits for each in teachers if each.logits is not None]
+    # Without these, the runs are of `shared`, and the same for every teacher.
     if not targets:
         return next(iter(runs), None), None
+    # The first student token identifies a run, as each teacher leaves out other runs.
     begins = [each.member[each.begin] for each in runs]
     common = reduce(lambda one, two: one[torch.isin(one, two)], begins)
     chosen = [torch.isin(each, common) for each in begins]
@@ -102,6 +104,7 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
     ids = torch.cat([each.ids for each in targets], dim=1)
     new = []
     for number, each in enumerate(targets):
+        # `LogitTargets` has a piece once in a row: only the first teacher's slot of it stays valid.
         met = [_log_probabilities(before, each.ids)[0] for before in targets[:number]]
         new.append(reduce(lambda valid, one: valid & ~one, met, each.valid))
     valid = torch.cat(new, dim=1)
@@ -126,6 +129,7 @@ def _share(targets: LogitTargets, pieces: int) -> Tensor:
 
 def _log_probabilities(targets: LogitTargets, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Look up pieces [G,S]: whether the teacher stored them, and their log-probabilities [G,S]."""
+    # An invalid slot repeats the id of a valid piece, and must not be found in its place.
     none = torch.iinfo(torch.int64).max
     own, order = targets.ids.masked_fill(~targets.valid, none).sort(dim=1)
     place = torch.searchsorted(own, ids).clamp(max=own.shape[1] - 1)

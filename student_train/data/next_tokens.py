@@ -33,6 +33,7 @@ def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
     text = np.repeat(np.arange(len(teacher.start) - 1), np.diff(teacher.start))[left_out]
     stretch = int(end.max(initial=0)) + 1  # one number line for all texts
     begin, end = begin[left_out] + text * stretch, end[left_out] + text * stretch
+    # Spans must be disjoint for the search below: tokens that share a character become one.
     reach = np.maximum.accumulate(end)
     first = np.append(True, begin[1:] > reach[:-1])[: len(begin)]
     last = np.append(first[1:], True)[: len(begin)]
@@ -74,6 +75,7 @@ def predicted_bytes(
         own = ends[low:high]
         if len(own) > 1:
             begin = octets.start[sequence] if own[0] == NO_EDGE else own[0]
+            # A token without an edge leaves its bytes to the next token that has one.
             sizes = np.diff(np.maximum.accumulate(np.maximum(own, begin)))
             count += int(sizes.sum() if learnt is None else sizes[learnt[low + 1 : high]].sum())
     return count
@@ -111,6 +113,7 @@ def chunk_targets(
         torch.from_numpy(before),
         torch.from_numpy(np.asarray(student.ids, np.int64)[before + 1]),
         torch.from_numpy(begins(lengths)),
+        # Not always float32: tests compare float64 sums with an enumerated language, to 1e-9.
         torch.from_numpy(sums.astype(observed.dtype)),
     )
 
@@ -131,6 +134,7 @@ def observed_logprobs(
         return found
     assert head is not None  # `plan/checks.py` has refused
     following = np.append(token_ids[1:], token_ids[:1])
+    # One product for each token: with the stored log-partition no other logit is needed.
     own = np.einsum("nd,nd->n", logits.values, head[0][following]) + head[1][following]
     return np.asarray((spec.capped(own) if spec else own) - logits.log_partition)
 
@@ -193,6 +197,8 @@ def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
     if marks.byte_level:
         word = "".join(character_of_byte()[byte] for byte in raw)
         if text:
+            # The student's pre-tokenizer may cut a teacher's piece into several words, of which the
+            # first one has the next token.
             word = tokenizer.pre_tokenizer.pre_tokenize_str(text)[0][0]
         if raw[:1] != b" ":
             word = word.removeprefix(marks.mark)  # of a tokenizer that adds a blank in front
@@ -200,5 +206,6 @@ def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
     elif text:
         tokens = tokenizer.model.tokenize(text.replace(" ", marks.mark))
     else:
+        # A tokenizer with byte fallback spells a part of a character by tokens of single bytes.
         return tokenizer.token_to_id(f"<0x{raw[0]:02X}>")
     return tokens[0].id if tokens else None

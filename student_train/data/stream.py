@@ -70,6 +70,7 @@ class Epochs:
             check=self._check,
         )
         for number, batch in zip(count(first, every), stored, strict=False):
+            # Keyed by the number in the epoch: workers, processes and resuming change no mask.
             yield self._collator(batch, view, (self._seed, epoch, number))
 
 
@@ -95,6 +96,7 @@ def student_batches(
         if first < there:
             for made in epochs.batches(epoch, first, every):
                 yield made if device is None else made.to(device)
+            # Rounded up: the stride goes on in the next epoch, so no batch is left out or repeated.
             first += -(-(there - first) // every) * every
         epoch, first = epoch + 1, first - there
 
@@ -107,6 +109,7 @@ def prepared_batches(
     Batches and their order do not depend on `workers`.
     """
     if not workers:
+        # `check` compares arrays with their checksums: a student must not be trained on damage.
         return prefetched(student_batches(store, collator, blocks, check=True, **order), READY)
     if order.get("device", CPU) != CPU:
         order["device"] = None  # only the training's own process uses the device

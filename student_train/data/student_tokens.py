@@ -15,6 +15,7 @@ from teachonce.store.read.stored_tokenizer import encoded
 from teachonce.support.arrays import Array, covering_spans_of_texts, ranges, starts
 from teachonce.training.rare_masks import rare_weights, sampling_keys
 
+# `start` counts the tokens of a whole store, which may exceed int32; ids and offsets do not.
 ARRAYS: Mapping[str, type] = {
     "start": np.int64,
     "ids": np.int32,
@@ -24,6 +25,7 @@ ARRAYS: Mapping[str, type] = {
     "types": np.uint8,
 }
 ROWS_AT_ONCE = 2**20  # a table may be larger than the memory
+# The label that transformers and torch's cross-entropy leave out.
 IGNORED = -100
 MASK, RANDOM = 0, 1  # actions of a stored span; any other leaves the tokens as they are
 
@@ -147,6 +149,7 @@ class Masker:
             order = sampling_keys(order, self.weights[np.asarray(tokens.ids)])
             chosen = self._weighted(tokens, order)
         if self.most is not None:
+            # By the draws, so that the remaining masks are a random choice, not a text's first.
             chosen = _first_of_each(tokens, chosen, order, self.most)
         action = np.searchsorted([0.8, 0.9], rng.random(len(tokens.ids)), side="right")
         return self._apply(tokens, chosen, action, rng)

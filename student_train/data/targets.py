@@ -16,6 +16,7 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.support.arrays import Array, ranges
 
+# With this limit `kl` of the head tier is not exact; `kl-shared` compares all shared pieces.
 HEAD_BEST = 256  # best shared pieces that become targets of the head tier; the others join the rest
 
 
@@ -44,6 +45,7 @@ def fold(
     rest. So the outcomes still sum to one. Sums are float64, the targets have the dtype of
     `log_partition`.
     """
+    # A head may have more rows than its tokenizer has pieces: such ids have no piece.
     mapped = np.where(ids < len(vocabulary), vocabulary[np.minimum(ids, len(vocabulary) - 1)], -1)
     order = np.argsort(mapped, axis=1, kind="stable")
     mapped = np.take_along_axis(mapped, order, axis=1)
@@ -53,6 +55,7 @@ def fold(
     slot = np.cumsum(first, axis=1) - 1
     rows = np.arange(len(mapped))[:, None]
     mass = np.zeros(mapped.shape)
+    # `mass[rows, slot] += probability` would count only one of several pieces of a slot.
     np.add.at(mass, (rows, slot), probability)
     piece = np.full(mapped.shape, -1)
     piece[np.broadcast_to(rows, slot.shape)[first], slot[first]] = mapped[first]
@@ -73,6 +76,7 @@ def fold(
 def first_pieces(vocabulary: VocabularyMap) -> Array:
     """Return the first student piece [Vt] of each teacher piece's split, or -1. For a shared piece
     it is the piece itself."""
+    # The split of an unknown piece is the student's unk, which must not become a target.
     has_one = (np.diff(vocabulary.split_start) > 0) & ~vocabulary.unknown
     first = np.full(len(vocabulary.match), -1)
     first[has_one] = vocabulary.split_ids[vocabulary.split_start[:-1][has_one]]
@@ -162,6 +166,7 @@ def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
     share = np.zeros(slot.shape)
     ids[slot], share[slot] = logits.ids[place], logits.counts[place] / logits.draws
     with np.errstate(divide="ignore"):
+        # The shares of the draws sum to 1, so nothing is left for a rest.
         return ids, np.log(share), np.full(len(rows), -np.inf)
 
 

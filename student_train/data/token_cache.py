@@ -29,6 +29,8 @@ from teachonce.support.cache_folder import cache_folder
 
 VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"
+# Bounds the encodings in memory: stores of 1,000 and 10,000 parts take 114 and 117 MB (RESULTS,
+# "Memory of the tools").
 TEXTS_AT_ONCE = 4096
 UNFINISHED = ".tmp-"
 TRIED = 32  # texts that are tokenized again to check a cached table
@@ -43,6 +45,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
         # Tokenizing runs at 435,000 tokens a second, the cache at 18.7M, its checksum included.
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
         if isinstance(store, FeatureStore):
+            # Before the table is written: `feature-store forget` must find it after any kill.
             derived_copies.record_copy(store.path, store.manifest, "tokens", folder)
         if not _is_intact(folder) or not _matches(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
@@ -51,6 +54,7 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
     except OSError:
         with tempfile.TemporaryDirectory() as there:  # mapped files stay readable when deleted
             _make(store, tokenizer, Path(there))
+            # Without `folder` the arrays are pickled: no other process can map deleted files.
             return replace(TokenTable.load(Path(there)), folder=None)
 
 
@@ -67,6 +71,7 @@ def drop_tables(store: FeatureStore) -> None:
 
 def _key(store: FeatureStore, tokenizer: Any) -> str:
     separator = store.features.separator
+    # Another release of tokenizers may give other tokens.
     digest = hashlib.sha256(f"{VERSION} {version('tokenizers')} {separator!r}".encode())
     digest.update(tokenizer.to_str().encode())  # includes the truncation
     return f"{store.manifest.text_key}-{digest.hexdigest()[:32]}"
@@ -91,6 +96,7 @@ def _matches(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
         table = TokenTable.load(folder)
     except ValueError:
         return False
+    # These checks come before `table.of`, which indexes by starts that may be forged.
     columns = (table.ids, table.begin, table.end, table.special, table.types)
     if len(table.start) != len(store) + 1 or table.start[0] != 0:
         return False
@@ -111,6 +117,7 @@ def _matches(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
 def _in_range(table: TokenTable, vocabulary: int) -> bool:
     """Return whether starts ascend, ids are in the vocabulary, and offsets are valid spans."""
     for rows in slices(len(table.start)):
+        # One row more, so that the step to the next slice is compared as well.
         if (np.diff(table.start[rows.start : rows.stop + 1]) < 0).any():
             return False
     for rows in slices(len(table.ids)):
@@ -133,6 +140,7 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write a table under a temporary name, then rename it. If two processes do so at once, the
     table of the first one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # The name has the key of the text, so that `drop_tables` finds what a killed process left.
     mark = f"{UNFINISHED}{store.manifest.text_key}-"
     temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))
     try:
@@ -141,6 +149,7 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
         files.sync_tree(temporary)
         if not _is_intact(folder):
             shutil.rmtree(folder, ignore_errors=True)
+        # Fails if the folder has files: then another process has published the same table.
         files.rename(temporary, folder)
     except OSError:
         if not _is_intact(folder):
@@ -171,6 +180,8 @@ def _write_in_process(
 ) -> None:
     from tokenizers import Tokenizer
 
+    # Opened again, as only JSON is sent to this process. The first process has decided whether an
+    # unfinished store may be read.
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
         _write(Path(folder), store, Tokenizer.from_str(settings))
 

@@ -108,6 +108,7 @@ def outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
     log_partition = logits.logsumexp(dim=1, keepdim=True)
     stored = logits.gather(1, targets.ids) - log_partition
     stored = stored.masked_fill(~targets.valid, -torch.inf)
+    # Not log(1 - sum of the stored): where the rest is small, that difference has no digits left.
     others = logits.scatter(1, targets.ids, -torch.inf)
     # The gradient of logsumexp is NaN if all its inputs are -inf.
     others = others.masked_fill(whole[:, None], 0.0)

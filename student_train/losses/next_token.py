@@ -60,6 +60,7 @@ class HeadTargets:
         """Return the distributions over all pieces. They have G V numbers, so call it for a slice
         of positions."""
         logprobs = self.head.logits(self.values) - self.log_partition[:, None]
+        # Expanded views: ids [G,V] of int64 would take twice the memory of the logits.
         ids = torch.arange(logprobs.shape[1], device=logprobs.device).expand_as(logprobs)
         valid = torch.ones(1, 1, dtype=torch.bool, device=logprobs.device).expand_as(logprobs)
         rest = torch.full_like(self.log_partition, -torch.inf)

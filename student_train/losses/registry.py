@@ -263,6 +263,7 @@ LOSSES = (
         "nats",
         tempered=True,
         of_next=True,
+        # Draws give most pieces that a student predicts a probability of zero.
         of_draws=False,
     ),
     Loss(
@@ -274,6 +275,7 @@ LOSSES = (
         tempered=True,
         of_next=True,
         of_draws=False,
+        # At 0 and 1 the formula would need the logarithm of 0.
         parameter=Parameter("B", "beta", 0.5, 0.0, 1.0),
     ),
     Loss(
@@ -330,6 +332,7 @@ def find(name: str) -> list[Loss]:
     if not found and (loss := load_outside(name, GROUP, "--loss")) is not None:
         if not isinstance(loss, Loss):
             raise UserError(f"--loss {name}: expected a Loss, got {type(loss).__name__}")
+        # By the name that was given: `--loss`, weights and terms refer to it.
         _OUTSIDE[name] = replace(loss, name=name)
         found = [_OUTSIDE[name]]
     return found
@@ -345,6 +348,8 @@ def named(names: Iterable[str]) -> list[Loss]:
 
     Losses of other packages come last, if `find` has loaded them. No code is imported.
     """
+    # Sorted: a set of texts has another order in each process, and `jsd:0.3` and `jsd:0.5` share an
+    # entry.
     wanted = sorted(set(names))
     outside = [_OUTSIDE[name] for name in sorted(_OUTSIDE) if name in wanted]
     return [each for loss in LOSSES for each in loss.variants(wanted)] + outside

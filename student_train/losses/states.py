@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 CONTRASTED = 512  # largest number of runs: the scores are a square matrix of that size
+# As in `vectors.py`: the loss `in-batch` is this formula over the vectors of texts.
 SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 
@@ -23,8 +24,10 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     that a few channels of large variance do not dominate. For `hidden-raw` they are not normalised
     (Kolesnikova et al. 2022, appendix B.2: MSE of averaged states).
     """
+    # Not a constant: a training takes a loss without a gradient for one of frozen weights.
     if len(student) == 0:
         return student.sum() * 0.0
+    # A student's states are bfloat16 under autocast; errors are squared in float32.
     return functional.mse_loss(student.float(), teacher)
 
 

@@ -42,6 +42,7 @@ def similarity_kl(student: Tensor, teacher: Tensor) -> Tensor:
         return student.sum() * 0.0
     itself = torch.eye(len(student), dtype=torch.bool, device=student.device)
     log_q, log_p = (
+        # Not -inf: `kl_div` subtracts the two sides, and -inf - -inf is NaN, also times 0.
         functional.log_softmax((SHARPNESS * cosines(side)).masked_fill(itself, -1e4), dim=1)
         for side in (student, teacher)
     )

@@ -248,6 +248,8 @@ def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
     parts = inputs.split(max(1, budget // bytes_of_text(student, length)))
     if len(parts) == 1:
         return _run(student, inputs, maps)
+    # The reentrant way needs an input with a gradient, and ids have none. The state of the random
+    # numbers is preserved (by default): the second pass must draw the same dropout.
     found = [checkpoint(_run, student, part, maps, use_reentrant=False) for part in parts]
     return Outputs(
         [torch.cat(layer) for layer in zip(*(part.states for part in found), strict=True)],

@@ -63,6 +63,7 @@ def cut_decoder(
     layers = student.config.num_hidden_layers
     numbers = layer_numbers(chosen, count, layers) if chosen else spread_layers(count, layers)
     importance, by = None, ""
+    # Layers of equal sizes are copied whole, and the teacher need not run.
     if own != theirs:
         importance, read = measure(student, parts, source, store)
         by = f", by the activations of {read:,} tokens"
@@ -75,6 +76,7 @@ def cut_decoder(
         if axes is not None:  # not the word embeddings
             values = np.asarray(weights[name], np.float32)
             values = values[np.ix_(*map(cut[place].along, axes, values.shape))]
+            # Positions are not cut, and a student may have more or fewer of them than its teacher.
             parameter[: len(values)] = torch.from_numpy(values[: len(parameter)])
     sizes = f"{own.width} of {theirs.width} channels, {own.heads} of {theirs.heads} heads"
     sizes += f", {own.units} of {theirs.units} feed-forward units"
@@ -236,6 +238,7 @@ def _squares(
                 f"{store.path}: token {int(ids.max())} has no row in the teacher's word embeddings;"
                 " use --init random"
             )
+        # One sequence at a time, as padding would count in the means.
         teacher(input_ids=ids[None, :longest], use_cache=False)
         read += len(ids[:longest])
     return {name: total / read for name, total in found.items()}, read
@@ -265,6 +268,7 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
     # Making a model draws random weights. The student's own must not depend on whether a teacher
     # was made.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        # On the meta device, which allocates nothing: only the names are needed.
         names = list(type(student.base_model)(config).state_dict())
     (words,) = (name for name in names if _axes(name, parts) is None)
     config.vocab_size = len(weights[words])

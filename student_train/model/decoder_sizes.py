@@ -46,6 +46,7 @@ class Sizes:
         0; `where` names the model in messages."""
 
         def size(*names: str, default: int = 0) -> int:
+            # Null is as good as missing: GPT-2's `n_inner` is null for four times the hidden size.
             found = next((config[n] for n in names if config.get(n) is not None), default)
             if not isinstance(found, int) or found < 1:
                 raise UserError(
@@ -142,6 +143,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     sizes = Sizes.of_config(config, folder)
     layers = layers_of(config)
     fits = sizes.each * sizes.heads == sizes.width and sizes.heads % sizes.groups == 0
+    # config.json may omit a default: GPT-2's embeddings are tied by default, Llama's are not.
     if not layers or not fits or config.get("tie_word_embeddings", kind == "gpt2") is not True:
         raise UserError(
             f"{option}: its config.json has {layers} layers, {sizes.heads} heads of size"
@@ -192,6 +194,7 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     read = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **scaling}
     kind = read.get("rope_type", read.get("type", "default"))
     names = {"default": (), "llama3": SCALED}.get(kind)
+    # The base of Llama's and Qwen3's configs where none is given.
     base = read.get("rope_theta") or 10000.0
     numbers = {name: read.get(name) for name in names or ()} | {"rope_theta": base}
     if names is None or not all(isinstance(n, (int, float)) for n in numbers.values()):

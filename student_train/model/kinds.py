@@ -148,6 +148,7 @@ def _modernbert(
         attention_dropout=dropout,
         classifier_dropout=dropout,
         layer_types=["full_attention"] * shape.layers,
+        # The config's defaults, such as 50281, are ids of ModernBERT's own vocabulary.
         cls_token_id=tokenizer.cls_token_id,
         bos_token_id=tokenizer.cls_token_id,
         sep_token_id=tokenizer.sep_token_id,
@@ -160,6 +161,7 @@ def _modernbert(
 
 
 def _ends(tokenizer: Any) -> dict[str, Any]:
+    # The config's defaults, such as GPT-2's 50256, are ids of another vocabulary.
     return {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
 
 
@@ -195,10 +197,12 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.key_value_heads,
+            # Qwen3's config has a default of 128, whatever the hidden size is.
             head_dim=shape.width // shape.heads,
             intermediate_size=shape.feed_forward,
             max_position_embeddings=positions,
             attention_dropout=dropout,
+            # `--init` sets the word embeddings alone, which are then the output embeddings, too.
             tie_word_embeddings=True,
             **_ends(tokenizer),
             **common,
@@ -254,6 +258,7 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
 
 
+# GPT-2's linear layers store inputs x outputs, those of the other decoders outputs x inputs.
 GPT2_LAYER = {
     **{f"{norm}.{what}": "D" for norm in ("ln_1", "ln_2") for what in ("weight", "bias")},
     "attn.c_attn.weight": "D3",

@@ -21,6 +21,7 @@ def add_low_rank(student: PreTrainedModel, rank: int) -> None:
     """
     peft: Any = library("peft", "lora", "--lora")
     settings = peft.LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear")
+    # Not `get_peft_model`: a PeftModel is not the PreTrainedModel that `any_student.py` requires.
     peft.inject_adapter_in_model(settings, student)
 
 
@@ -31,6 +32,7 @@ def is_low_rank(name: str) -> bool:
 
 def merge_low_rank(student: PreTrainedModel) -> None:
     """Add the changes to the weights of their layers, so that the student is an ordinary one."""
+    # A list, as modules are replaced on the way.
     for name, module in list(student.named_modules()):
         if hasattr(module, "base_layer"):
             merged: Any = module

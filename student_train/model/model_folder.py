@@ -70,6 +70,7 @@ class ModelFolder:
         encoder = f"{network.base_model_prefix}."
         found = network.base_model.state_dict()
         output = network.get_output_embeddings()
+        # A head that the checkpoint lacks is random here, and is not copied.
         if not missing and output is not None and output.bias is not None:
             # By memory, not by name: output embeddings may be tied to the word embeddings.
             own = {value.data_ptr() for value in (output.weight, output.bias)}
@@ -77,6 +78,7 @@ class ModelFolder:
             heads = {name: value for name, value in whole if not name.startswith(encoder)}
             found |= {n: value for n, value in heads.items() if value.data_ptr() not in own}
             found["decoder.bias"] = output.bias.detach()
+        # Contiguous, as `content` hashes the buffers. Integers such as position ids are no weights.
         return {
             n: v.float().contiguous().numpy() for n, v in found.items() if v.is_floating_point()
         }

@@ -130,6 +130,7 @@ def pruned(
             setattr(config, name, numbers.get(value))
     rows, weights = torch.tensor([ids[piece] for piece in pieces]), student.state_dict()
     smaller = type(student)(config)
+    # Rows of pieces are found by shape: `shared_pieces` refuses a vocabulary that removes none.
     for name, value in smaller.state_dict().items():
         if value.shape != weights[name].shape:  # one row per piece
             weights[name] = weights[name][rows]

@@ -88,6 +88,7 @@ def _needed(settings: Settings, met: list[str]) -> set[str]:
     bare = _bare(model)
     letters = {letter for piece in met for letter in bare(piece)}
     if '"ByteLevel"' in json.dumps([settings.get("pre_tokenizer"), settings.get("decoder")]):
+        # Texts to come may have any byte, and a byte-level model has no other way to spell it.
         letters |= set(byte_of_character())
     needed = {piece for piece in pieces_of(model).values() if bare(piece) in letters}
     if model.get("byte_fallback"):

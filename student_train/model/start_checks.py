@@ -135,6 +135,7 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
 
 def check_same_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
     """Raise UserError unless another tokenizer.json has the same pieces as the store's teacher."""
+    # Pieces and their ids, which number the rows of the weights; normalisers may differ.
     ours, theirs = (
         Vocabulary.from_tokenizer_json(each).tokens
         for each in (store.teacher_file("tokenizer.json").decode(), tokenizer)

@@ -67,6 +67,7 @@ def student_tokenizer(
     check_vocabulary(word)
     files.check_model_folder(Path(word))
     try:
+        # By default transformers would ask on the terminal whether to run the code in a folder.
         tokenizer: Any = AutoTokenizer.from_pretrained(word, trust_remote_code=False)
     except Exception as error:  # the files are read by several libraries, with errors of any type
         raise UserError(

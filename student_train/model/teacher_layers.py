@@ -47,9 +47,11 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     plain = map(_bert_name, store.teacher_weights())
     behind = len(parts.layers)
     found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
+    # Of all layers together, as a ModernBERT's first layer lacks `attn_norm`.
     if {part for _, part in found} != set(parts.layer):
         return 0, f"the teacher's layers have other parameters than a {kind}'s"
     if not parts.positions:
+        # Rotary positions turn fixed pairs of channels, so no part of a head can be copied.
         configs = vars(student.config), store.teacher_settings("config.json")
         try:
             own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
@@ -82,6 +84,7 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSou
     for name in around.keys() & plain.keys():
         values = np.asarray(weights[plain[name]], np.float32)
         if name == parts.positions:
+            # RoBERTa's positions start after its padding id, a student's at 0.
             values = values[first_position(store.teacher_settings("config.json")) :]
         _copy_block(around[name], values)
     count, why = layer_count(student, store)
@@ -192,6 +195,7 @@ def _bert_name(name: str) -> str:
 def _copy_block(parameter: Tensor, values: Array, stacked: int = 1) -> None:
     """Copy the leading block that is common to both shapes, for each of the stacked matrices."""
     # Columns beyond the block become zero: their inputs are units that the teacher does not have.
+    # Stacked matrices are cut one by one: the first rows of a whole Wqkv are all of Q.
     both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
     for own, theirs in both:
         block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))

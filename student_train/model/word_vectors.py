@@ -49,6 +49,7 @@ def set_word_vectors(
     with torch.no_grad():
         if others:
             words.uniform_(-RANGE, RANGE)
+            # The padding's row is not trained (`padding_idx`) and would keep these random numbers.
             if tokenizer.pad_token_id is not None:
                 words[tokenizer.pad_token_id] = 0
         words[torch.tensor(list(found))] = values.to(words)

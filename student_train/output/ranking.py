@@ -67,6 +67,7 @@ CONSTANT = {
 OF_LOSS = frozenset(
     {  # fmt: skip
         "align",
+        # Losses of text vectors compare the texts of a batch.
         "batch_texts",
         "batch_tokens",
         "combine",
@@ -86,6 +87,7 @@ OF_LOSS = frozenset(
         "targets",
         "temperature",
         "view",
+        # A loss per token depends on what the tokens are.
         "vocab",
     }
 )
@@ -125,6 +127,7 @@ def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
     rows: as `flat` returns them. The validation loss is comparable only if no setting in `OF_LOSS`
     varies.
     """
+    # `flat` joins a task and its score by a space, which no other column has.
     names = dict.fromkeys(name for row in rows for name in row if " " in name)
     tasks = [_of_task(name) for name in names if not name.endswith(NO_SCORE)]
     general = (*MEASURES, *([LOSS] if compares_losses(varied) else []))

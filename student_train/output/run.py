@@ -144,6 +144,7 @@ def train_student(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with closing(Lease(out)) if ranks.is_main else nullcontext():  # two would mix checkpoints
+            # Checked by the first process alone: a later one would find the folder that it made.
             before: dict[str, Any] | None = ranks.broadcast(
                 check_same_training(out, report, resume) if ranks.is_main else None
             )
@@ -272,6 +273,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     fewer = fewer_pieces(options.vocab, len(tokenizer))
     changed = check_spelling(collator, store, options.vocab) if plan.shape.causal else ""
     start = initialise(student, how, store, collator.vocabulary)
+    # After the start, which finds weights by their names: peft renames those of linear layers.
     if options.lora:
         add_low_rank(student, options.lora)
         start.append(f"low-rank changes of rank {options.lora} of the linear layers are trained")
@@ -304,6 +306,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
         check_pair_form(tokenizer, plan.options.vocab, plan.store)
         types = ["token_type_ids"] if plan.shape.token_types else []
         names = ["input_ids", *types, "attention_mask"]
+        # `save_pretrained` writes only the attributes that are named in `init_kwargs`.
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
     longest = max(each.features.max_length for each in plan.stores)
     length, most = plan.options.max_length or default_max_length(longest), _positions(plan)
@@ -315,6 +318,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
     name = "tokenizer_config.json"
     held = name in plan.store.teacher_files()
     read = plan.store.teacher_settings(name) if held else {}
+    # The teacher has read the end of a long text, so the student must read the same end.
     if read.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
 

@@ -183,6 +183,7 @@ def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
             _check_projection(stage.options, source.store)
             _check_groups(stage, source.store, plan.shape)
             for batch in stage.batches:
+                # Called for its error: perhaps no sequence is left.
                 source.blocks(batch)
         except UserError as error:
             if not plan.options.stages:

@@ -25,6 +25,8 @@ from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array
 from teachonce.support.options import default_of, flag_of
 
+# With an offset of 1, the second stage of seed 0 would have the order and the masks of the first
+# stage of seed 1.
 SEEDS_APART = 1009  # stage N adds N times this to the seed: each stage has its own order and masks
 
 

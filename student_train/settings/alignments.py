@@ -37,6 +37,7 @@ ALIGNMENTS = {
         "each teacher token and the student pieces it splits into, which the student reads, too",
         second_input=True,
         pool="sum",
+        # As published: the logits of a token's pieces are pooled, not the states before the head.
         pools_logits=True,
     ),
     "bytes": Strategy(

@@ -40,6 +40,7 @@ def _check_length(options: TrainOptions) -> None:
             "--steps 0: expected at least 1, or --init random without stages, which saves the"
             " untrained student"
         )
+    # Compared with its default, because `batch_tokens` has a value even if it was not given.
     if options.batch_texts and options.batch_tokens != default_of(OptionFields, "batch_tokens"):
         raise UserError("--batch-tokens and --batch-texts contradict each other: give one")
     if (judged := options.judged_by()) and not options.held_out:

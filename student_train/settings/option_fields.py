@@ -195,6 +195,9 @@ class OptionFields:
         read=parse_widths,
         check=check_widths,
     )
+    # A masked LM of 128x2x2 has 4.57 nats from single layers, 5.07 from means of groups. Students
+    # of text vectors are better from means (RESULTS, "Where a student starts"). A decoder that is
+    # cut out of its teacher has 2.29 bits a byte, from word embeddings alone 2.38.
     init: str = option(
         "auto",
         "Initial weights. vocab: each piece is the mean of the teacher's embeddings of its split,"
@@ -413,11 +416,15 @@ class OptionFields:
         check=check_device,
         scope={COMMAND, MACHINE},
     )
+    # On an AMD EPYC, 128x2x2 is trained on 16,425 tokens a second in bf16, and on 11,769 in fp32
+    # (RESULTS, "A student's step").
     precision: str = option(
         "auto",
         "Precision of matrix products. auto: bf16 if the hardware supports it, else fp32.",
         choices=("auto", "bf16", "fp32"),
     )
+    # A thread is enough: steps of 128x2x2 wait for their batches at most 0.4 % of the time
+    # (RESULTS, "A student's step").
     workers: int = option(
         0,
         "Processes that prepare batches; 0: a thread. Does not change the student.",

@@ -58,6 +58,7 @@ def check_prune_to(word: str) -> None:
 
 def check_start(how: str) -> None:
     """Raise UserError unless `how` is a value of `--init`."""
+    # DOTALL, because a path may have a line break.
     if not re.fullmatch(START, how, re.DOTALL):
         raise UserError(
             f"--init {how}: expected auto, vocab, svd, svd:STORE, teacher, layers:I,J,...[@DIR],"
@@ -88,6 +89,7 @@ def is_model_folder(student: str) -> bool:
     """Return whether a value of `--student` is the folder of a model, not a shape."""
     if student.startswith(AS_TEACHER) or not (Path(student) / "config.json").is_file():
         return False
+    # A word that is a shape means the shape, even if a folder has the same name.
     try:
         parse_student(student)
     except UserError:

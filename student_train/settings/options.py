@@ -168,6 +168,7 @@ class TrainOptions(OptionFields):
         """Return the options of one stage. `more` overrides the stage, and the stage overrides the
         training."""
         own = {name: value for name, value in stage.items() if name != "unfreeze"}
+        # The steps of a stage replace the training's epochs as well, and its texts the tokens.
         others = {name: default_of(TrainOptions, name) for name in ruled_out(own)}
         return self._with(**{"stages": (), **others, **own, **more})
 

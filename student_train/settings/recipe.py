@@ -144,6 +144,7 @@ def _needs(shared: object, own: object, where: str) -> dict[str, Any]:
     needs = shared | own
     _check_keys(needs, set(NEEDS), f"{where}: needs")
     for name, value in needs.items():
+        # Not isinstance, for which true is an int.
         if type(value) is not NEEDS[name]:
             raise UserError(f"{where}: needs: {name}: expected {NEEDS[name].__name__}")
     return needs

@@ -18,6 +18,8 @@ BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters 
 # Feed-forward size divided by hidden size. A ModernBERT's gated feed-forward part has three
 # matrices for BERT's two; with a factor of 2 its `tiny` has the same number of weights as BERT's.
 BERT_INNER, MODERNBERT_INNER = 4, 2
+# Parts of speech, BERT and ModernBERT of 128x2x2: accuracy .78 and .82 in English, .68 and .78 in
+# Russian (RESULTS, "BERT or ModernBERT").
 DEFAULT_KIND = "modernbert"
 """What a shape without a kind means: it measures best; see docs/defaults.md."""
 SCRATCH = "scratch:"
@@ -166,6 +168,7 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
         about = "width x layers x heads, units of the feed-forward parts"
         about += ", key-value heads" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
+    # The factor 1 is replaced below by the feed-forward size of the kind.
     shape = _transformer(kind, found[1], 1)
     heads = int(found[3] or shape.heads)
     feed_forward = int(found[2] or inner(shape.width))
@@ -229,6 +232,7 @@ def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:
             return None
         if not isinstance(found, ShapeKind):
             raise UserError(f"{option}{kind}: expected a ShapeKind, got {type(found).__name__}")
+        # Stored, because the properties of `Shape` find its kind there.
         SHAPES[kind] = found
     return SHAPES[kind]
 
@@ -244,6 +248,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
             f"{option}{student}: {SCRATCH} is a word of `downstream --model`; give"
             f" {student.removeprefix(SCRATCH)}"
         )
+    # From the right, because a kind of another package may be `module:attribute`.
     named, colon, size = student.rpartition(":")
     kind = named or DEFAULT_KIND
     if (found := find_kind(kind, option)) is None:

@@ -194,6 +194,7 @@ class Execution:
         """Start runs until as many are active as `Workers.places` allows. If it allows none, one
         run waits in `again`."""
         places = workers.places()
+        # At least 1: else `at_once` would take a cluster without places for the end.
         while len(running) < max(1, places):
             repeated = bool(again)
             run = again.pop(0) if repeated else self.source.next()

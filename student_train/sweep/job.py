@@ -84,6 +84,7 @@ class Sweep:
             # Under the lease: another sweep may have written its last students just now.
             runs = Runs(self.folder, self.space, changed, self.trials is not None)
             earlier = (runs.before or {}).get("references", {})
+            # Earlier scores stay: the first run rewrites runs.json before models are scored again.
             runs.references = {**dict.fromkeys(plan.models, {}), **earlier}
             make = partial(self._run_of, runs)
             if self.trials:
@@ -158,6 +159,7 @@ class Sweep:
         elif self.jobs is not None:
             import torch
 
+            # With cuda:N all students share that GPU.
             gpus = torch.cuda.device_count() if checked[0].device == "cuda" else 0
             with stoppable(saved), shared_cores(self.jobs):
                 execution.at_once(Processes(self.jobs, gpus))

@@ -148,6 +148,7 @@ class Cluster:
             ready, _ = self._ray.wait(list(self._running), timeout=POLL)
         self._stop.check()
         if ready:
+            # Once more, because `_sent` drops reports of workers whose end has been returned.
             found += self._sent()
         return [*found, *map(self._ended, ready)]
 
@@ -181,6 +182,7 @@ class Cluster:
         # Validations are still answered: a worker that waits for an answer could not save.
         with suppress(self._ray.exceptions.RayError):
             for each in self._running:
+                # It reaches a worker as Ctrl-C does.
                 self._ray.cancel(each)
             end = time.monotonic() + SAVING
             while self._running and time.monotonic() < end:

@@ -88,6 +88,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
     """
     os.setpgrp()  # Ctrl-C goes to the parent, which stops its children one by one
     if gpu is not None:
+        # Before torch is imported: CUDA reads the variable only when it starts.
         # `gpu` counts the devices that the parent sees, which may be some of the machine's.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) > 1 else str(gpu)

@@ -80,6 +80,7 @@ def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interv
             f"{where}: {name}: low {low}, high {high}: expected low{least} less than high"
         )
     read = [_setting(name, end, where, loss) for end in (low, high)]
+    # The option decides: a range of a fractional option has fractions even if its ends are whole.
     whole = type(low) is type(high) is int and not loss and not isinstance(read[0], float)
     return Interval(low, high, log, whole)
 

@@ -58,6 +58,7 @@ class Study:
         if not math.isfinite(value):
             return ""
         steps = trial.user_attrs.get("steps", [])
+        # Optuna warns of a step that is reported twice.
         if step not in steps:
             steps = [*steps, step]
             trial.set_user_attr("steps", steps)
@@ -160,6 +161,7 @@ class Trials:
         if before and self._of_optuna.repeat(run, before):
             self.ended(run)
             return self.next()
+        # Another trial may round to the same settings, and a folder has one writer at a time.
         if self._under_way(run):
             self.postponed.append(run)
             return None

@@ -236,4 +236,5 @@ def _projection(own: int, width: int, he: bool) -> nn.Linear:
 
 
 def _key(loss: Loss, name: str) -> str:
+    # A ModuleDict refuses names with a dot.
     return f"{loss.name}_{name}".replace(".", "_")

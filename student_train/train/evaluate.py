@@ -100,6 +100,7 @@ def held_out(
         shuffle=False,
     )
     for number, raw in enumerate(batches):
+        # Keys of training batches have three numbers: no training draws these masks.
         yield collator(raw, view, (0, 0, number, 1))
 
 

@@ -197,6 +197,7 @@ class _AlignedSides:
         assert runs is not None
         if self._pieces is None:
             if term.pools_logits:
+                # In float32 before the sum: bfloat16 has 8 bits of precision.
                 logits = distiller.logits(last[runs.member]).float()
                 self._pieces = runs.pool_members(logits, term.pool)
             else:

@@ -150,6 +150,7 @@ def _together(
     """Yield one batch of each stream at a time; close the streams at the end."""
     try:
         yield from zip(*streams, strict=True)
+    # Each stream has a thread or processes of its own, which end when it is closed.
     finally:
         for each in streams:
             each.close()

@@ -185,6 +185,7 @@ class _StudentTraining(Training):
         every = list(zip(plan.sources, collators, strict=True))
         groups = [every] if options.combine == "outputs" else [[each] for each in every]
         self.trainings = [StoreTraining(plan, student, group) for group in groups]
+        # A student has one vector for a text, whatever store the text is of.
         for training in self.trainings[1:]:
             training.distiller.share_vector_head(self.trainings[0].distiller)
         model = nn.ModuleList(training.distiller for training in self.trainings)
@@ -270,6 +271,8 @@ class _StudentTraining(Training):
         first = self.readers.first_from((self.step - self.first) * options.accumulate)
         batches = [each.batches(first, self.readers.size) for each in self.trainings]
         self.model.train()
+        # Processes that share texts each compute the whole loss (see `Ranks.gather`). The losses of
+        # a balanced stage are added, not averaged (Mukherjee & Awadallah 2019, equation 8).
         count = options.accumulate * len(self.trainings) * self.copies
         try:
             while self.step < self.last and not self.schedule.is_over:
@@ -291,6 +294,7 @@ class _StudentTraining(Training):
         for batch in range(before, before + count):
             for training, some in zip(self.trainings, batches, strict=True):
                 for each, number in zip(training.stage.batches, numbers, strict=False):
+                    # Batches of other processes are numbered, too: the number seeds the dropout.
                     if self.readers.owns(batch):
                         yield number, (training, each.terms, next(some).to(self.device))
 
@@ -322,6 +326,7 @@ class _StudentTraining(Training):
         if self.callbacks.on_step:
             self.callbacks.on_step(self.step, losses)
         self.record(losses)
+        # The last step of a stage is validated by `leave`.
         if (self.step - self.first) % self.eval_every == 0 and self.step < self.last:
             self.validate()
             # Without a terminal: a line now and then instead of a bar.
@@ -368,6 +373,7 @@ class _StudentTraining(Training):
         self.record(found)
         self.validation, self.judged_at, self.judged_in_stage = found, self.step, True
         release_memory()
+        # Last, as a sweep's callback may raise to stop: the figures are logged by then.
         if self.callbacks.on_validation:
             self.callbacks.on_validation(self.step, found)
 
@@ -399,6 +405,7 @@ class _StudentTraining(Training):
             **self.state(),
             "stage": self.number,
             "first": self.first,
+            # Of this step only: a resumed training takes it for the validation of its own step.
             "validation": self.validation if self.judged_at == self.step else None,
             "best": self.best,
             "schedule": vars(self.schedule),
@@ -414,6 +421,8 @@ class _StudentTraining(Training):
         if state is not None:
             with fitting(out / "checkpoints"):
                 number = int(state["stage"])
+                # First the stage: its optimizer has the groups of weights of the saved state. Its
+                # first step is saved, as the stage before it may have ended early.
                 self.enter(number, int(state.get("first", sum(self.lengths[:number]))))
                 self.restore(state)
                 self.best = state["best"]

@@ -53,6 +53,7 @@ class TrainingLog:
 
     def add(self, values: dict[str, float], step: int) -> None:
         """Write the figures of a step. Raises OSError if the disk fails."""
+        # The file is opened for each line: nothing is buffered that a kill would lose.
         files.append(self._metrics, json.dumps({"step": step, **values}).encode() + b"\n")
         self._events.add(values, step)
         self._trackers.add(values, step)
@@ -95,7 +96,9 @@ class EventFile:
         """Create a new file. TensorBoard ignores scalars of step `purge_step` and later in older
         files."""
         folder.mkdir(exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        # Unbuffered, so that an error of the disk is raised by the record that it concerns.
         self._file = os.fdopen(files.create(folder / name), "wb", buffering=0)
         self._records = RecordWriter(self)
         self._write(Event(file_version="brain.Event:2"))
@@ -115,6 +118,7 @@ class EventFile:
 
     def write(self, data: bytes) -> None:
         """Write one record. Raises OSError if it does not fit on the disk."""
+        # An unbuffered file may take a part of the bytes without an error.
         if self._file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

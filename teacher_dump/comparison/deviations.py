@@ -99,6 +99,7 @@ class Errors:
     def attention(self, record: Record, view: int, name: str, live: Floats) -> None:
         """Compare maps [L,L] of probabilities."""
         stored = record.views[view].attention[name]
+        # The bound grows with the encoded probability, which is neither: the larger one is taken.
         promised = bound(self.features.level, "attention", np.maximum(live, stored))
         slack = self.tolerance * (0.1 + stored)
         path = f"view{view}/attention/{name}"
@@ -110,11 +111,13 @@ class Errors:
         path, one = EMBEDDING, (record.position, record.position + 1)
         codes = {key: record.part.read(f"{path}/{key}", *one) for key in codec.names}
         promised = bound(self.features.level, "embedding", stored, codes)
+        # A vector without `normalised` may be all zeros (FORMAT.md, 6).
         length = float(np.linalg.norm(stored)) + 1e-12
         unit = length / np.sqrt(stored.size)
         error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
         self._add(path, "root mean squares", error, promised / unit, slack, record)
         cosine = float(live @ stored[0]) / (length * float(np.linalg.norm(live)) + 1e-12)
+        # The decoded vector lies within an angle of this sine (FORMAT.md, 7).
         sine = min(1.0, float(np.linalg.norm(promised)) / length)
         away = 1 - np.sqrt(1 - sine**2)
         self._add(f"{path}, 1 - cosine", "of 2", 1 - cosine, away, self.tolerance, record)
@@ -175,6 +178,7 @@ class Errors:
     def _logprobs(self, record: Record, name: str, kind: str, live: Floats, stored: Floats) -> None:
         """Compare log-probabilities of any shape, which the codec of `kind` encoded."""
         level = self.features.level
+        # Lower values are all read as about the codec's lowest (FORMAT.md, 7): they count as equal.
         floor = max(FLOOR, getattr(level, kind).lowest)
         ours, theirs = np.maximum(live, floor), np.maximum(stored, floor)
         promised = bound(level, kind, np.minimum(ours, theirs))

@@ -162,6 +162,7 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
 
 
 def _arguments(store: FeatureStore) -> dict[str, Any]:
+    # An identity has free keys (FORMAT.md, 4): its values are checked before they are used.
     stored = store.identity.get("arguments")
     given: dict[str, Any] = stored if isinstance(stored, dict) else {}
     found: dict[str, Any] = {}
@@ -208,6 +209,7 @@ def _spec(names: Iterable[str]) -> str:
         else name.replace("layer", "layer:")
         for name in names
     ]
+    # The N features of `groups:N` give the same word.
     return ",".join(dict.fromkeys(words)) or "none"
 
 
@@ -219,6 +221,7 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
             f" has {features.width} and {features.vocabulary}; give the model that {store.path} was"
             " made with"
         )
+    # --text-column of the dump decided whether texts are pairs; the teacher does not.
     task = teacher.task and replace(teacher.task, separator=features.separator)
     if task != store.task:
         theirs, mine = (_task_labels(each) for each in (store.task, teacher.task))
@@ -262,6 +265,7 @@ class _Sample:
         numbers = [part.number for part in store.manifest.parts]
         # Masks and random tokens were drawn by the number that a sequence had in its dump.
         renumbered = isinstance(corpus, dict) and not corpus.keys().isdisjoint(RENUMBERED)
+        # An unfinished store may lack a part, which gives the sequences after it other numbers.
         self.numbered = not renumbered and numbers == list(range(len(numbers)))
         self.left_out = 0
 

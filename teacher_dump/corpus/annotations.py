@@ -127,6 +127,7 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
             f"{where}: question {question!r:.40} of column {column!r} has answers of type"
             f" {kind!r:.40}, expected choices or labels of a text; leave it out of the export"
         )
+    # Sorted, because `words_in` finds overlaps between neighbours only.
     return Annotation(tuple(labels), tuple(sorted(spans)))
 
 

@@ -53,6 +53,7 @@ def with_class_names(cell: Any, feature: Feature, where: object) -> Any:
     """
     try:
         return _with_names(cell, feature, where)
+    # The schema is JSON of unknown origin: its forms are too many to check each one before use.
     except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
         raise CorpusError(
             f"{where}: its cells do not have the type in the schema, {feature!r:.60}; write the"
@@ -82,6 +83,7 @@ def _with_names(cell: Any, feature: Feature, where: object) -> Any:
 def _name(cell: Any, names: Any, where: object) -> Any:
     if isinstance(cell, str) or names is None:
         return cell
+    # pandas writes the integers of a column as floats, if a value is missing, and NaN for that.
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     if cell == -1 or cell != cell:

@@ -116,6 +116,7 @@ class Corpus:
             if column is not None
         }
         plain = [source.name for source in found if not source.tabular]
+        # One source with columns suffices: texts without labels may come from a .txt.
         if given and len(plain) == len(found):
             option = next(iter(given.values()))
             has = "has" if len(plain) == 1 else "have"
@@ -224,6 +225,7 @@ class Corpus:
 
         It is for processes that read no text, so that only one process hashes the corpus.
         """
+        # Not strict: a store of other sources is refused later, when identities are compared.
         for source, stored in zip(self.sources, identity.get("sources", ()), strict=False):
             source.trust(stored)
 
@@ -243,6 +245,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
         return [HubSource(name, columns, saved=True)]
     if path.is_dir():
         # Sorted: a file system lists in any order, and a store numbers the documents.
+        # Relative to the folder, which may itself be inside a hidden one.
         seen = sorted(p for p in path.rglob("*") if not _hidden(p.relative_to(path)))
         return _several(name, seen, columns, skipped)
     if path.is_file():
@@ -254,6 +257,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
         raise CorpusError(
             f"{name}: not an ordinary file, but a corpus is read more than once; save it to a file"
         )
+    # After the checks for a file: its name may have brackets in it.
     if glob.has_magic(name):
         seen = sorted(map(Path, glob.glob(str(path), recursive=True)))
         return _several(name, seen, columns, skipped)

@@ -77,6 +77,7 @@ def _read_txt(path: Path, seen: Seen) -> Iterator[LabelledText]:
 def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledText]:
     """Read the texts of a table, called `name` in errors; a blank row is an empty text."""
     label = columns.label
+    # Names of labels are text as well, and would leave the choice of the text column ambiguous.
     textual = [name for name in table.textual if name != label]
     chosen = columns.chosen(table.columns, textual, table.where)
     if table.header and columns.text is None:
@@ -94,6 +95,7 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
         if row is None:
             yield LabelledText("", number)
             continue
+        # Each row of JSON names its own cells, so any row may lack a column.
         if absent := [column for column in chosen if not has_cell(row, column)]:
             choose_column(names_in(row), [], absent[0], where)
         if label and not has_cell(row, label):
@@ -182,6 +184,7 @@ class CorpusSource:
         """Read every text; count texts and characters, and collect labels and tags."""
         texts = characters = 0
         for row in self.rows():
+            # By the rule of `Corpus.__iter__`: `Progress` compares these counts with its documents.
             if row.text and not row.text.isspace():
                 texts, characters = texts + 1, characters + len(row.text)
             if row.gold and row.gold.label is not None:
@@ -236,6 +239,7 @@ class FileSource(CorpusSource):
         """Read the file, and hash it on the way if its reader reads every byte."""
         # A second pass for the hash alone would take minutes for large files.
         self._count()
+        # After a pass that skipped bytes, or missed appended ones, `identity` hashes the file.
         if self._pass.size == self._path.stat().st_size:
             self._checked = self._pass.size_and_hash()
 
@@ -267,6 +271,8 @@ class FileSource(CorpusSource):
         if self._identified is None or read == self._identified:
             return
         whole, start = (digest.size_and_hash() for digest in self._digests(self._pass.size))
+        # The start as well: an edit that was taken back leaves the file as it was, but not what was
+        # read.
         if (whole, start) != (self._identified, read):
             raise self._changed(self._identified, whole)
 

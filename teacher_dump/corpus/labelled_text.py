@@ -145,6 +145,8 @@ def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
                 f" in column {column!r}, got {cell!r:.60}; is it the right --messages?"
             )
         messages.append((role, content))
+    # The joined contents serve until the chat is rendered: to leave out blank chats, and to count
+    # characters for --plan.
     return LabelledText("\n".join(text for _, text in messages), line, messages=tuple(messages))
 
 

@@ -99,6 +99,8 @@ class _Unpacked(io.RawIOBase):
         while filled < len(buffer):
             try:
                 found = self._stream.read(len(buffer) - filled)
+            # A damaged file raises OSError (gzip, bz2, Arrow's zstd), zlib.error or LZMAError; a
+            # truncated one mostly EOFError.
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
                 raise CorpusError(
                     f"{self._path}: cannot be unpacked by {self._kind} ({first_line(error)}); it is"
@@ -109,6 +111,7 @@ class _Unpacked(io.RawIOBase):
             buffer[filled : filled + len(found)] = found
             filled += len(found)
         self._size += filled
+        # Of the bytes read so far: a decompression bomb is refused long before its end.
         if self._size > UNPACKED_FREELY and self._size > RATIO * self._packed.tell():
             raise CorpusError(
                 f"{self._path}: unpacks to more than {RATIO} times its size, as no text does; look"

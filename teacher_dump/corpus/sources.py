@@ -47,6 +47,7 @@ class HubSource(CorpusSource):
         if saved:
             self._dataset = os.path.expanduser(spec)
             return
+        # Neither config nor split has a slash, so that a path may contain @ and colons.
         match = re.fullmatch(r"(?P<name>.+?)(@(?P<config>[^@:/]+))?(:(?P<split>[^:/]+))?", spec)
         if match is None:
             raise CorpusError(
@@ -66,6 +67,7 @@ class HubSource(CorpusSource):
             RepositoryNotFoundError,
         )
 
+        # A hub is untrusted: size and time of its answers are bounded (SECURITY.md).
         bound_hub_client()
         try:
             return HfApi().dataset_info(self._dataset, timeout=20).sha
@@ -184,6 +186,7 @@ def library_sources() -> Iterator[tuple[Path, Path]]:
     """Yield (folder, file) for each source file of the standard library, without tests."""
     root = Path(sysconfig.get_path("stdlib"))
     for folder, subfolders, files in os.walk(root):
+        # In place, as `os.walk` descends into this list; sorted, as file systems list in any order.
         subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
         yield from ((root, Path(folder, name)) for name in sorted(files) if name.endswith(".py"))
 

@@ -173,6 +173,7 @@ def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
     # By default 131,072 characters.
     csv.field_size_limit(text_files.MAX_LINE)
     # Without `strict`, a quote that is never closed makes the rest of the file one cell.
+    # The line feeds are added again, because those between quotes belong to the cell.
     rows = csv.reader((line + "\n" for line in read_lines(path, seen)), strict=True)
     while True:
         number = rows.line_num + 1
@@ -196,6 +197,7 @@ def _objects(path: Path, seen: Seen) -> Rows:
     for number, line in enumerate(read_lines(path, seen), 1):
         try:
             row = json.loads(line) if line.strip() else None
+        # RecursionError for brackets that are nested too deep.
         except (ValueError, RecursionError) as error:
             raise CorpusError(
                 f"{path}, line {number}: not JSON ({error}); expected one object on every line"
@@ -226,6 +228,7 @@ def _array(path: Path, seen: Seen) -> Rows:
     listed = text.startswith("[", place)
     start = place = _skip_blanks(text, place + listed)
     while place < len(text) and not (listed and text.startswith("]", place)):
+        # Counted from the last object on: from the beginning it would take quadratic time.
         line, counted_to = line + text.count("\n", counted_to, place), place
         where = f"{path}, line {line}"
         try:
@@ -263,6 +266,7 @@ def _check_no_columns(row: Row, where: str) -> None:
 
 
 def _skip_blanks(text: str, place: int) -> int:
+    # The four blanks of JSON (RFC 8259). `str.isspace` accepts more.
     while place < len(text) and text[place] in " \t\r\n":
         place += 1
     return place
@@ -279,7 +283,9 @@ def _parquet(path: Path, seen: Seen) -> Table:
     features = features_in(schema.metadata, path)
 
     def rows(columns: Sequence[str]) -> Rows:
+        # Parquet is read at random places, so its bytes are hashed before and again after the rows.
         with _readable(path), seen_whole(path, seen), pq.ParquetFile(path) as file:
+            # In batches: `read_table` would hold the whole column in memory.
             batches = file.iter_batches(batch_size=1000, columns=list(columns) or None)
             every = (row for batch in batches for row in batch.to_pylist())
             yield from _named_rows(every, features, str(path))
@@ -293,6 +299,7 @@ def _readable(path: Path) -> Iterator[None]:
 
     try:
         yield
+    # Arrow does not check that strings are UTF-8; `to_pylist` fails at the first that is not.
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"{path}: not a readable parquet file ({first_line(error)}); write it again"

@@ -35,6 +35,7 @@ def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
     I-X at the beginning of an entity and B-X where IOB1 has none is read as IOB2.
     """
     prefixes = {tag if tag == OUTSIDE else tag[:2] for tag in tags}
+    # First: BIOES and BILOU also have the tags B-X and I-X, by which IOB is recognised.
     for name, marks in LAST_AND_SINGLE.items():
         if prefixes & {*marks} and prefixes <= {OUTSIDE, FIRST, OTHER, *marks}:
             return name

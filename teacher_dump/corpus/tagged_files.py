@@ -57,6 +57,7 @@ class TaggedLayout:
             return len(self.cells(line)) != self.width or _has_no_tag(line)
         if self.tabs:
             return "\t" not in line
+        # A line may begin with the word # itself, followed by its tag.
         cells = self.cells(line)
         return len(cells) != self.width or cells[0] != "#"
 
@@ -99,6 +100,7 @@ def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayou
     tabs = any("\t" in line for line in lines)
     if not tabs:
         rows = [BLANKS.split(line.strip(" \t")) for line in lines]
+    # For words without tags the error then names the usual form, token<TAB>tag.
     tabs = tabs or all(len(row) == 1 for row in rows)
     width = _width(rows) if rows and entities else 2
     cut = f"cut -f2,{width}" if tabs else f"tr -s ' \\t' ' ' | cut -d' ' -f2,{width}"
@@ -118,6 +120,7 @@ def _has_no_tag(line: str) -> bool:
 
 def _width(rows: list[list[str]]) -> int:
     """Count the columns of the first row, without columns at the end that are empty in all rows."""
+    # A row of another width is an error of the file, reported at its line; it widens no column.
     alike = [row for row in rows if len(row) == len(rows[0])]
     filled = (place for row in alike for place, cell in enumerate(row, 1) if cell.strip())
     return max(2, max(filled, default=2))
@@ -202,6 +205,7 @@ def tagged_sentences(
             if layout.conllu and not cells[0].isdecimal():
                 continue  # 1-2 is a multiword token, 1.1 an empty node
             word, tag = cells[layout.word], cells[layout.tag].strip()
+            # CoNLL-U writes _ for a value that is not given.
             words.append((number, word, "" if layout.conllu and tag == "_" else tag))
     if words:
         yield words

@@ -86,6 +86,7 @@ def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[by
 
 def _head(file: io.BufferedReader) -> bytes:
     """Return the first bytes, at most BLOCK, without moving the position in the file."""
+    # A decompressed stream cannot seek back. Its buffer has BLOCK bytes, which `peek` returns.
     if not file.seekable():
         return file.peek(BLOCK)
     head = file.read(BLOCK)
@@ -102,6 +103,7 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
         *lines, rest = (rest + block).split(b"\r")
         number += len(lines)
         yield from (line + b"\r" for line in lines)
+        # The caller refuses it as too long; reading on would fill the memory.
         if len(rest) > longest:
             break
     if rest:

@@ -27,6 +27,7 @@ def check_head(options: DumpOptions, head: str) -> None:
 
 
 def _refuse(problems: Iterator[str]) -> None:
+    # The first one alone: an error is one line (CONTRIBUTING.md, Habits).
     for problem in problems:
         raise UserError(problem)
 
@@ -43,6 +44,7 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
     if options.grow_from is None and options.gone is not None:
         yield f"--gone {options.gone}: needs the store of --grow-from; add it, or leave --gone out"
     if options.grow_from is not None:
+        # Compared as text, because either may be the address of a bucket.
         if str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
             yield (
                 f"--grow-from {options.grow_from}: is also --out, and a finished store is not"
@@ -90,7 +92,9 @@ def _head_contradictions(options: DumpOptions) -> Iterator[str]:
                 f"--label-column {options.label_column}: a score has no classes to label; leave it"
                 " out"
             )
+        # A reranker is loaded as a classifier with one output (`load_with_head`).
         yield from _unfit_for(options, "classification")
+    # The head of `auto` is not known yet: `check_inputs` and `features_of` check it.
     elif options.head != AUTO:
         yield from _unfit_for(options, options.head)
     for name in ("pooling", "prompt", "student_column"):
@@ -169,6 +173,7 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
             f"--messages {options.messages}: applies to a causal head, and the teacher's head is:"
             f" {head}; give a decoder, or leave it out"
         )
+    # Both words change nothing for other heads (`Teacher.start_with`).
     if head != "causal" and options.bos not in (AUTO, "none"):
         yield (
             f"--bos {options.bos}: applies to a causal head, and the teacher's head is: {head};"

@@ -124,7 +124,9 @@ def estimate(options: DumpOptions, say: Callable[[str], object] = lambda line: N
     The corpus is read once. Raises UserError for bad input, like `dump`.
     """
     with stoppable(lambda: f"{options.out}: nothing is written yet") as stop:
+        # Shared, because an estimate writes nothing: a dump may be running there.
         StoreWriter.check_writable(options.out, shared=True)
+        # `_Sample` reads the corpus; checking it before would read it twice.
         with planned(options, say, read_corpus=False) as plan:
             return _estimate(plan, say, stop)
 
@@ -135,20 +137,24 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
     if plan.features.task:
         plan.corpus.check()  # a wrong label is reported here, too
     sample = _Sample(plan.corpus, plan.teacher.tokenizer, options.limit)
+    # --limit applies to the documents of `_Sample` and to the estimate, not to the sampled part.
     one_part = replace(options, part_tokens=sample_size, limit=None)
     sampled = replace(plan, corpus=sample, options=one_part)
     parts = cut_parts(sampled, Counter(), stop, sample, None)
     windows = first_of(parts, plan, say)
+    # The teacher reads the first part only; the tokens of the others are just counted.
     found = tokens_of(windows) + sum(map(tokens_of, parts))
     tokens = round(found * sample.characters / sample.sampled_characters)
     if options.limit is not None:
         tokens = min(tokens, options.limit)
     with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
+        # The suffix chooses the container, whose metadata are part of the estimate.
         out = Path(folder) / f"sample{PurePath(options.out).suffix}"
         sampled = replace(sampled, options=replace(one_part, out=out))
         windows = _affordable(sampled, windows)
         say(f"{'sample':9} {counted(tokens_of(windows), 'token')} through the teacher, three times")
         alone, taken = _pass_seconds(sampled, windows), _dump_seconds(sampled, windows, stop)
+        # The most: every part but the last has at least `part_tokens`.
         number = ceil(tokens / options.part_tokens)
         by_feature = _bytes_by_feature(sampled, out, windows, tokens, options.part_tokens)
         teacher_bytes = _teacher_bytes(plan, stored_sizes(out))
@@ -163,6 +169,7 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
         seconds=taken / size * tokens,
         pass_seconds=alone / size * tokens,
         free=_free(options.out),
+        # Sealing copies the parts into a new file before it removes them (FORMAT.md, 9).
         copies=2 if PurePath(options.out).suffix == ".h5" else 1,
     )
 
@@ -216,9 +223,11 @@ class _Sample(Corpus):
             if place >= DOCUMENTS:
                 place = chance.randrange(place + 1)
             if place < DOCUMENTS:
+                # The slice also appends, as long as there are fewer than DOCUMENTS.
                 self._documents[place : place + 1] = [_shortened(document)]
         self.sampled_characters = sum(len(document.text) for document in self._documents)
         self.exact = self.sampled_characters == self.characters
+        # In the order of the corpus, the sampled part would hold the first documents only.
         chance.shuffle(self._documents)
 
     def __iter__(self) -> Iterator[Document]:
@@ -242,6 +251,7 @@ def _up_to_limit(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Documen
         characters += len(document.text)
         if document.number % EACH == 0:
             seen += len(document.text)
+            # `tokenizers` refuses lone surrogates with a TypeError.
             text = storable(document.text[:LONGEST], Counter())
             tokens += len(encode([text])[0]) * len(document.text) // len(text)
         if characters * tokens > limit * seen:
@@ -294,6 +304,7 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
     )
     part, check = NumberedPart(0, 0, windows), lambda tokens: stop.check()
     with closing(writer):
+        # Timed from here: what a store holds outside its parts is written once.
         start = time.perf_counter()
         with BackgroundCalls(BATCHES_BEHIND) as behind:
             write_part(sampled, writer, part, words, Counter(), check, behind)

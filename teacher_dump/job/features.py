@@ -37,6 +37,7 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
         raise UserError(
             f"--views {options.views}: the teacher's tokenizer has no mask token; use --views 1"
         )
+    # Again: if config.json declares no head, only the loaded weights show whether there is one.
     check_head(options, teacher.head or "none")
     if options.messages is not None:
         ChatRenderer.check(teacher.tokenizer, teacher.name)
@@ -152,6 +153,7 @@ def as_started(features: Features, started: Mapping[str, Any] | None) -> Feature
         return features
     before, logits = Features.from_json(started["features"]), features.logits
     if logits and before.logits:
+        # A store has one form for all parts: a key counts if the first and the new parts have it.
         both = {key: getattr(logits, key) and getattr(before.logits, key) for key in LATER}
         logits = replace(logits, **both)
     return replace(features, logits=logits, context=features.context and before.context)

@@ -66,6 +66,7 @@ class Growth:
             yield None
             return
         with closing(open_store(options.grow_from)) as store:
+            # `feature-store forget` must find the new store: it holds texts of the old one.
             record_copy(store.path, store.manifest, "store", options.out)
             yield Growth(store, options.gone)
 
@@ -90,9 +91,11 @@ class Growth:
             for key, old, new in fact_differences(then, now)
             if key.split(".")[0] != "corpus"
             and key not in may_differ(features) - BOUND
+            # `merge` leaves out arguments in which its stores differ: such a key is no difference.
             and not (merged and key not in BOUND and old == ABSENT)
             and not changes_no_value(key, ABSENT in (old, new), versions)
         ]
+        # Older stores have the problem type in config.json alone, which `store.task` reads.
         stored = replace(self.store.features, task=self.store.task)
         found += differences(stored.to_json(), features.to_json(), "features")
         if found:
@@ -127,6 +130,7 @@ class Growth:
         for place, numbers in enumerate(document_numbers(self.store)):
             chosen = ~np.isin(numbers, dropped)
             if chosen.any():
+                # None lets `take_part` link the files of a whole part; its values are not read.
                 sequences[place] = None if chosen.all() else chosen
                 counts.update(self._counts(place, chosen))
         counts["parts"] = len(sequences)
@@ -189,7 +193,9 @@ class CopyPlan:
     def documents(self, corpus: Corpus) -> Iterator[Document]:
         """Yield the new documents, numbered after the documents of the store."""
         number = self.counts["documents"]
+        # Without new tokens the corpus is not read a second time.
         for document in corpus if self.tokens else ():
+            # Documents behind the end of --limit were not compared.
             if document.number < len(self.is_new) and self.is_new[document.number]:
                 yield replace(document, number=number)
                 number += 1
@@ -205,6 +211,7 @@ class _DocumentHashes:
     """Hashes, numbers and token counts of documents, in their order."""
 
     def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
+        # Flat buffers: number, digest and token count of a document take 32 bytes.
         numbers, digests = array("q"), bytearray()
         for number, digest in found:
             numbers.append(number)
@@ -217,6 +224,7 @@ class _DocumentHashes:
     def of_windows(windows: Iterable[Window]) -> _DocumentHashes:
         tokens, last = array("q"), -1
 
+        # Counted while the windows pass: those of a whole corpus do not fit into memory.
         def seen() -> Iterator[Window]:
             nonlocal last
             for window in windows:

@@ -59,6 +59,7 @@ def driver_path(out: Path) -> Path:
 
 def worker(job: WorkerJob, shard: Shard) -> ProcessSummary | str:
     """Write parts until the store is finished; return the message of an error on this node."""
+    # Errors are returned as text: Ray would wrap an exception in a RayTaskError, as it does a bug.
     try:
         job.home.enter()
         return share(job.options, shard)
@@ -84,6 +85,7 @@ def share_on_ray(
         check_inputs(options)
         with Growth.of(options):
             pass  # a store that cannot be opened is reported here, not by each worker
+        # With `auto` as it is: each worker resolves it on its own node.
         say(settings_lines(options, bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
         with closing(_only_driver(out)) as lease, cluster(ray, options.ray, stop):
@@ -122,6 +124,7 @@ class _Driver:
                 self._start()
                 done = self._ended()
             end = time.monotonic() + SEALED
+            # Workers that only found the store finished may report before the one that sealed it.
             while self._running and not any(each.store for each in done):
                 done += self._ended()
                 if time.monotonic() > end:
@@ -141,6 +144,7 @@ class _Driver:
         self._report(f"{counted(nodes, 'node')} with {counted(places, 'place')} for workers")
         self._limit = DEATHS + 2 * places
         while len(self._running) < places + 1:
+            # Only a preference (`PartQueue.take`): two workers may have the same place.
             shard = Shard(self._started % (places or 1), places or 1)
             self._running.append(self._worker.remote(self._job, shard))
             self._started += 1
@@ -168,6 +172,7 @@ class _Driver:
         """
         try:
             found: ProcessSummary | str = self._ray.get(ended)
+        # Before RayError, its base class: an exception in a worker is not a death to recover from.
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(
                 f"{self._job.options.out}: a worker failed: {short(error.cause or error)}; its"
@@ -183,6 +188,7 @@ class _Driver:
     def _died(self, error: Exception) -> None:
         """Count a death. Raises UserError if too many workers died since the last new part."""
         parts = _published(Path(self._job.options.out))
+        # Any new part resets the count: a cluster may lose many nodes during a long dump.
         self._deaths = 1 if parts > self._parts else self._deaths + 1
         self._parts = max(parts, self._parts)
         if self._deaths > self._limit:

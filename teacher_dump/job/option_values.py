@@ -40,6 +40,7 @@ def shard_of(spec: str | None) -> Shard | None:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
     place, _, number = spec.partition("/")
+    # Not `isdigit`, which accepts superscripts that `int` refuses.
     if place.isdecimal() and number.isdecimal() and int(place) < int(number):
         return Shard(int(place), int(number))
     raise UserError(

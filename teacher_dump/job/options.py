@@ -162,6 +162,7 @@ class DumpOptions:
         " others.",
         within=at_least(1),
     )
+    # As in BERT's pre-training (Devlin et al. 2019, section 3.1), but a share of words.
     mask_prob: float = option(0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE)
     mask_words: str = option(
         "uniform",
@@ -186,6 +187,8 @@ class DumpOptions:
         " repeated tokens, and are not trained on them.",
         within=at_least(0),
     )
+    # All features of MiniLM peak at 938, 1,111 and 1,668 MB with batches of 2,048, 8,192 and 32,768
+    # tokens (RESULTS, "Dumping, bf16").
     batch_tokens: int = option(
         8192,
         "Teacher tokens per batch, padding included; bounds memory.",
@@ -224,6 +227,7 @@ class DumpOptions:
         choices=("forget", "keep"),
         default_text="an error with their number",
     )
+    # Not an option of the command: larger parts are for stores of very many tokens (docs/scale.md).
     part_tokens: int = PART_TOKENS
     weights: bool = option(
         True, "Store the encoder's weights (fp16), so that students can start from them."
@@ -263,6 +267,7 @@ class DumpOptions:
     text_only: bool = False
 
     def __post_init__(self) -> None:
+        # Before the checks, which do not accept `auto` as a group of layers.
         self._fill_in()
         check_values(self)
         check_together(self)

@@ -32,7 +32,9 @@ from teachonce.teacher_dump.windows.window import Window, length_batches
 
 Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
 
+# Of a first part of PART_TOKENS every eighth window is read; of one below 32,768 tokens, all.
 CALIBRATION_TOKENS = 1 << 14
+# 256 MiB in float32. Only maps are bounded: they grow with the square of a window's length.
 KEPT_WEIGHTS = 1 << 26  # of attention, that the first pass may keep in memory
 
 
@@ -57,6 +59,7 @@ def write_part(
     writing = writer.part(part.number, lengths)
     writing.set_sequences(sequences_of(windows, features))
     inputs, vocabulary = [w.teacher_ids for w in windows], MaskVocabulary.of(teacher.tokenizer)
+    # For all views: masking changes no length.
     batches = length_batches([len(ids) for ids in inputs], plan.options.batch_tokens)
     for view in range(features.views):
         # Masks and draws depend on these keys, never on the batch: so a dump that was killed, or
@@ -72,6 +75,8 @@ def write_part(
                 masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)[0]
                 for w, span, key in zip(windows, spans, keys, strict=True)
             ]
+        # The vector of a text is that of view 0 (FORMAT.md, 5): with vectors alone the teacher has
+        # nothing to read in masked views.
         if not (features.has_token_features or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
@@ -85,6 +90,7 @@ def write_part(
             rows = ranges(start[output.sequences], lengths[output.sequences])
             behind.call(_put, writing, view, rows, output, features)
             progress(len(rows) if view == 0 else 0)
+    # Through the same thread, which has then put all rows: a part with missing rows is refused.
     behind.call(writer.publish, writing)
 
 
@@ -188,8 +194,10 @@ def calibration(
         f"calibrate {counted(tokens, 'teacher token')}{how} before it is written, for mean"
         " and deviation of the states"
     )
+    # A tally to discard, unless the outputs are stored: otherwise the dump reads and counts again.
     tally, read = Counter[str](), None
     if whole:
+        # Numbered from 0: a grown store, whose new sequences follow copied ones, is not calibrated.
         keys = [(plan.options.seed, 0, i) for i in range(len(windows))]
         tally, read = whole.tally, _reader(teacher.decoder, plan.features, keys, windows)
     start = time.perf_counter()

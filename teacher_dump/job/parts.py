@@ -78,6 +78,7 @@ def parts_of(
     copy_plan = plan.growth.compare(itertools.chain.from_iterable(whole), say)
     # --limit may have cut the last document; its tokens are counted as far as they were read.
     limit = max(1, copy_plan.tokens)
+    # With counters of its own: the comparison has counted every document in `counters` already.
     return copy_plan, cut_parts(plan, Counter(), stop, copy_plan.documents(plan.corpus), limit)
 
 
@@ -166,9 +167,11 @@ def tokens_of(windows: Iterable[Tokens]) -> int:
 def count(done: Counter[str], part: list[Window]) -> None:
     """Add the counts of one part."""
     done["parts"] += 1
+    # By number, so that documents without any window count as well.
     done["documents"] = part[-1].document + 1
     done["sequences"] += len(part)
     done["tokens"] += tokens_of(part)
+    # Unlike `sequences`, which includes what --grow-from copied: `cut` is a share of `read`.
     done["read"] += len(part)
     done["cut"] += sum(w.lost > 0 for w in part)
     done["lost"] += sum(w.lost for w in part)

@@ -56,6 +56,7 @@ from teachonce.teacher_dump.windows.label_numbers import Labels
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
 
+# With `batch_tokens`: a teacher rounds differently in batches of another shape.
 ARGUMENTS = (
     *("seed", "views", "mask_prob", "stride", "batch_tokens", "part_tokens"),
     *("precision", "limit", "weights"),
@@ -124,6 +125,7 @@ class DumpPlan:
                 "max_length": self.features.max_length,
                 # Without the number of the GPU: a dump may continue on another.
                 "device": options.device.partition(":")[0],
+                # Defaults are left out from here on, so that earlier stores can be continued.
                 **({"mask_words": options.mask_words} if options.mask_words != "uniform" else {}),
                 **({"remote_code": True} if options.trust_remote_code else {}),
                 **({} if (first := self.teacher.first_token) is None else {"bos": first}),
@@ -195,8 +197,10 @@ def planned(
     be read, or if the options do not fit the teacher.
     """
     model, corpus = check_inputs(options)
+    # After the checks, which do not need torch: resolving `auto` loads it.
     resolved = options.resolved()
     started = _started(options)
+    # The precision is in the identity: `auto` may differ on the machine that continues a store.
     if options.precision == "auto":
         resolved = replace(resolved, precision=_precision_of(started) or resolved.precision)
     say(settings_lines(resolved, bool(options.corpus)))
@@ -264,6 +268,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     if options.logits and isinstance(pieces, int):
         # For its error: the width is known only once the teacher is loaded.
         logits_of(options.logits, 1, pieces)
+    # The config.json of a reranker declares a classifier.
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head)
@@ -332,6 +337,7 @@ def _load_teacher(
             precision=precision,
             vectors=VectorOptions(options.pooling, options.prompt),
         )
+        # Before any text is tokenized, because it changes the template of the tokenizer.
         teacher.start_with(options.bos)
         return teacher
 

@@ -69,6 +69,7 @@ class Progress:
     def skip(self, part: Sequence[Window]) -> None:
         """Count a part that was published before."""
         tokens = sum(len(window.ids) for window in part)
+        # Not added to `_here`: speed and time left are those of what the teacher reads in this run.
         self._done += tokens
         self.bar.update(tokens)
 

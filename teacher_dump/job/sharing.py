@@ -78,10 +78,12 @@ def share(
     was started with other arguments or software; Stopped like `dump`.
     """
     with stoppable(lambda: written_line(options.out)) as stop:
+        # A finished store is not handled here: `run` compares its whole identity, then reports it.
         check_existing(options, shared=True)
         with planned(options, say, read_corpus=False) as plan:
             say(plan.features_line())
             worker = _Worker(plan, shard, say, stop)
+            # In this order: leases are released only after the thread has made its last calls.
             with closing(worker), BackgroundCalls(BATCHES_BEHIND, say) as behind:
                 return worker.run(behind)
 
@@ -149,6 +151,7 @@ class _Worker:
         StoreWriter.check_joinable(self.out, identity, self.plan.features, self._software)
         self._joined = True
         if self.plan.options.mask_words != "uniform":
+            # From the store: every process must mask the same words, and counting reads the corpus.
             self._words = WordCounts.unfinished(self.out)
         return True
 
@@ -165,6 +168,7 @@ class _Worker:
             if self.filler.ended():
                 self.filler = None
             return
+        # Not None: while the queue is still being filled, the lease decides by whom.
         if missing_parts(self.out) == set():
             return
         try:
@@ -189,6 +193,8 @@ class _Worker:
         except Unreadable as error:
             self.say(f"part {number}: its file in the queue is damaged ({error}); it is cut again")
             windows = []
+        # A process that died between `publish` and `drop` leaves a published part in the queue. A
+        # damaged part that is not published is missing once it is dropped: `_fill` cuts it again.
         if not windows or number in writer.published:
             self.queue.drop(number)
             self.queue.release(number)
@@ -230,6 +236,7 @@ class _Worker:
         if self.counts:
             resumed = self.counts["parts"] - self.made["parts"]
             tally = Counter(self.counts)
+            # Of this process alone: the queue does not carry such counts of the others.
             tally.update({name: self.made[name] for name in ("halved", "widened")})
             done = summary(self.plan, self.counts["empty_lines"], tally, resumed)
         return ProcessSummary(self.made["parts"], self.made["tokens"], done)
@@ -259,6 +266,7 @@ class _LeasedCalls:
             return
         try:
             work(*arguments)
+        # Calls fail once the new holder of the lease clears the part's files (`StoreWriter.join`).
         except UserError:
             try:
                 self._part.lease.check()
@@ -357,6 +365,7 @@ class _QueueFiller:
             self._lease.check()
             self._offer(number, windows, packed(counts["sequences"], windows))
             count(counts, windows)
+        # Before `end`: once the number of parts is known, any process may seal the store.
         self._corpus.check_unchanged()
         counts.update(self._counters, empty_lines=self._corpus.empty_lines)
         self._queue.end(counts, self._lease.token)

@@ -91,6 +91,7 @@ def identity_as_stored(
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     stored = (attributes or {}).get("identity", {})
     theirs, found = stored.get("teacher"), deepcopy(identity)
+    # The keys of an identity are free (FORMAT.md, 4): another writer may have none for the teacher.
     if attributes is None or not isinstance(theirs, dict):
         return identity
     versions = other_versions(attributes["software"])
@@ -101,6 +102,7 @@ def identity_as_stored(
         differ = [*config_differences(_stored_config(out), json.loads(config), bool(versions))]
         if not differ:
             ours["config_hash"] = theirs.get("config_hash")
+        # With other weights it is another teacher, which the comparison of identities reports.
         elif theirs.get("weights_hash") == ours["weights_hash"]:
             more = f" ({version_words(versions)})" if versions else ""
             each = first_few([f"{key} is {a} in the store and {b} now" for key, a, b in differ])

@@ -80,6 +80,7 @@ def _parameters() -> list[click.Parameter]:
 def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> None:
     """Train a student's word embeddings within a masked-LM teacher."""
     for name, value in RECIPES.get(recipe or "", {}).items():
+        # By its source, not its value: an option typed with its default also wins over the recipe.
         if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
             given[name] = value
     own = {name: given.pop(name) for name in options_of(MixedVocabOptions)}

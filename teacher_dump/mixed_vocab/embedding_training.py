@@ -55,6 +55,7 @@ def train(
     with closing(Lease(options.checkpoint())) if ranks.is_main else nullcontext():
         training.load()
         training.run(stop, "mixed vocabulary")
+    # A copy: on a CPU, NumPy would share the memory of the parameter.
     embeddings: Floats = model.student.weight.detach().float().cpu().numpy().copy()
     return embeddings
 
@@ -90,6 +91,7 @@ class _EmbeddingTraining(Training):
         while self.step < self.steps:
             rate = self.options.lr * self.schedule.factor(self.step)
             own = [number for number in range(count) if ranks.owns(self.step * count + number)]
+            # A generator: the batches of a step are not on the device all at once.
             some = ((number, next(batches).to(self.device)) for number in own)
             yield self.update(rate, some, self._losses, count)
 

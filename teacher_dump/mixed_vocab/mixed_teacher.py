@@ -51,6 +51,7 @@ class MixedTeacher(nn.Module):
                 f" {teacher.decoder.weight.shape[1]} and its embeddings have size {wide}, so one"
                 " projection cannot serve both; choose a teacher with tied embeddings, such as BERT"
             )
+        # `Decoder.of` copies no float32 weight, so tied ones still share their memory.
         tied = teacher.decoder.weight.data_ptr() == words.weight.data_ptr()
         self.weight = words.weight if tied else nn.Parameter(teacher.decoder.weight.clone())
         self.bias = nn.Parameter(teacher.decoder.bias.clone())
@@ -74,6 +75,7 @@ class MixedTeacher(nn.Module):
         width = self.student.weight.shape[1]
         mean = words.mean(0)
         self.student.weight.normal_(0, float((words - mean).std()), generator=chance)
+        # A sum of `width` products with this deviation has the deviation of the embeddings.
         self.up.weight.normal_(0, width**-0.5, generator=chance)
         self.up.bias.copy_(mean)
 
@@ -86,6 +88,7 @@ class MixedTeacher(nn.Module):
         rows, ids = self._tied()
         shared = words[rows]
         mean = shared.mean(0)
+        # `eigh` sorts eigenvalues ascending; its [D,D] matrix is smaller than the rows of an SVD.
         _, directions = torch.linalg.eigh((shared - mean).T @ (shared - mean))
         main = directions.flip(1)[:, : self.student.weight.shape[1]]
         narrow = (shared - mean) @ main
@@ -102,11 +105,13 @@ class MixedTeacher(nn.Module):
 
     def _words(self, batch: MixedBatch) -> torch.Tensor:
         """Return input embeddings [B,L,D] of pieces of both vocabularies."""
+        # 0 in place of the student's ids, which the teacher's table may lack; replaced below.
         ids = batch.ids.masked_fill(batch.own, 0)
         words: torch.Tensor = self.network.get_input_embeddings()(ids)
         same = self.same[ids]
         projected = batch.own | (same >= 0)
         own = torch.where(batch.own, batch.ids, same)[projected]
+        # Under autocast the projection gives bfloat16, but both tensors must have one dtype.
         return words.masked_scatter(
             projected[..., None], self.up(self.student(own)).to(words.dtype)
         )

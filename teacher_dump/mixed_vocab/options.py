@@ -183,6 +183,7 @@ class MixedVocabOptions:
     def arguments(self) -> dict[str, Any]:
         """Return the options that change the embeddings, as JSON."""
         own = {key: value for key, value in asdict(self).items() if key != "dump"}
+        # A training that continues from a checkpoint has the same losses as one without a stop.
         del own["checkpoint_every"]
         for key in LATER:
             if own[key] == default_of(MixedVocabOptions, key):

@@ -115,7 +115,9 @@ def word_numbers(text: str, *offsets: Array) -> Array:
     of several words, these and all between them are one word.
     """
     spans = np.concatenate([word_spans(text), *offsets]).astype(np.int64)
+    # Special tokens have empty spans, which join nothing.
     spans = spans[spans[:, 0] < spans[:, 1]]
+    # A boundary strictly inside a span divides no words: spans that only touch stay apart.
     open_spans = np.zeros(len(text) + 1, np.int64)
     np.add.at(open_spans, spans[:, 0] + 1, 1)
     np.add.at(open_spans, spans[:, 1], -1)
@@ -154,10 +156,12 @@ def _columns(pieces: MixedPieces) -> tuple[Array, ...]:
 
 def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> MixedPieces:
     special = np.array(encoding.special_tokens_mask, bool)
+    # An empty span may be at the end of the text, where there is no character.
     first = np.minimum(offsets[:, 0], max(0, len(words) - 1))
     word = words[first] if len(words) else np.zeros(len(first), np.int64)
     if special.any():
         text = np.flatnonzero(~special)
+        # Without text, the first half of the special tokens counts as before it: [CLS] of two.
         middle = text[0] if len(text) else (len(special) + 1) // 2
         before = np.arange(len(special)) < middle
         word = np.where(special, np.where(before, -1, words[-1] + 1 if len(words) else 0), word)
@@ -194,6 +198,7 @@ def masked(
     # Rounded at random, so that the share is right on average.
     count = min(MASKED, max(1, int(probability * len(order) + chance.random())))
     own = pieces.own[order]
+    # Counted in random order, so that the teacher's pieces over the limit are random as well.
     allowed = own | (np.cumsum(~own) <= MASKED_BY_TEACHER)
     places = np.sort(order[allowed][:count])
     ids, action = pieces.ids.copy(), chance.random(len(places))
@@ -224,6 +229,7 @@ class Mixer:
 
     def batches(self, first: int = 0, every: int = 1) -> Iterator[MixedBatch]:
         """Skip `first` batches, then yield every `every`-th. The corpus is repeated endlessly."""
+        # Skipped batches are made as well: how many a pool has depends on the lengths in it.
         for sequences in islice(self._all(), first, None, every):
             yield MixedBatch.of(sequences)
 

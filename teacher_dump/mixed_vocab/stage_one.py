@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
     from teachonce.training.ranks import Ranks
 
+# In this order: ELECTRA has both of the first two, and its embeddings may be narrower.
 EMBEDDING = ("embedding_size", "hidden_size", "dim")  # in ELECTRA, BERT, DistilBERT
 ASCII = string.ascii_letters + string.digits + string.punctuation
 """Zhao et al. 2021, section 3: the student's vocabulary has all of them: no word is unknown."""
@@ -76,11 +77,13 @@ def mixed_vocab(
         with join_ranks(options.dump.device) as ranks:
             say = say if ranks.is_main else lambda line: None
             ranks.check(options.accumulate)
+            # Rank 0 looks for all: ranks that decide differently would wait for each other.
             stage_one = _from_store(options) if ranks.is_main else None
             if not ranks.broadcast(stage_one is not None):
                 stage_one = _trained(options, model, corpus, stop, say, ranks)
             if not ranks.is_main:
                 return None
+    # After the group of ranks is closed, as the others have nothing to do in a dump.
     summary = dump(options.dump, say, stage_one)
     # Kept until now: while there is no store, a stopped run continues from it.
     options.checkpoint().unlink(missing_ok=True)
@@ -129,6 +132,7 @@ def _trained(
 
     def texts() -> Iterator[str]:
         windows = iter_windows(corpus, teacher.tokenizer, longest, settings.stride)
+        # Gathered as for a dump, so that --limit ends both at the same text.
         parts = gathered(windows, settings.part_tokens, settings.limit)
         return (window.text for window in itertools.chain.from_iterable(parts))
 
@@ -209,6 +213,7 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
             " kind"
         )
     own = student.get_vocab()
+    # By the largest id: the ids of a vocabulary may have gaps.
     same = np.full(1 + max(teacher.get_vocab().values()), -1)
     for piece, number in teacher.get_vocab().items():
         same[number] = own.get(piece, -1)

@@ -153,6 +153,7 @@ def _run(
             values, of_sequences = got.head_input, False
             if logits and values is not None:
                 of_sequences = values.dim() == 2
+                # Without padding, for which the head would compute logits in vain.
                 read = logits(values if of_sequences else values[here], batch)
             hidden = {name: states[here].cpu().numpy() for name, states in got.hidden.items()}
             attention = {
@@ -161,6 +162,7 @@ def _run(
             }
             vectors = None if got.vectors is None else got.vectors.cpu().numpy()
             return BatchOutput(batch, lengths, hidden, attention, read, of_sequences, vectors)
+    # NumPy raises MemoryError; torch raises RuntimeError, also as its subclass OutOfMemoryError.
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

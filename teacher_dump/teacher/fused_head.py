@@ -35,6 +35,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         logits = tl.zeros((ROWS, COLUMNS), tl.float32)
         for inner in range(0, width, INNER):
             channels = inner + tl.arange(0, INNER)
+            # int64: a vocabulary times its width may exceed 2^31 elements.
             x = tl.load(
                 states + rows[:, None].to(tl.int64) * width + channels[None, :],
                 mask=(rows[:, None] < n) & (channels[None, :] < width), other=0.0,
@@ -45,7 +46,9 @@ def _kernel(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             if WIDE:
                 x, w = x.to(tl.float32), w.to(tl.float32)
+            # By default Triton rounds float32 factors to TF32.
             logits = tl.dot(x, w, logits, input_precision="ieee")
+        # Columns behind the share get -inf: they are never chosen, and add no mass.
         logits += tl.load(bias + pieces, mask=pieces < end, other=float("-inf"))[None, :]
         # Comparisons with NaN are false, so the top logits cannot show it: only the mass does.
         odd = logits != logits
@@ -64,6 +67,7 @@ def _kernel(  # type: ignore[no-untyped-def]
             logits = tl.where(there, lowest[:, None], logits)
             top, place = tl.max(logits, 1, return_indices=True)
             lowest, slot = tl.min(best, 1, return_indices=True)
+        # Online softmax (Milakov and Gimelshein 2018): the sum is rescaled to the new highest.
         rising = tl.maximum(highest, tl.max(best, 1))
         left = left * tl.exp(highest - rising) + tl.sum(tl.exp(logits - rising[:, None]), 1)
         left = tl.where(poison > 0, float("nan"), left)
@@ -105,5 +109,6 @@ def best_logits(
         )  # fmt: skip
     ordered, place = best.flatten(1).sort(dim=1, descending=True)
     top = ordered[:, :1]
+    # Slots beyond the best k of all programs belong to the others.
     others = (left * (highest - top).exp()).sum(1) + (ordered[:, k:] - top).exp().sum(1)
     return ids.flatten(1).gather(1, place[:, :k]), ordered[:, :k], others

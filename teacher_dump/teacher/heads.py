@@ -63,6 +63,7 @@ class Decoder:
 
     def logits_of(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Compute one logit of each row: of `values` [N,D] at `ids` [N], float32 [N]."""
+        # Bounds the gathered weights [rows, D]: one logit a row is all that is computed.
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[1])
         parts = zip(values.split(rows), ids.split(rows), strict=True)
         each = [(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts]
@@ -100,6 +101,7 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
         if isinstance(m, nn.Linear) and m.out_features == vocabulary
     ]
     if found:
+        # The last one: a layer inside may have the same number of outputs by chance.
         name, linear = found[-1]
         _set_module(model, name, nn.Identity())
         return Decoder.of(linear.weight, linear.bias)
@@ -144,6 +146,7 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
     best_of = fused_logits if fused else chunked_logits
     for ids, best, left in best_of(decoder, values, k):
         highest = best[:, :1]
+        # Relative to the highest logit, as `left` is, so that no exponential overflows.
         total = (best - highest).double().exp_().sum(-1) + left
         log_total = total.log().float()
         rest = left.log() - log_total
@@ -229,6 +232,7 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tu
         cumulative = (logits - log_partition[:, None]).double().exp_().cumsum(-1)
         # By rounding, the sum of all probabilities is not quite 1.
         chance = torch.from_numpy(uniform[rows]).to(cumulative) * cumulative[:, -1:]
+        # A chance that rounds up to the whole sum would give an id behind the last.
         draws.append(
             torch.searchsorted(cumulative, chance, right=True).clamp_(max=logits.shape[-1] - 1)
         )

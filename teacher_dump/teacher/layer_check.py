@@ -70,6 +70,7 @@ def padding_changes_numbers(teacher: Any) -> bool:
     length = min(LENGTH, teacher.max_length() or LENGTH)
     short, pad = max(1, length // 2), teacher.tokenizer.pad_token_id or 0
     ids = np.arange(2 * length).reshape(2, length) % teacher.vocabulary
+    # RoBERTa counts positions by ids that are not padding, so the texts themselves have none.
     ids[ids == pad] = (pad + 1) % teacher.vocabulary
     alone, present = ids[1:, :short], np.ones(ids.shape, bool)
     ids[1, short:], present[1, short:] = pad, False

@@ -99,6 +99,7 @@ def tapped(
 
 def _read_state(hidden: Accumulator, number: int, length: int) -> Callable[..., None]:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Some families pass the states to their layers by keyword.
         state = args[0] if args else kwargs["hidden_states"]
         if state.shape[1] < length:
             raise UserError(

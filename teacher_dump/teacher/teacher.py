@@ -191,6 +191,7 @@ class Teacher:
     @contextmanager
     def widened(self) -> Iterator[None]:
         """Compute in float32 while this context is open, with the rounded weights."""
+        # One by one: converting the whole model back would also round its float32 buffers.
         before = [(tensor, tensor.dtype) for tensor in self._narrow()]
         try:
             for tensor, _ in before:
@@ -253,6 +254,7 @@ class Teacher:
                 # BERT has the bias of its decoder twice, under two names.
                 if not name.startswith(encoder) and value.shape != self.decoder.bias.shape:
                     found[name] = value
+            # Under one name, whatever the model calls it (FORMAT.md, 6).
             found["decoder.bias"] = self.decoder.bias
         for name, value in sorted(found.items()):
             if value.is_floating_point():
@@ -268,6 +270,7 @@ class Teacher:
             digest.update(name.encode())
             # NumPy has no bfloat16, all of whose values float32 has.
             digest.update(value.float().cpu().contiguous().numpy().data)
+        # `split_decoder` has taken the decoder out of the model.
         if self.decoder:
             for value in self.head_arrays():
                 digest.update(value.data)

@@ -67,11 +67,13 @@ class ChatRenderer:
         self, messages: Sequence[Message], document: Document
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
         text = self._apply(messages, document)
+        # Contents are not searched for in the text: a content may be a word of the template, too.
         marks = [(role, PLACE.format(n)) for n, (role, _) in enumerate(messages)]
         around = self._apply(marks, document)
         # Many templates trim contents; the text then holds them without blanks at their ends.
         for contents in ([c for _, c in messages], [c.strip() for _, c in messages]):
             found = _filled(around, contents)
+            # Different if the template treats a content in another way than a mark.
             if found is not None and found[0] == text:
                 return text, self._learnt(text, messages, found[1])
         raise UserError(

@@ -203,6 +203,7 @@ class Cutter:
         # int64 and contiguous: np.searchsorted would copy any other array at every call.
         words = word_spans(text).astype(np.int64)
         self._word_begin, self._word_end = words.T.copy()
+        # Before a blank: in many vocabularies a token begins with the blank before its word.
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
         first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
         # Places to cut, each list ascending: preferred places, then all ends and begins of words.
@@ -227,6 +228,7 @@ class Cutter:
         spans: list[tuple[int, int, int]] = []
         begin, last = self._begin, self._end
         while len(spans) < self._lookahead and last < len(self.text):
+            # Only the first proposal repeats a window that was rejected.
             surplus, ceiling = (0, len(self.text)) if spans else (self._surplus, self._ceiling)
             begin, end = self._next(begin, last, surplus, ceiling)
             following = self._overlapping(begin, end)
@@ -277,6 +279,7 @@ class Cutter:
         low = max(begin, last)
         for cuts in self._cuts:
             cut = int(cuts[at]) if (at := np.searchsorted(cuts, high, "right") - 1) >= 0 else 0
+            # A cut before the first token would leave a window without tokens.
             if cut > low and cut > first:
                 return begin, cut
         if begin < last:
@@ -299,6 +302,7 @@ class Cutter:
             if self._segment[1] == len(self.text):
                 return begin, len(self.text)
             if self._segment[0] == begin:
+                # The segment began here and did not suffice: one word may be longer than it.
                 self._reach *= 4
             self._load(begin)
 

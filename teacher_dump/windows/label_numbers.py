@@ -94,6 +94,7 @@ class Labels:
         if found is None or found == self.task.later_number:
             raise self._unknown(name, where)
         by_number = name not in self.task.labels
+        # -1 means no label among names and among numbers alike.
         if found >= 0 and by_number not in self._first_seen:
             self._first_seen[by_number] = name, where
             self._check_one_kind()
@@ -169,6 +170,7 @@ class Labels:
                     f"{where}: {name!r} is a label of a whole text, but the teacher"
                     f" {self._teacher} tags words; give a --label-column with tags or spans"
                 )
+            # An empty list of labels is read as no span, which tags every word O.
             if name != OUTSIDE:
                 raise UserError(
                     f"{where}: {name!r} is a tag of a word, but the teacher {self._teacher}"

@@ -26,6 +26,7 @@ MASK, RANDOM, KEEP = 0, 1, 2  # actions on a masked word: mask token, random tok
 Key = tuple[int, int, int]  # seed, view, sequence
 COUNTED_WORDS = 1 << 23  # counting takes some ten seconds, and 1 GB if all words differ
 
+# Without U+3099 and U+309A, which are combining marks.
 _CJK = "\u3005-\u3007\u3040-\u3098\u309b-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
 _CJK += "\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
 _ZERO_WIDTH_SPACE = "\u200b"
@@ -35,6 +36,7 @@ _SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
 def joins(character: str) -> bool:
     """Return whether a character modifies the character before it: a mark, a joiner, a skin
     tone."""
+    # It divides words, although its category is that of joiners (Cf).
     if character == _ZERO_WIDTH_SPACE:
         return False
     kind = unicodedata.category(character)
@@ -172,6 +174,7 @@ def _uniform(count: int, key: Key, stream: int) -> Array:
         key=np.array([seed % 2**64, view], np.uint64),
         counter=np.array([0, 0, stream, sequence], np.uint64),
     )
+    # The upper 53 bits, which a float64 represents exactly.
     return np.asarray(generator.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
@@ -180,6 +183,7 @@ def count_words(corpus: Corpus) -> WordCounts:
     # Words, not tokens: so teachers with other tokenizers mask the same words.
     counts = Counter[str]()
     for source in corpus.sources:
+        # A share for each source: else several languages would be counted in the first one alone.
         left = COUNTED_WORDS // len(corpus.sources)
         for row in source.rows():
             words = words_of(storable(row.text, Counter()))

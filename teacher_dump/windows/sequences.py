@@ -165,6 +165,7 @@ class _PairTruncation:
 
     def _cut(self, pair: tuple[str, ...], document: Document) -> tuple[str, ...]:
         """Truncate the texts of a pair, the longer one first, until they fit."""
+        # Counts above half of the budget need not be exact: the beginning of a long text suffices.
         heads = self._encode([text[:SEGMENT] for text in pair])
         counts = [len(head) - sum(head.special_tokens_mask) for head in heads]
         shorter = min(min(counts), self._budget // 2)
@@ -200,6 +201,7 @@ def iter_parallel(
             iter_truncated(_sides(batch, side), tokenizer, max_length, prompt, counters)
             for side in (0, 1)
         )
+        # By number: a text without tokens has no window, and its pair is left out.
         read = {window.document: window for window in first}
         for window in second:
             if other := read.get(window.document):

@@ -135,6 +135,7 @@ def iter_truncated(
     tally = Counter[str]() if counters is None else counters
     for batch in document_batches(documents):
         texts = [storable(prompt + document.text, tally) for document in batch]
+        # Of a longer text only as much is tokenized as its cut needs (`_tokens`).
         short = [i for i, text in enumerate(texts) if len(text) <= SEGMENT]
         encodings = dict(zip(short, cut.encode([texts[i] for i in short]), strict=True))
         for i, document in enumerate(batch):

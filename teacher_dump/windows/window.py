@@ -20,6 +20,7 @@ ABSENT = -1  # written as the length of an array that a window does not have
 OPTIONAL = ("numbers", "types", "read", "learn")
 
 
+# Without `eq`: NumPy compares arrays element by element, which gives no truth value.
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """One sequence of the store: a part of a document and its T tokens.
@@ -138,6 +139,7 @@ def packed(first_sequence: int, windows: Sequence[Window]) -> bytes:
         there = [array for array in found if array is not None]
         arrays[name] = np.concatenate(there) if there else np.empty(0, np.int32)
     file = io.BytesIO()
+    # `savez` dates its members 1980, so that a queue can compare the bytes of two runs.
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 

@@ -52,6 +52,7 @@ def declared_head(architectures: Sequence[str]) -> str | None:
     there is none, as for a masked LM."""
     for name in architectures:
         for kind, head in DECLARED.items():
+            # `endswith(())` is False: `mlm`, which lists no ends, is never returned here.
             if name.endswith(head.architectures):
                 return kind
     return None
@@ -61,6 +62,7 @@ def declared_kind(config: Mapping[str, Any]) -> str | None:
     """Return the key in DECLARED of a checkpoint's head by its config.json; None if it declares
     none."""
     classes = config.get("architectures")
+    # config.json may hold anything here; loading the checkpoint reports it.
     names = [*map(str, classes)] if isinstance(classes, list) else []
     masked = any(name.endswith(MASKED) for name in names)
     return declared_head(names) or ("mlm" if masked else None)
@@ -70,6 +72,8 @@ def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]
     """Read config.json, or another JSON file next to it; {} if it cannot be read."""
     # Loading the checkpoint reports a damaged file.
     try:
+        # Next to the weights: with a `root`, `finder` would look in the sentence-transformers
+        # folder.
         path = finder(replace(model, root=None))(name)
         found = json.loads(path.read_text("utf-8")) if path else {}
     except (OSError, ValueError, RecursionError):

@@ -52,6 +52,7 @@ class TruncationCount:
 
 def _prompt(model: Any, role: str | None) -> str:
     """Return the prompt that a model puts before queries, documents or other texts (`role`)."""
+    # The names that the library's `encode_document` tries, in its order.
     names = {"document": ("document", "passage", "corpus")}.get(role or "", (role,))
     prompts = model.prompts or {}
     chosen = next((name for name in names if name in prompts), model.default_prompt_name)
@@ -88,6 +89,7 @@ class Embedder:
         self.cuts.add(self.model, [_prompt(self.model, role) + text for text in texts])
         found = encode(list(texts), normalize_embeddings=cosine, show_progress_bar=False)
         found = np.asarray(found, np.float32)
+        # NaN sorts anywhere, so that a ranking by such vectors would still have a score.
         if not np.isfinite(found).all():
             raise UserError(
                 f"model {self.name}: gives NaN or infinity; its weights are damaged, train it again"
@@ -151,6 +153,7 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
         load_config(found)  # raises for fields that the library would silently ignore
     try:
         made = getattr(sentence_transformers, kind)
+        # The root has modules.json; the transformer may be in a subfolder.
         model = made(found.root or found.path_or_id, revision=found.revision)
     except Exception as error:  # libraries raise errors of any type for a bad file
         if out_of_memory(error):

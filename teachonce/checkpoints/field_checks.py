@@ -72,6 +72,7 @@ def flat(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[st
             yield name, value
             continue
         for key, inner in value.items():
+            # One level more, for processing_kwargs.text.max_length.
             if isinstance(inner, Mapping):
                 yield from ((f"{name}.{key}.{each}", found) for each, found in inner.items())
             else:
@@ -82,6 +83,8 @@ def class_fields(config: Any) -> set[str]:
     """Return the names of the fields that the class of a config reads."""
     kind = type(config)
     names = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    # `attribute_map` has the common names of fields that a family spells otherwise, as GPT-2 does
+    # with n_layer.
     names |= set(inspect.signature(kind).parameters) | set(getattr(kind, "attribute_map", ()))
     with suppress(Exception):  # classes of other packages may raise anything
         names |= set(kind().to_dict())  # fields that it computes and saves
@@ -96,11 +99,14 @@ def check_checkpoint(model: ResolvedModel, config: Any) -> None:
     """
     if adapter := finder(replace(model, root=None))(ADAPTER):
         raise adapter_error(model.name, adapter)
+    # The file as it is: a loaded config also has the defaults of fields that nobody wrote.
     given = config_of(model)
     check_fields(model.name, CONFIG, given, class_fields(config))
     code = given.get("auto_map")
     own = dict(code) if isinstance(code, Mapping) and not model.trusted else {}
     for name in (str(each).rpartition(".")[2] for each in own.values() if isinstance(each, str)):
+        # A class that transformers has by this name, too, is not refused: `unread` reports that its
+        # numbers may differ.
         if not of_transformers(name):
             raise UserError(
                 f"{model.name}: its class {name} is Python code of its own (auto_map of"
@@ -143,6 +149,7 @@ def unread_settings(model: ResolvedModel) -> list[str]:
     for file, folders in (
         (TOKENIZER_SETTINGS, (model,)),
         (SETTINGS, (whole,)),
+        # These files may be in the root or next to the transformer.
         *((file, (whole, model)) for file in (LENGTHS, *OLD_LENGTHS)),
     ):
         given = {name: value for each in folders for name, value in config_of(each, file).items()}
@@ -158,6 +165,7 @@ def unread_settings(model: ResolvedModel) -> list[str]:
 def _unlisted_line(file: str, names: list[str]) -> list[str]:
     if not names:
         return []
+    # Names come from an untrusted file: a few of them, shortened, keep the report one line.
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     listed = ", ".join(f"{name:.40}" for name in names[:8])
     return [f"{file}: {listed}{more}: not in the list of fields, so nothing reads it"]

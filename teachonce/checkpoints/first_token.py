@@ -16,6 +16,7 @@ def parse_bos(word: str) -> int | None:
     """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other value."""
     if word in ("auto", "none"):
         return None
+    # A number of nine digits is always below IDS; int() raises ValueError for thousands of them.
     if word.isdecimal() and word.isascii() and len(word) < len(str(IDS)):
         return int(word)
     raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
@@ -24,6 +25,7 @@ def parse_bos(word: str) -> int | None:
 def prepended_token(backend: Any) -> int | None:
     """Return the id of the token that a tokenizer of the package tokenizers puts in front of each
     text, or None."""
+    # By its effect, because post-processors of several types can put a token in front.
     probe = backend.encode("x")
     return int(probe.ids[0]) if probe.special_tokens_mask[:1] == [1] else None
 

@@ -73,6 +73,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
             **options,
         )
     except Exception as error:  # libraries raise errors of any type for a bad file
+        # A lack of memory is no fault of the checkpoint; `command_errors` prints its own line.
         if out_of_memory(error):
             raise
         if not (flag or model.trusted) and "trust_remote_code" in str(error):
@@ -87,6 +88,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
             ) from error
         is_tokenizer = factory is AutoTokenizer
         why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
+        # transformers advises this argument, which no command has.
         if "ignore_mismatched_sizes" in why:
             why = "its weights have other sizes than its config.json says"
         what = f"model {model.name}: cannot be loaded"
@@ -154,6 +156,7 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
             " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
         )
     backend = tokenizer.backend_tokenizer
+    # The last call of the tokenizer may have left its truncation and padding there.
     backend.no_truncation()
     backend.no_padding()
     for text in PROBES:
@@ -177,9 +180,11 @@ def load_network(
     network, report = load(factory, model, flag, output_loading_info=True, **options)
     if model.gguf and hasattr(network.config, "quantization_config"):
         del network.config.quantization_config  # the weights were dequantised when they were read
+    # With `ignore_mismatched_sizes` these weights are random, as missing ones are.
     other_sizes = {key for key, *_ in report["mismatched_keys"]}
     missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
+    # Checkpoints of masked LMs have no pooler, so a missing one is no damage.
     encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
     if encoder:
         what = f"{flag}: {model.name}" if flag else f"model {model.name}: the checkpoint"
@@ -188,6 +193,7 @@ def load_network(
             " whole checkpoint"
         )
     name = f"{flag}: {model.name}".lstrip(": ")
+    # transformers ignores weights that the network lacks, and `load` switches its warning off.
     check_weights(network, sorted(report["unexpected_keys"]), model.folder(), name)
     network.config.return_dict = True  # this project reads outputs by name
     for module in network.modules():
@@ -255,6 +261,8 @@ def _load(
     If the checkpoint has another head, or its family has no such head, the model is None and the
     list has the reason.
     """
+    # By the declared class: the weights of a tagger and of a classifier have the same names, so
+    # either head would load them.
     if other := another_head(config.architectures or (), head):
         return None, [other]
     try:
@@ -273,6 +281,7 @@ def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
     """
     if head not in ("classification", "tagging"):
         return None
+    # Classifiers of decoder families find the last token of a padded text by this id.
     if head == "classification" and config.pad_token_id is None:
         raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")
     names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]

@@ -115,6 +115,7 @@ def _cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     def there(file: str) -> bool:
+        # For a file that is known to be missing it returns a marker, which is not a str.
         return isinstance(try_to_load_from_cache(name, file), str)
 
     return there("config.json") and any(map(there, WEIGHTS))
@@ -145,6 +146,7 @@ def finder(model: ResolvedModel) -> Find:
         try:
             return Path(hf_hub_download(model.path_or_id, name, revision=model.revision))
         except EntryNotFoundError:
+            # Offline also for a file that is not cached: LocalEntryNotFoundError is a subclass.
             return None
 
     return fetched
@@ -228,6 +230,7 @@ def transformer_in(path: Path) -> Path:
         # `sentence_settings.listed_modules` reports a damaged modules.json.
         with suppress(ValueError, TypeError, KeyError, IndexError):
             inner = path / str(json.loads((path / MODULES).read_text("utf-8"))[0]["path"])
+            # modules.json is untrusted: neither a path nor a link may lead out of the folder.
             return inner if inner.resolve().is_relative_to(path.resolve()) else path
     return path
 
@@ -249,6 +252,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
             )
         raise UserError(f"model {path}: {not_a_model(path)}")
     if not any((path / file).is_file() for file in WEIGHTS):
+        # An export has its student's config.json, so that it passes the checks above.
         if (path / EXPORTED).is_file():
             raise UserError(
                 f"model {path}: is an export, which student-predict runs; its README has its"
@@ -281,6 +285,7 @@ def _reach_hub(name: str) -> None:
 
     if constants.HF_HUB_OFFLINE:
         return
+    # Before the first request, so that all answers of an untrusted hub are bounded.
     bound_hub_client()
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"))
@@ -289,6 +294,7 @@ def _reach_hub(name: str) -> None:
     except HFValidationError:
         return
     except HfHubHTTPError as error:
+        # Below 500 the hub answers about this model, and `_fetched` reports the cause.
         constants.HF_HUB_OFFLINE = error.response.status_code >= 500
     except Exception:  # the client passes errors of its transport on, of any kind
         constants.HF_HUB_OFFLINE = True
@@ -315,6 +321,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
         )
     unreachable = False
     try:
+        # The cache's path is snapshots/COMMIT/config.json. All other files are of the same commit.
         commit = Path(hf_hub_download(name, "config.json")).parent.name
         if not weights:
             return commit
@@ -327,6 +334,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
             except EntryNotFoundError:
                 continue
     except GatedRepoError:
+        # Handled first, because it is a subclass of RepositoryNotFoundError.
         raise UserError(
             f"model {name}: access on the hub is restricted; accept its terms and log in"
         ) from None

@@ -32,6 +32,7 @@ def note_on_pieces(tokenizer: Any, texts: Sequence[str]) -> str:
     words = [word for text in sample for word in WORD.findall(text)[:each]]
     if len(words) < LEAST or sum(map(bool, map(UNSPACED.search, words))) > len(words) / 10:
         return ""
+    # Joined by spaces: byte-level tokenizers have other pieces for a word that none precedes.
     ids = tokenizer(" ".join(words), add_special_tokens=False, verbose=False)["input_ids"]
     mean, unknown = len(ids) / len(words), ids.count(tokenizer.unk_token_id) / len(words)
     if mean < FOREIGN and unknown < UNKNOWN:

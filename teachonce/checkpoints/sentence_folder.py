@@ -92,6 +92,8 @@ class VectorHead(nn.Module):
         """Return whether the vectors have length 1."""
         names = (type(step).__name__ for step in self.steps)
         kinds = [name for name in names if name != "Dropout"]
+        # Vectors that are cut after a Normalize are shorter than 1; `encode()` does not normalise
+        # them again.
         return kinds[-1:] == ["Normalize"] and self.truncate_dim is None
 
     @property
@@ -157,6 +159,8 @@ def check_modules(model: ResolvedModel) -> None:
         if word is None:
             continue
         module, _, activation = str(word).rpartition(".")
+        # torch defines Identity in nn.modules.linear, the other activations in
+        # nn.modules.activation.
         known = activation == "Identity" or hasattr(nn.modules.activation, activation)
         if not module.startswith("torch.nn") or not known:
             raise UserError(
@@ -199,6 +203,7 @@ def _head(
     if word_width is not None:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
+        # StaticEmbedding averages its vectors itself; here `StaticModel` gives one for each piece.
         return VectorHead(Pooling(word_width, "mean"), *found, truncate_dim=truncate_dim)
     before, pooling, steps = found[:at], found[at], found[at + 1 :]
     return VectorHead(pooling, *steps, before=before, truncate_dim=truncate_dim)
@@ -267,6 +272,7 @@ def write_sentence_folder(
         path = f"{number}_{kind}"
         listed.append((kind, path))
         (folder / path).mkdir(parents=True, exist_ok=True)
+        # As in older releases a Normalize has no config.json, unless it normalises states.
         if kind != "Normalize" or step in head.before:
             write = CONFIGS.get(kind, _own_config)
             names = {} if step not in head.before else _of_states(step)
@@ -306,6 +312,7 @@ def _pooling_config(pooling: Any) -> dict[str, Any]:
         "word_embedding_dimension": pooling.embedding_dimension,
         **{
             f"pooling_mode_{flag}": mode == each
+            # `strict`: a mode that a release adds must not shift the flags.
             for flag, each in zip(flags, pooling.POOLING_MODES, strict=True)
         },
         "include_prompt": pooling.include_prompt,

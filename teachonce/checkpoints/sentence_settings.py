@@ -96,6 +96,7 @@ def _entries(model: ResolvedModel) -> list[tuple[str, str]] | None:
             " folder"
         ) from None
     for _, path in listed:
+        # Settings and weights are read at these paths, and a crafted one could name any file.
         if ".." in path or path.startswith("/"):
             raise UserError(
                 f"{model.name}: {MODULES} has the path {path!r}, which leads out of the folder; do"
@@ -165,6 +166,7 @@ def declared_activation(where: str, config: Any) -> str | None:
     """
     table = getattr(config, "sentence_transformers", None)
     own = table.get("activation_fn") if isinstance(table, dict) else None
+    # Releases of the library before 4 wrote the second field.
     found = own or getattr(config, "sbert_ce_default_activation_function", None)
     check_activation(where, found, "config.json")
     return found
@@ -234,6 +236,7 @@ def check_similarity(model: str, name: object) -> str | None:
 def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | None, bool]:
     """Read the longest text in tokens, and whether texts are lower-cased. `task` is the expected
     task of the transformer, a key of OUTPUTS."""
+    # In the order in which the library tries these names.
     places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
     given: Mapping[str, Any] = {}
     for file in dict.fromkeys((*places, LENGTHS)):
@@ -245,6 +248,7 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
     check_fields(model.name, file, own, kind=LENGTHS)
     if given.get("transformer_task") not in (None, task):
         check_fields(model.name, file, {"transformer_task": given["transformer_task"]}, (), LENGTHS)
+    # A table of arguments is refused for the first argument that the list of fields does not name.
     for name, value in fields.items():
         first = name.partition(".")[0]
         if first == name and first in ARGUMENTS.names:  # no table
@@ -314,6 +318,7 @@ def _of(model: str, file: str, given: Mapping[str, Any], name: str, kind: type) 
 def _positive(model: str, file: str, name: str, value: object) -> int | None:
     if value is None:
         return None
+    # JSON's true becomes a bool, which is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(
             f"{model}: {name} is {value!r:.60} in {file}, expected a whole number from 1;"

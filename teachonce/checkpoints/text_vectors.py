@@ -89,6 +89,7 @@ def text_vectors(
 
 def _check_fit(head: VectorHead, name: str) -> None:
     """Raise UserError if the output of a module does not fit the input of the next one."""
+    # One pass over zeros shows before the dump what its first batch would fail at.
     states = torch.zeros(1, 3, head.states_width)
     why = "they give no vector"
     try:
@@ -129,5 +130,6 @@ def _prompt_tokens(tokenizer: Any, prompt: str) -> int:
     if not prompt:
         return 0
     ids = list(tokenizer(prompt)["input_ids"])
+    # As `_get_prompt_length` of the library counts, so that poolings leave out the same tokens.
     ends = ids and ids[-1] in tokenizer.all_special_ids
     return len(ids) - bool(ends)

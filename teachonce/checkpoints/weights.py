@@ -34,11 +34,13 @@ def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
     transformers ignored a quantisation."""
     base = network.base_model
     lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    # Weights of layers alone: a checkpoint may well have other heads than the one that is loaded.
     of_layers = [
         key
         for key in unexpected
         if not key.endswith(BUFFERS)
         and (stem := re.match(r"(.+?)\.\d+\.", key))
+        # With or without the prefix of the base model, such as `bert.`.
         and any(f".{stem[1]}".endswith(f".{each}") for each in lists)
     ]
     if of_layers:

@@ -94,6 +94,7 @@ EXAMPLES = examples(
 @command_errors
 def main(**words: Any) -> None:
     """Read the options, check them against the task and its files, and run the task."""
+    # What options and files show to be wrong is refused before torch loads, which takes seconds.
     options = read_options(words)
     _check_out(options)
     check_task(options)
@@ -247,6 +248,8 @@ def _task(options: DownstreamOptions) -> Any:
     kinds: tuple[Any, ...] = (*tagging, *texts)
     (kind,) = (kind for kind in kinds if kind.name == options.task)
     given = {**options.given(), "columns": options.columns()}
+    # The scope of each option has refused those of other tasks; the rest are settings of the
+    # training.
     taken = inspect.signature(kind).parameters
     return kind(**{name: given[name] for name in taken if name in given})
 

@@ -180,6 +180,7 @@ def _check_model(options: DownstreamOptions, name: str) -> None:
     model = resolve_vectors(name)
     if options.kind in (LM, LM_EVAL):
         check_declared(model, config_of(model), "causal", NO_DECODER)
+    # Its config.json may be in a subfolder; loading checks its head.
     if is_sentence_folder(Path(model.path_or_id)):
         return
     if options.as_is and options.task in HEADS:
@@ -209,6 +210,7 @@ def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) 
     check_inputs(options, models)
     for path in (*options.train, *([options.dev] if options.dev else []), *options.test):
         if options.kind in ("mlm", LM):
+            # The first text alone, because a file may have gigabytes.
             next(iterate_lines(path))
         elif options.kind in SEARCHES:
             read_collection(path)
@@ -236,6 +238,7 @@ def _check_task(name: str, table: Any) -> DownstreamOptions:
         _check_key(where, key, value)
     words = [*words_of(table), "--model", STUDENT, "--out", "scores"]
     try:
+        # Parsed by click as the command line is, so that ranges and choices are checked, too.
         command = click.Command("downstream", params=parameters())
         options = read_options(command.make_context("downstream", words).params)
         check_task(options, ())
@@ -262,6 +265,7 @@ def _check_key(where: str, key: str, value: Any) -> None:
     values, flag = value if isinstance(value, list) else [value], is_flag(DownstreamOptions, name)
     if any(not isinstance(each, str | int | float) for each in values) or not values:
         raise UserError(f"{where} {key}: expected a text, a number or a list of them")
+    # A bool passes the check above, as it is an int in Python.
     if any(isinstance(each, bool) != flag for each in values):
         expected = "true or false" if flag else "a text or a number"
         raise UserError(f"{where} {key} {json.dumps(value)}: expected {expected}")

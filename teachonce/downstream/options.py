@@ -179,6 +179,7 @@ class DownstreamOptions:
     seed: int | None = _option(
         "The (first) seed.",
         [*TRAINED, "speed"],
+        # `set_seed` of transformers passes it to NumPy, whose seeds have 32 bits.
         within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
     )
     steps: int | None = _option("Optimiser steps.", TRAINED, within=at_least(1))
@@ -347,6 +348,7 @@ class DownstreamOptions:
             for name in OPTIONS
             if name != "task"
             and (value := getattr(self, name)) not in (None, ())
+            # Not in the tuple above, because 0 equals False.
             and value is not False
         }
 

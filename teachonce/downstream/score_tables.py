@@ -37,6 +37,7 @@ def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
     Raises UserError for a file that is given twice.
     """
     for path in paths:
+        # Splits are named by their paths, and two of one name would be one.
         if paths.count(path) > 1:
             raise UserError(f"--test {path}: is given twice; give each file once")
     return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}
@@ -192,10 +193,12 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
             ),
             *swept,
         ),
+        # A stable sort: students of a sweep stay in their order, the best first.
         key=lambda row: (row["task"], row["data"]),
     )
     rows, met = [], set()
     for row in scored:
+        # By resolved paths, because runs may name one folder in several ways.
         found = [each for each in speeds if _resolved_name(each["model"]) in row["names"]]
         met |= row.pop("names")
         rows += [{**row, "speed": each} for each in found or [None]]

@@ -41,13 +41,16 @@ class MeasuredModel:
         model = resolve_model(name)
         load_config(model)
         self.tokenizer = load_tokenizer(model)
+        # In float32 whatever the file has, so that the times of models compare.
         self.encoder, missing = load_network(AutoModel, model, dtype=torch.float32)
         if any("pooler" in key for key in missing):
             self.encoder.pooler = None  # transformers added it: the checkpoint has none
+        # For a model of the hub this finds the folder of its commit in the cache.
         config = cached_file(model.path_or_id, "config.json", revision=model.revision)
         folder = Path(str(config)).parent
         self.encoder.eval()
         self.name = name
+        # Not both: a folder may have the same weights in two formats.
         files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
         modules = [file for file in module_weights(model) if file.parent != folder]
         self.disk = sum(file.stat().st_size for file in [*files, *modules])
@@ -194,6 +197,7 @@ def _on(
 
 def _quartiles(times: Sequence[float]) -> list[float]:
     """Return the lower and upper quartile; of a single run twice its time."""
+    # Before Python 3.13 `quantiles` refuses a single number.
     low, _, high = quantiles(
         [*times, *times] if len(times) == 1 else times, n=4, method="inclusive"
     )
@@ -212,6 +216,7 @@ def _count(file: Path) -> int:
     """Count the numbers of the weights in a file."""
     if file.suffix == ".safetensors":
         return sum(count for _, count in _weights(file))
+    # `weights_only`: no pickle of an untrusted folder runs code.
     return sum(part.numel() for part in torch.load(file, "cpu", weights_only=True).values())
 
 
@@ -269,6 +274,7 @@ def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: 
         subject.run(inputs, device)
         return weights + status_bytes("VmHWM") - before
     except (OSError, AttributeError):
+        # /proc is missing or cannot be written, or the C library has no malloc_trim.
         return None
 
 

@@ -76,6 +76,7 @@ class TrackedRun(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.step = state.global_step
         if self.names and self.step % EVERY == 0:
+            # The Trainer itself logs at epochs or validations alone.
             control.should_log = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

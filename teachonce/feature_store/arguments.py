@@ -64,8 +64,10 @@ def read_document_list(file: Path) -> DocumentsToForget:
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not UTF-8 ({error.reason}); give a list of lines") from error
     for place, line in enumerate(map(str.strip, lines), 1):
+        # First: a hash may consist of decimal digits alone.
         if SHA256.fullmatch(line):
             hashes[line.lower()] = f"{file}, line {place}: {line[:12]}..."
+        # int() alone would also take `1_000` and `+5`.
         elif line.isdecimal():
             numbers[int(line)] = f"{file}, line {place}: number {int(line)}"
         elif line:
@@ -121,6 +123,7 @@ def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
     from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 
     found = window_digests(windows_as_in(store, corpus), gold=False)
+    # As text, because a bounded process answers in JSON.
     return [(number, digest.hex()) for number, digest in found]
 
 

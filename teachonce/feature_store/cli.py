@@ -224,6 +224,7 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     """
     from teachonce.store.tools.push import push as send
 
+    # On stderr: with --json, stdout is one JSON object.
     commit = send(path, repository, **how, say=partial(click.echo, err=True))
     yield Output({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
 
@@ -250,6 +251,7 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     """
     from teachonce.store.tools.merge import merge as join
 
+    # Only on the command line, where it is a slip; from Python it is allowed.
     if twice := [path for number, path in enumerate(sources) if path in sources[:number]]:
         raise UserError(
             f"{twice[0]}: named twice, so that each of its texts would be stored twice, and be on"

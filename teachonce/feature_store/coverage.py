@@ -26,6 +26,7 @@ def coverage(student: StudentVocabulary) -> dict[str, Any]:
     """
     store, chosen = student.store, spread_sample(student.store, SAMPLE_TOKENS)
     teacher, tallies = 0, dict[str, Counter[Any]]()
+    # Alignments need texts and tokens alone, so no feature is read or decoded.
     for batch in store.stream(
         blocks=chosen.blocks, features=(), shuffle=False, batch_tokens=BATCH_TOKENS
     ):
@@ -64,6 +65,7 @@ def _vocabulary(student: StudentVocabulary) -> dict[str, Any]:
 
 
 def _facts(tally: Counter[Any], teacher: int) -> dict[str, Any]:
+    # Pairs count runs; the two other keys, which are texts, count tokens.
     runs = {size: count for size, count in tally.most_common() if isinstance(size, tuple)}
     paired = [sum(size[side] * count for size, count in runs.items()) for side in (0, 1)]
     student = tally["tokens"]

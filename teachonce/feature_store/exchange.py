@@ -19,6 +19,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# On stderr: with --json, stdout is one JSON object.
 say = partial(click.echo, err=True)
 
 

@@ -31,6 +31,7 @@ class PieceNames:
     def readable(self, piece: str) -> str:
         """Return a piece as text for people."""
         alphabet = byte_of_character()
+        # An added token is stored as it is, and may have letters outside the alphabet.
         if not self.byte_level or not all(letter in alphabet for letter in piece):
             return piece
         raw = bytes(alphabet[letter] for letter in piece)

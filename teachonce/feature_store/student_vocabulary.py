@@ -95,6 +95,7 @@ class StudentVocabulary:
         if self._plain:
             return tokenize(self.backend, texts, self.separator)
         size = sum(len(text.encode()) for text in texts)
+        # `dict` is for a plain tokenizer, which never comes here.
         found: dict[str, Any] = within_bounds(
             self._settings.encode(),
             size,

@@ -80,6 +80,7 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
     body = RECORD.sub("", LOADING.sub("", body))
+    # Before the first section; without one find() returns -1, and -1 + 1 is falsy.
     place = body.find("\n## ") + 1 or len(body)
     sections = [_how_to_run(student, each) for each in made]
     if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):

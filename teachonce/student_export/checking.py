@@ -66,6 +66,7 @@ def random_texts(student: LoadedStudent) -> list[str]:
     pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
     longest = min(LONGEST_RANDOM_TEXT, student.max_length - 2)
     sizes = draws.integers(1, max(2, longest), RANDOM_TEXTS)
+    # Pieces may decode to nothing, and a text without tokens has no output to compare.
     return [tokenizer.decode(draws.choice(pieces, size).tolist()) or "a" for size in sizes]
 
 
@@ -85,6 +86,7 @@ def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -
             return 0.0
         if kind == "score":
             both = (np.concatenate(expected).T, np.concatenate(found).T)
+            # The worst output counts: a mean over several would hide one that is wrong.
             return min(_correlation(*outputs) for outputs in zip(*both, strict=True))
         each = [
             _agreements(kind, mine, its, batch["attention_mask"].astype(bool))
@@ -101,6 +103,7 @@ def _agreements(kind: str, expected: Array, found: Array, present: Array) -> Flo
         lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
         return np.asarray((expected * found).sum(1) / np.maximum(lengths, 1e-12), np.float64)
     if kind == "several labels":
+        # A logit above 0 is a share above one half.
         return np.asarray(((expected > 0) == (found > 0)).mean(axis=-1), np.float64)
     same = expected.argmax(-1) == found.argmax(-1)
     return np.asarray(same if same.ndim == 1 else same[present], np.float64)
@@ -142,6 +145,7 @@ def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
             return float(task.score(examples, rows, predicted)[task.primary])
 
     own = score(student.run)
+    # The agreement is a score divided by this one.
     if own <= 0:
         raise UserError(
             f"--check {path}: the student itself scores {own:.2f} on it; give examples of the task"

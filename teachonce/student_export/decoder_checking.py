@@ -73,6 +73,7 @@ def own_texts(student: LoadedStudent) -> list[str]:
     draws = np.random.default_rng(0).integers(0, len(student.tokenizer), (BATCH, 1))
     first = torch.from_numpy(draws) if start is None else torch.full((BATCH, 1), start)
     length = min(LENGTH, student.max_length)
+    # `generate` draws from torch's global generator, whose state is restored here.
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(0)
         found = network.network.generate(
@@ -82,6 +83,7 @@ def own_texts(student: LoadedStudent) -> list[str]:
             # Of all pieces: `generate` draws from the 50 best by default.
             top_k=0,
             max_length=length,
+            # Else a drawn eos would end a text, and fewer tokens would be compared.
             min_length=length,
             pad_token_id=student.tokenizer.pad_token_id,
         )

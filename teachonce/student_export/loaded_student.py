@@ -104,6 +104,7 @@ class StaticVectorNetwork(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Both:
         present, states = mask.unsqueeze(-1).float(), self.embedding(ids)
         total = (states * present).sum(1)
+        # At least 1: a text without pieces has the vector 0 and not NaN.
         found: dict[str, Tensor] = {"sentence_embedding": total / present.sum(1).clamp(min=1)}
         for step in self.steps:
             found = step(found)
@@ -115,6 +116,7 @@ def load_student(folder: Path) -> LoadedStudent:
 
     Raises UserError if the folder is not a model, or if the model has neither a head nor a pooling.
     """
+    # First, because a static student's folder may lack the config.json that `resolve_model` needs.
     if (listed := module_kinds(resolve_vectors(str(folder)))) and listed[0] == "StaticEmbedding":
         return _static(folder)
     model = resolve_model(str(folder))
@@ -151,6 +153,7 @@ def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
     """Return the activation of a reranker, as CrossEncoder applies it; "" for other students."""
     if task is None or not task.is_score or task.problem_type:
         return ""
+    # Sigmoid is CrossEncoder's default for one output.
     return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
 
 
@@ -210,6 +213,7 @@ def _static(folder: Path) -> LoadedStudent:
     settings = read_settings(resolve_vectors(str(folder)), None)
     first = model[0]
     names = first.tokenizer.get_vocab()
+    # Any piece will do without such a name: the mask leaves padding out of the mean.
     padding = next((name for name in ("[PAD]", "<pad>") if name in names), min(names))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=first.tokenizer, pad_token=padding, model_max_length=8192

@@ -237,8 +237,10 @@ def _answering(student: StudentInputs) -> Answering:
 
 
 def _filled(template: str, **parts: str) -> str:
+    # Not str.format: the programs are full of braces.
     return Template(template).substitute(parts)
 
 
 def _quoted(text: str) -> str:
+    # A text in JSON is a literal of Python, too.
     return json.dumps(text, ensure_ascii=False)

@@ -14,6 +14,7 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.corpus.tag_schemes import scheme_of
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# SentenceTransformer(backend="onnx"), Optimum and transformers.js read the states.
 OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
 """Names of the outputs by kind, the answer first; `logits` for the other kinds."""
 
@@ -92,6 +93,7 @@ class StudentInputs:
         found["input_ids"] += self.tokenizer.pad_token_id
         for number, row in enumerate(rows):
             for name in self.inputs:
+                # Rows of windows have no types of tokens: a single text has type 0 throughout.
                 values = row.get(name, [0] * len(row["input_ids"]))
                 found[name][number, : len(values)] = values
         return found

@@ -68,6 +68,7 @@ class Predictor:
                 f"--top {top}: chooses among labels of a text, or fillings of a mask, and this"
                 f" student has none to rank ({student.kind}); leave --top out"
             )
+        # Checked before the first answer, because answers are printed as they come.
         if student.kind == "mlm":
             self._check_masks()
 
@@ -78,6 +79,7 @@ class Predictor:
         text, `cut` marks a text that was truncated.
         """
         answer = self._method()
+        # In blocks, so that the first answers are printed before all texts are run.
         for begin in range(0, len(self.given), BATCH):
             some = self.given[begin : begin + BATCH]
             found = iter(answer([each for each in some if not each.blank]))
@@ -293,6 +295,7 @@ def _activated(logits: Array, name: str) -> Array:
         return _sigmoid(logits)
     import torch
 
+    # export.json is untrusted: nothing but a module class of torch.nn is called.
     activation = getattr(torch.nn, name, None)
     if not (isinstance(activation, type) and issubclass(activation, torch.nn.Module)):
         raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")

@@ -59,6 +59,7 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         )
     names = [each["file"] for each in about["files"]]
     chosen = file or (names[0] if names else "")
+    # By the names that the formats write: no path of export.json leads out of the folder.
     format = next((f for f in FORMATS.values() if chosen in f.names.values()), None)
     if chosen not in names or format is None:
         raise UserError(

@@ -72,6 +72,7 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
     elif _has_words(path, options.columns):
         if options.pairs:
             raise UserError(f"--pairs: {path} has words with tags; leave --pairs out")
+        # Before `is_table`, because a .tsv of words and tags has the suffix of a table.
         yield from _sentences(path)
     elif is_table(path):
         if options.pairs:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from teachonce.student_predict.answers import Predictor
 from teachonce.support.errors import UserError
 
+# A TAB, and every line end of `str.splitlines`, by which other programs may read the table.
 BREAK = re.compile(r"\r\n|[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """A character in a text that would end a cell or a line."""
 OTHERS = {"mlm": "filled masks", "embedding": "vectors", "numbers": "scores"}

@@ -14,6 +14,7 @@ Floats = NDArray[np.float32]
 def starts(sizes: ArrayLike) -> Array:
     """Return the first index of each of n rows in a flat array, and then the total size: sizes [n]
     -> int64 [n + 1]."""
+    # int64 by request: the sum of unsigned sizes is uint64, which NumPy joins with 0 to float64.
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
@@ -50,6 +51,7 @@ def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array)
     """
     if not len(span_begin):
         return np.full(len(begin), -1)
+    # "right": a span that ends where a token begins shares no character with it.
     found = np.minimum(np.searchsorted(span_end, begin, "right"), len(span_begin) - 1)
     shared = (span_begin[found] < end) & (span_end[found] > begin) & (begin < end)
     return np.where(shared, found, -1)

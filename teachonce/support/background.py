@@ -44,6 +44,8 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
         except BaseException as error:  # raised again in the thread of the reader
             put("error", error)
 
+    # A daemon: after PATIENCE, a thread that still waits for the network must not keep the process
+    # from ending.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
@@ -100,6 +102,8 @@ class BackgroundCalls:
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Queue a call; blocks while too many wait."""
+        # The oldest call is in progress and does not wait. A finished call is taken at once,
+        # because its error ends the work of the caller.
         while len(self._calls) > self._waiting or (self._calls and self._calls[0].done()):
             self._calls.popleft().result()
         self._calls.append(self._thread.submit(self._made, work, arguments))

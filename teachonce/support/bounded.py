@@ -48,11 +48,14 @@ def run_bounded(
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
     place = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
     bounds = {"seconds": seconds, "memory": memory}
+    # JSON in both directions, not pickle: if crafted data take the child over, its answer must run
+    # no code here. The path is passed because -I ignores PYTHONPATH and the user's packages.
     call = json.dumps({"path": sys.path, **place, **bounds}).encode()
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", CHILD],  # else it looks for modules in the current folder
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        # A library in Rust prints a panic there, before Python can catch it.
         stderr=subprocess.DEVNULL,
         env=environment,
     )
@@ -91,6 +94,7 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which has it as well, ends both
+    # A core dump would write the memory of a crashed child to the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The soft limit sends SIGXCPU, which the parent reports; the hard one kills if it is ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 6))
@@ -99,6 +103,7 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
         function = getattr(importlib.import_module(module), name)
         answer = json.dumps({"value": function(*arguments)})
     except MemoryError:
+        # Without an answer, which would take memory as well; the parent then reports the limit.
         os._exit(1)
     except BaseException as error:  # a panic of a library in Rust is no Exception
         answer = json.dumps(

@@ -14,6 +14,7 @@ def cache_folder() -> Path:
     if os.environ.get("TEACHONCE_CACHE"):
         return Path(os.environ["TEACHONCE_CACHE"])
     try:
+        # The XDG specification requires that an empty variable counts as unset.
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
     except RuntimeError as error:
         raise FileNotFoundError("this user has no home folder") from error

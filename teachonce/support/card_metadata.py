@@ -34,10 +34,12 @@ def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> s
     """
     check_metadata(license, languages)
     new = {"license": license, "language": list(languages)}
+    # JSON is YAML, too, and its quotes keep the language `no` (Norwegian) from being read as false.
     lines = [f"{name}: {json.dumps(value)}\n" for name, value in new.items() if value]
     if not lines:
         return card
     front, text = "", card
+    # From 3, the line break of the first fence, so that empty metadata are found as well.
     if card.startswith(FRONT) and (end := card.find(f"\n{FRONT}", 3)) > 0:
         front, text = card[4 : end + 1], card[end + 1 + len(FRONT) :]
     for name, value in new.items():

@@ -91,9 +91,11 @@ class Count(click.types.IntParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
         if found:
+            # As floats, 2.01 * 1000 is 2009.9999999999998.
             number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
             if number == int(number):
                 return int(number)
+        # click would also accept whatever int() does, such as 1_000.
         if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
             several = _repeated(value, param, self.sweep)
             words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"

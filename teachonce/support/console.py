@@ -44,6 +44,7 @@ def counted(number: int, noun: str) -> str:
 def readable(size: float) -> str:
     """Return a size in bytes for people: `812 B`, `43 kB`, `1.2 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
+        # From 999.5 on, three digits would be printed as 1e+03.
         if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
@@ -126,6 +127,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             raise click.ClickException(line) from error
         except KeyboardInterrupt as error:
             stopped = error if isinstance(error, Stopped) else Stopped()
+            # From here on a second signal ends the process at once, without a traceback.
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             click.echo(

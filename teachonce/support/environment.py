@@ -30,6 +30,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 def is_main_process() -> bool:
     """Return whether this process prints and writes: it is the only one, or the first that
     `torchrun` started."""
+    # By torchrun's variable, because commands call this before torch is imported.
     return os.environ.get("RANK", "0") == "0"
 
 

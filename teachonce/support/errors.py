@@ -31,6 +31,7 @@ ANOTHER = "give another name, or remove what is there"
 """Remedy if the path of a new store is taken."""
 
 FOLLOWING = 120  # characters shown after a first line that ends in a colon
+# Parts of messages of torch, cuBLAS, C++ and oneDNN, whose only common class is RuntimeError.
 NO_MEMORY = (
     "out of memory",
     "allocate memory",
@@ -137,6 +138,7 @@ def did_you_mean(text: object) -> str:
 def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return the known word that is most similar to this one; see `suggest`."""
     every = list(known)
+    # difflib compares letters with their case: to it, `MLM` and `mlm` have nothing in common.
     alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
     close = alike or get_close_matches(word, every, n=1, cutoff=least)
     return close[0] if close and close[0] != word else ""

@@ -19,6 +19,7 @@ NOT_ORDINARY = "is a link, pipe, folder or device, where an ordinary file must b
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
+    # ESTALE is the answer of NFS if another machine has removed the folder.
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "leave its folder in place"),
 }
 
@@ -60,6 +61,7 @@ def apply_umask(folder: Path) -> None:
     """Give the .safetensors files under a folder the file mode of new files, by the umask."""
     # safetensors creates them readable by their owner alone, and no other user could load the
     # model.
+    # A new file shows the umask. os.umask returns it only by setting another one, for all threads.
     probe = _unfinished(folder / "mode")
     file = create(probe)
     mode = stat.S_IMODE(os.fstat(file).st_mode)
@@ -77,6 +79,7 @@ def discard(folder: Path, prefix: str, suffix: str = "") -> None:
     """
     for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(prefix) and left.name.endswith(suffix):
+            # A link is removed, never the folder to which it leads.
             folder_itself = left.is_dir() and not left.is_symlink()
             shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
 
@@ -111,9 +114,11 @@ def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> in
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
+        # ELOOP (on BSD EMLINK) is a link, ENXIO a pipe without a reader, or a socket.
         if error.errno not in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise
         raise OSError(errno.EPERM, NOT_ORDINARY, os.fspath(path)) from error
+    # By the open file, because another user may replace what has the name in between.
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
@@ -129,6 +134,7 @@ def check_model_folder(folder: Path) -> None:
     private = "may not be read by this user: ask its owner to permit it (chmod)"
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
         raise UserError(f"{folder}: {private}")
+    # Two levels, because the modules of sentence-transformers have folders of their own.
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{path}: is a pipe or device, where a file must be: remove it")
@@ -156,6 +162,7 @@ def write(path: Path, data: bytes | memoryview) -> None:
     try:
         with os.fdopen(create(new), "wb") as file:
             file.write(data)
+            # Without a sync before the rename, a crash may leave an empty file under its name.
             file.flush()
             os.fsync(file.fileno())
         rename(new, path)
@@ -195,6 +202,7 @@ def staged_files(folder: Path) -> Iterator[Path]:
     try:
         yield new
         sync_tree(new)
+        # Sorted, so that a folder is created before its files are moved into it.
         for path in sorted(new.rglob("*")):
             target = folder / path.relative_to(new)
             if path.is_dir():
@@ -203,6 +211,7 @@ def staged_files(folder: Path) -> Iterator[Path]:
                 target.mkdir(exist_ok=True)
             else:
                 os.replace(path, target)
+        # A rename is durable only when its folder is synced.
         sync_tree(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -215,6 +224,7 @@ def link(source: Path, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # On Linux, os.link would link the link itself, which may lead elsewhere from `target`.
         if source.is_symlink():
             raise OSError(errno.EMLINK, "a link of a link")
         os.link(source, target)
@@ -247,6 +257,8 @@ def lock(file: int, wait: bool) -> bool | None:
     import fcntl
 
     try:
+        # flock, not lockf: a POSIX lock is lost when its process closes any descriptor of the file,
+        # as each reading of a lease does.
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False

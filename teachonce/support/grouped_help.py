@@ -16,6 +16,7 @@ Groups = Mapping[str, Sequence[str]]
 
 def examples(*lines: str) -> str:
     """Return the end of a command's --help: examples, one per line."""
+    # click joins the lines of a paragraph, unless the paragraph starts with \b.
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 

@@ -127,6 +127,7 @@ def open_repository(
         api = HfApi()
         # None leaves it to the owner: an organisation's repositories may be private by default.
         api.create_repo(id, private=private or None, repo_type=kind, exist_ok=True)
+        # `create_repo` also succeeds for an existing repository in which the token may not write.
         api.auth_check(id, repo_type=kind, write=True)
         if revision:
             api.create_branch(id, branch=revision, repo_type=kind, exist_ok=True)

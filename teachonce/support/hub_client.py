@@ -35,6 +35,7 @@ def bound_hub_client() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
+    # huggingface_hub has a function that sets the factory, and none that returns it.
     factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
     if not isinstance(factory, _Factory):
         set_client_factory(_Factory(factory))
@@ -58,6 +59,8 @@ class _Factory:
         # An instance's method is replaced: a transport would lose the environment's proxies.
         def bounded_send(request: Any, *, stream: bool = False, **words: Any) -> Response:
             request.extensions["streamed"] = stream
+            # Always as a stream: `_in_time` bounds the time until the headers, and the body is read
+            # below, within a bound that grows with its size.
             response = _in_time(request, lambda: send(request, stream=True, **words))
             if not stream:
                 try:
@@ -109,6 +112,7 @@ def _refused(request: Any, what: str) -> UserError:
 
 def _prepare(request: Any) -> None:
     """Request an uncompressed response, and set the timeouts that a caller left out."""
+    # A few packed bytes can unpack to gigabytes, which no declared length shows.
     request.headers["Accept-Encoding"] = "identity"
     timeouts = request.extensions.get("timeout") or {}
     for key in ("connect", "read", "write", "pool"):
@@ -127,6 +131,7 @@ class _Lists:
 
     def check(self, response: Response) -> None:
         request = response.request
+        # Without the query, which is another one for each page.
         key = f"{request.method} {request.url.copy_with(query=None)}"
         if "next" not in response.links:
             self._seen.pop(key, None)
@@ -144,6 +149,8 @@ def _check(response: Response) -> None:
     """Raise UserError for a response with invalid headers, and bound its body."""
     request, headers = response.request, response.headers
     wait = headers.get("Retry-After", "")
+    # The digits are counted first, because int() raises ValueError above 4,300 of them. The client
+    # waits for seconds alone, and ignores dates.
     if wait.isdigit() and (len(wait) > 9 or int(wait) > MAX_WAIT):
         raise _refused(request, f"requests a pause of {wait:.20} s (HTTP {response.status_code})")
     if request.method == "HEAD":
@@ -171,6 +178,7 @@ def _most(response: Response, declared: int | None) -> int:
     """Return the largest size in bytes that a response may have."""
     request = response.request
     if response.status_code >= 300 or not request.extensions.get("streamed"):
+        # An error, or what was not requested as a stream, is read into memory.
         part = RANGE.fullmatch(request.headers.get("Range", ""))
         if part and response.status_code < 300:
             return int(part[2]) - int(part[1]) + 1 if part[1] else int(part[2])

@@ -39,6 +39,8 @@ def version_words(versions: Mapping[str, tuple[str, str]]) -> str:
 def installed() -> dict[str, str]:
     """Return the versions of `software()`, the machine type, and a hash of this package's code."""
     code, above = hashlib.sha256(), Path(__file__).parents[1]
+    # By package, because rglob follows no link below its start, and four packages of a checkout are
+    # links.
     for file in sorted(file for package in above.iterdir() for file in package.rglob("*.py")):
         code.update(f"{file.relative_to(above)}\n".encode() + file.read_bytes())
     return {**software(), "machine": platform.machine(), "code": code.hexdigest()[:12]}

@@ -22,6 +22,7 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path}: is a pipe, a device or a folder; give an ordinary file")
         with path.open("rb") as file:
+            # Not by st_size, which is 0 for files of /proc and may change before the read.
             data = file.read(most + 1)
         if len(data) > most:
             raise UserError(f"{path}: has more than {most:,} bytes, and is not read")
@@ -37,6 +38,7 @@ def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
+        # Lists that are nested a thousand deep raise RecursionError.
         raise UserError(f"{path}: is not JSON ({first_line(error)}); copy it again") from None
     if problem := schema_violation(found, shape):
         raise UserError(f"{path}: {problem}")

@@ -40,6 +40,7 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[st
         with passive_waits():
             module = import_module(home or f"{package}.{name}")
         found = getattr(module, name) if home else module
+        # Python calls `__getattr__` for missing names alone, so the next use costs nothing.
         setattr(sys.modules[package], name, found)
         return found
 

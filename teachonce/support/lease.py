@@ -53,6 +53,8 @@ class Lease:
         try:
             if not new:
                 certain = _dead(store, self._file)
+                # If two processes take over at once, the later signature remains, and after the
+                # pause `check` stops the process of the earlier one.
                 self._sign(self._file)
                 time.sleep(0 if certain else SETTLE)
             self.check()
@@ -90,6 +92,7 @@ class Lease:
             error.filename = str(self.path.parent)
             raise
         try:
+            # A link, not a rename, which would replace the lease of another process.
             os.link(new, self.path)
             return file
         except (
@@ -100,6 +103,7 @@ class Lease:
             return None
         except OSError:  # a file system without links
             os.close(file)
+            # O_EXCL lets one process alone create it, but others may see it before it is signed.
             with contextlib.suppress(FileExistsError):
                 return self._create(self.path)
             return None
@@ -123,6 +127,7 @@ class Lease:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
             with contextlib.suppress(OSError):  # `check` reports what became of the lease
+                # Without times, so that a file server sets the time by its own clock.
                 os.utime(self._file)
 
     def check(self) -> None:
@@ -136,6 +141,7 @@ class Lease:
         self._ended.set()
         # Before the file is closed, whose number the system may give to another file.
         self._beating.join()
+        # After a takeover the file is the lease of the other process.
         if _read(self.path).get("token") == self.token:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
@@ -144,6 +150,7 @@ class Lease:
 
 def lease_path(store: Path) -> Path:
     """Return the path of the lease of a store."""
+    # Resolved, so that two paths to one store have the same lease.
     return (whole := store.resolve()).parent / f".{whole.name}.lease"
 
 
@@ -231,6 +238,7 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
 def is_running(writer: Mapping[str, Any]) -> bool | None:
     """Return whether the process named in a lease is running; None if it is on another machine."""
     here = _process(0)
+    # In another PID namespace, as of a container, the number belongs to another process.
     if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
         return None
     return bool(writer.get("begun") == _process(writer.get("pid"))["begun"])
@@ -243,6 +251,7 @@ def _process(pid: object) -> dict[str, Any]:
     host, namespace, started = socket.gethostname(), None, None
     boot = host
     with contextlib.suppress(OSError, ValueError, IndexError):
+        # Machines may have the same host name, and a restart reuses the process numbers.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
         # Field 22 of proc(5). The name in field 2 may hold blanks and brackets.

@@ -232,6 +232,7 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     texts = bool(words) and all(isinstance(word, str) for word in words)
     if (kind is tuple and value is None) or (kind is Path and isinstance(value, Path)):
         return value
+    # A list for a repeated option is not read again: `replace` passes parsed values.
     if about.read and texts and not (several and kind is tuple and about.repeated):
         return about.read(tuple(words) if about.repeated else ",".join(words))
     if kind is tuple:
@@ -291,6 +292,7 @@ EXPECTED: dict[type[Any], str] = {
 
 
 def _is_of(kind: type[Any], value: Any) -> bool:
+    # First, because for Python True is an Integral number.
     if isinstance(value, bool):
         return kind is bool
     if kind in (str, Path):

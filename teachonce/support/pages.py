@@ -27,6 +27,7 @@ def write_page(path: Path, templates: Path, name: str, what_for: str, **values: 
     check_page(path, what_for)
     jinja2 = library("jinja2", "report", what_for)
     loader = jinja2.FileSystemLoader([templates, SHARED])
+    # StrictUndefined: a misspelt name in a template is an error, not an empty text.
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -59,6 +60,7 @@ def embedded(value: Any, markup: Any = str) -> Any:
     """Return data as JSON for a `<script>` element; `<`, `>` and `&` are escaped, so that no value
     can close the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # U+2028 and U+2029 end a line of JavaScript before ES2019, even inside a string.
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return markup(text)

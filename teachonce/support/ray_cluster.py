@@ -20,6 +20,7 @@ from teachonce.support.signals import Stop
 
 AUTO = "auto"
 ANSWER = 5.0  # seconds in which an address answers
+# Without the second variable, newer releases of Ray leave GPUs visible to workers that have none.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
 
 
@@ -76,6 +77,7 @@ class DriverNode:
 def remote_worker(ray: Any, work: Callable[..., Any], gpus: float) -> Any:
     """Make a Ray task that calls `work` in a process of its own, on a node with room for it. Ray
     does not restart it: the driver starts another one if it dies."""
+    # max_calls=1: by default Ray gives a process without a GPU to the next task, memory included.
     return ray.remote(
         num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1, scheduling_strategy="SPREAD"
     )(work)
@@ -90,6 +92,7 @@ def cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     try:
         ray.init(
+            # With its own `auto`, Ray fails if no cluster runs; without an address it starts one.
             address=None if address == AUTO else address,
             log_to_driver=False,
             logging_level=logging.CRITICAL,
@@ -151,6 +154,7 @@ def node_capacity(node: dict[str, float], gpus: float) -> int:
     places = math.floor(node.get("CPU", 0))
     if gpus:
         there = math.floor(node.get("GPU", 0))
+        # A worker needs its share on one GPU. Without 1e-9, shares of 1/99 would give 98 places.
         each = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
         places = min(places, each)
     return places

@@ -48,6 +48,7 @@ def without_credentials(text: str) -> str:
         text = TOKEN.sub("hf_***", text)
     for name in SECRETS:
         secret = os.environ.get(name, "")
+        # A shorter value may be an ordinary word of the text.
         if len(secret) >= 8 and secret in text:
             text = text.replace(secret, "***")
     return text

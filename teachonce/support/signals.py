@@ -73,6 +73,7 @@ class Stop:
             return
         number, self.number, self.raised = unraisable.exc_value.number, None, None
         self.listen()
+        # Later and by a thread: what is raised here is dropped, too.
         again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()

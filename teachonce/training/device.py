@@ -10,6 +10,7 @@ from typing import Any
 
 from teachonce.support.console import check_device
 
+# oneDNN's names of the instruction sets that cannot multiply bf16.
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
@@ -41,6 +42,7 @@ def _multiplies_bf16(device: str) -> bool:
     import torch
 
     if device.startswith("cuda"):
+        # By default torch also counts GPUs before compute capability 8.0, which emulate bf16.
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # The user's limit on the instructions of oneDNN, which multiplies the matrices of torch.
     if os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() in WITHOUT_BF16:

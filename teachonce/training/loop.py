@@ -68,6 +68,9 @@ def limit_primitive_cache() -> Iterator[None]:
 def release_memory() -> None:
     """Return freed memory to the operating system."""
     # With blocks of varying sizes, glibc retains gigabytes of freed memory.
+    # A training of 128x2x2 held 2.3 GB and used 0.7; trimmed every 20 steps, it held 1.1 GB.
+    # Mapping large blocks instead (M_MMAP_THRESHOLD) held 1.5 GB, and a step took 1.5 times as long
+    # (RESULTS, "Soak of a h5 store").
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -116,6 +119,7 @@ class Training(ABC):
                 initial=self.step,
                 unit="step",
                 desc=name,
+                # With None, tqdm shows no bar if stderr is not a terminal.
                 disable=None if self.ranks.is_main else True,
             ) as progress,
         ):
@@ -124,6 +128,7 @@ class Training(ABC):
                 self.after(losses, progress)
                 if self.step % EVERY == 0:
                     release_memory()
+                # All processes stop at the same step, or the others would wait for gradients.
                 stopping = self.ranks.any(stop.requested)
                 if self.ranks.is_main and (stopping or self.is_due()):
                     self.save()
@@ -151,12 +156,15 @@ class Training(ABC):
         for number, batch in batches:
             self._seed_dropout(number)
             loss, parts = losses(batch)
+            # A backward pass for each batch, so that only one batch has its graph in memory.
             (loss / count).backward()
             for name, value in {**parts, "loss": loss}.items():
                 found[name] = found.get(name, 0.0) + float(value.detach()) / count
         found = self.ranks.summed(found)
         self.ranks.sum_gradients(self.model)
+        # After the sum, so that every process divides by the norm of the whole gradient.
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
+        # Before the optimizer's step, which would spread NaN to the weights.
         if not math.isfinite(found["loss"]) or not math.isfinite(norm):
             why, remedy = "training has diverged", f"lower --lr, here {rate:.2g}"
             if self.step == 0:  # no rate is too high before the first update

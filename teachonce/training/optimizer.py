@@ -52,6 +52,7 @@ def optimizer_of(
     if name == "adadelta":
         return torch.optim.Adadelta([matrices, others], lr=lr, rho=RHO, eps=EPSILON)
     if name == "adamw":
+        # `or None`: False would also rule out `foreach`, which torch chooses by itself on a GPU.
         return torch.optim.AdamW(
             [matrices, others], lr=lr, betas=betas, eps=EPSILON, fused=fused or None
         )

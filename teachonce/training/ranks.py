@@ -49,6 +49,7 @@ class Ranks:
         found = f"{socket.gethostname()}: {'; '.join(_difference_line(*each) for each in other)}"
         each: list[Any] = [None] * self.size
         with _peer_errors():
+            # Each process takes part, so that all of them end, and with the same line.
             distributed.all_gather_object(each, found if other else None)
         if unlike := next(filter(None, each), None):
             raise UserError(
@@ -71,6 +72,7 @@ class Ranks:
         with _peer_errors():
             distributed.all_gather_object(each, dict(values))
         names = dict.fromkeys(name for found in each for name in found)
+        # Added in the order of the ranks, so that each process gets the same bits.
         return {name: sum(found.get(name, 0.0) for found in each) for name in names}
 
     def any(self, flag: bool) -> bool:
@@ -108,6 +110,7 @@ class Ranks:
             return
         device = weights[0].device
         present = [weight.grad is not None for weight in weights]
+        # A weight may have a gradient in one process alone, and all must sum the same weights.
         somewhere = torch.tensor(present, dtype=torch.int32, device=device)
         with _peer_errors():
             distributed.all_reduce(somewhere, distributed.ReduceOp.MAX)

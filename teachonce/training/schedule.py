@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 SCHEDULES = ("linear", "cosine", "plateau", "constant")
 ENDLESS = ("plateau", "constant")  # have no rate at the end
+# As in Kolesnikova et al. 2022, appendix B; their code waits longer after a halving.
 PATIENCE = 3
 
 

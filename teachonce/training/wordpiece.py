@@ -108,6 +108,7 @@ def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     counts = _count_words(texts, tokenizer)
+    # Words of equal count by the alphabet, so that the order of the texts decides nothing.
     known = sorted(counts.keys() - SPECIALS.values(), key=lambda word: (-counts[word], word))
     least = len(SPECIALS) + 1
     if size is not None and size < least:

@@ -69,9 +69,11 @@ class Blocks:
         fields.expect("the size of an address", 1, 8)
         fields.expect("the size of a length", 1, 8)
         fields.expect("the mark of a writer that did not end", 1, 0)
+        # A user block before the superblock, which FORMAT.md excludes, would shift all addresses.
         fields.expect("the base address", 8, 0)
         fields.address()  # of an extension, which a store does not need
         end = fields.number(8)
+        # The file may be longer, because the SHA-256 of a sealed store follows this end.
         if end > self._end:
             raise Damage(f"the file has {self._end} bytes, expected {end}")
         self._end, self.root = end, fields.address()

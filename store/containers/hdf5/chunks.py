@@ -67,6 +67,7 @@ class Dataset:
 
         Bit i of `skipped` is set if filter i was not applied to this chunk.
         """
+        # HDF5 stores a chunk without Blosc if Blosc does not shrink it.
         applied = [name for place, name in enumerate(self.filters) if not skipped >> place & 1]
         if FLETCHER in applied:
             stored = stored[:-CHECKSUM]
@@ -116,9 +117,11 @@ def _filters(thing: Object) -> tuple[int, ...]:
     fields.take(6 if version == 1 else 0)
     for _ in range(count):
         found.append(fields.number(2))
+        # In version 2, filters below 256, which are HDF5's own, have no name.
         name = fields.number(2) if version == 1 or found[-1] >= 256 else 0
         fields.number(2)
         settings = fields.number(2)
+        # Version 1 pads an odd number of settings by one more.
         fields.take(name + 4 * (settings + (settings & 1 if version == 1 else 0)))
     if foreign := set(found) - {BLOSC, FLETCHER}:
         raise Damage(
@@ -135,6 +138,7 @@ def _check_no_overlap(places: Array) -> None:
     # Otherwise a small file could declare any number of chunks.
     there = places[places[:, 0] != UNDEFINED]
     there = there[np.argsort(there[:, 0])]
+    # The sums cannot overflow: `_check_inside` has compared all places with the file's size.
     if (there[:-1, 0] + there[:-1, 1] > there[1:, 0]).any():
         raise Damage("its chunks overlap")
 
@@ -177,6 +181,7 @@ class _Layout:
         sizes = zip(chunk, (*self.shape, self.dtype.itemsize), strict=False)
         if rank != len(self.shape) + 1 or any(not 0 < part <= whole for part, whole in sizes):
             raise Damage(f"chunks of shape {chunk[:-1]} do not fit shape {list(self.shape)}")
+        # HDF5 stores the size of an element as one more dimension of the chunk.
         if chunk.pop() != self.dtype.itemsize:
             raise Damage("its chunks are of another type")
         size = prod(chunk) * self.dtype.itemsize
@@ -204,6 +209,8 @@ class _Layout:
         if kind == FIXED:
             entry = 8 + (entry_bytes(size, wide) if self.filters else 0)
             return fixed_array(self.blocks, address, bits, count, size, entry)
+        # Chunks without an index have one size, which a filter would change. Their number is
+        # compared with the file before memory is allocated for them.
         if self.filters or count * size > len(self.blocks.map.data):
             raise Damage("chunks that follow one another have no place")
         places = np.zeros((count, 3), np.uint64)
@@ -217,6 +224,7 @@ class _Layout:
         there = places[:, 0] != UNDEFINED
         places[~there, 1] = 0
         begin, size = places[there, 0], places[there, 1]
+        # Both are compared alone as well, because the sum of two uint64 may overflow.
         if ((begin > end) | (size > end) | (begin + size > end)).any():
             raise Damage("a chunk lies outside the file")
 

@@ -101,8 +101,10 @@ def create_file(file: NewFile) -> h5py.File:
     # So that equal stores have equal bytes.
     created.set_obj_track_times(False)
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    # Metadata of earlier versions are not all covered by checksums.
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
+    # The driver writes into `file`, but HDF5 requires some name.
     return h5py.File(h5py.h5f.create(b"new", h5py.h5f.ACC_TRUNC, created, access))
 
 
@@ -126,6 +128,7 @@ def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
             group.attrs.create(key, np.int64(value))
         else:
             text = value if isinstance(value, str) else json.dumps(value)
+            # h5py stores str as variable-length text, which FORMAT.md forbids.
             group.attrs.create(key, np.bytes_(text.encode("ascii")))
 
 
@@ -145,6 +148,7 @@ class Hdf5Sink:
         parent, _, leaf = f"{self._prefix}/{name}".strip("/").rpartition("/")
         group = create_group(self.file, parent)
         settings: dict[str, Any] = {"track_times": False}
+        # HDF5 refuses chunks of length 0.
         if all(spec.shape):
             settings["chunks"] = (spec.rows(TOKEN_ROWS, CHUNK_BYTES), *spec.shape[1:])
             settings["fletcher32"] = True
@@ -154,6 +158,7 @@ class Hdf5Sink:
                 settings |= hdf5plugin.Blosc(cname, clevel, kind)
         data = np.ascontiguousarray(values, spec.dtype)
         group.create_dataset(leaf, shape=spec.shape, dtype=spec.dtype, data=data, **settings)
+        # `NewFile` hides failed writes from HDF5, so they are raised here, after each array.
         self.check()
         return None
 

@@ -42,6 +42,7 @@ class _BTree:
         capacity = whole = (self._node - NODE - CHECKSUM) // self._record
         counted = _bytes_for(capacity)
         for level in range(depth):
+            # A pointer to a leaf has no total, which would equal the number of records of the leaf.
             self._pointers.append((counted, _bytes_for(whole) if level else 0))
             pointer = 8 + sum(self._pointers[-1])
             capacity = (self._node - NODE - CHECKSUM - pointer) // (self._record + pointer)
@@ -63,6 +64,7 @@ class _BTree:
     def _under(self, address: int, count: int, depth: int, visited: set[int]) -> Iterator[bytes]:
         counted, whole = self._pointers[depth]
         children = count + 1 if depth else 0
+        # The checksum follows the last record, and is not at the end of the node.
         used = NODE + count * self._record + children * (8 + counted + whole) + CHECKSUM
         if address in visited or used > self._node:
             raise Damage("a B-tree has a node twice, or too large")
@@ -96,6 +98,7 @@ class Heap:
         self._blocks, self._address = blocks, address
         self._id_bytes = fields.number(2)
         fields.expect("the size of its filters", 2, 0)
+        # Bit 1 of the flags means that direct blocks have checksums.
         self._checked = bool(fields.number(1) & 2)
         largest = fields.number(4)
         fields.number(8)
@@ -106,6 +109,7 @@ class Heap:
         fields.number(2)
         self._root, self._rows = fields.address(), fields.number(2)
         sizes = self._width, self._start, self._direct
+        # `_place` computes with bit lengths, which is right for powers of two only.
         if not (POWERS.issuperset(sizes) and self._start <= self._direct and self._bits <= 64):
             raise Damage("a heap has impossible sizes")
         self._offset_bytes = -(-self._bits // 8)
@@ -121,6 +125,7 @@ class Heap:
         kind = found.number(1)
         if kind == 0x10:
             return self._large(found)
+        # Tiny objects, inside their own ID of 7 or 8 bytes, are shorter than any link or attribute.
         if kind:
             raise Damage(f"a heap ID is of kind {kind}")
         offset, size = found.number(self._offset_bytes), found.number(self._length_bytes)
@@ -130,6 +135,7 @@ class Heap:
         return self._block(address, whole, base)[offset - base : offset - base + size]
 
     def _large(self, found: FieldReader) -> bytes:
+        # An ID with room for address and size holds them. A shorter one is the key of a B-tree.
         if self._id_bytes - 1 >= 16:
             return self._blocks.read(found.address(), found.number(8), "an object of a heap")
         if self._huge is None:
@@ -148,6 +154,7 @@ class Heap:
             self._check_head(FieldReader(data, "a block of a heap"), b"FHDB", base)
             if self._checked:
                 place = 13 + self._offset_bytes
+                # HDF5 computes the checksum while its own field holds zeros.
                 whole = data[:place] + bytes(CHECKSUM) + data[place + CHECKSUM :]
                 check_sum(whole, data[place : place + CHECKSUM], "a block of a heap")
             self._cached[address] = data
@@ -168,6 +175,7 @@ class Heap:
         while True:
             relative = offset - base
             row = (relative // first).bit_length()
+            # Rows 0 and 1 have blocks of the starting size, and each later row doubles it.
             size = self._start << max(0, row - 1)
             begin = first << row - 1 if row else 0
             column = (relative - begin) // size

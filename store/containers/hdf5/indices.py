@@ -21,6 +21,7 @@ def entry_bytes(size: int, wide: bool) -> int:
 
     size: decoded bytes of a chunk. wide: sizes take 8 bytes (layout version 5).
     """
+    # HDF5 adds a byte to what the size of a chunk needs, as a filter may enlarge the chunk.
     return SKIPPED + (8 if wide else min(8, 1 + (size.bit_length() + 7) // 8))
 
 
@@ -67,8 +68,10 @@ def _entries(
     for number in range(pages):
         length = min(page, count - number * page) * row
         place = address + first + number * (page * row + CHECKSUM)
+        # The first page of a byte has its highest bit.
         if not used[number // 8] & 128 >> number % 8:
             raise Damage("its chunks are not all there")
+        # A page has a checksum and no signature.
         found.append(blocks.block(place, length + CHECKSUM, b"", WHAT).take(length))
     return b"".join(found)
 
@@ -92,6 +95,7 @@ def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -
     todo, visited = [(address, -1)], {address}
     while todo:
         place, level = todo.pop()
+        # Trees of version 1 have no checksums, so their fields are compared with the array instead.
         head = FieldReader(blocks.read(place, 24, WHAT), WHAT)
         if head.take(4) != b"TREE":
             raise Damage(f"{WHAT} does not begin with TREE")

@@ -89,10 +89,12 @@ def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int
     fields = FieldReader(blocks.read(address + 4, 2, HEADER), HEADER)
     fields.expect("its version", 1, 2)
     flags = fields.number(1)
+    # Bit 5 adds four timestamps of 4 bytes, bit 4 two limits of 2 bytes for attributes.
     before, width = 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0), 1 << (flags & 3)
     size = FieldReader(blocks.read(address + before, width, HEADER), HEADER).number(width)
     fields = blocks.block(address, before + width + size + CHECKSUM, b"OHDR", HEADER)
     fields.take(before + width - 4)
+    # Bit 2 adds to each message the order of its creation, 2 bytes.
     return b"OCHK", fields, (1, 3 if flags & 4 else 1)
 
 
@@ -127,6 +129,7 @@ def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[byt
         fields = FieldReader(body, "where links or attributes are")
         fields.expect("its version", 1, 0)
         flags = fields.number(1)
+        # The highest order of creation has 8 bytes for links and 2 for attributes.
         fields.take((8 if kind == LINK_INFO else 2) if flags & 1 else 0)
         heap, names = fields.address(), fields.address()
         if heap == UNDEFINED:
@@ -146,6 +149,7 @@ def _link(fields: FieldReader) -> tuple[str, int, int]:
     fields.expect("its version", 1, 1)
     flags = fields.number(1)
     kind = fields.number(1) if flags & 8 else HARD
+    # Bit 2 adds the order of creation, bit 4 the encoding of the name.
     fields.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
     name = _text(fields.take(fields.number(1 << (flags & 3))))
     return name, kind, fields.address() if kind == HARD else UNDEFINED
@@ -172,6 +176,7 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
         fields.expect("the sharing of its type", 1, 0)
         sizes = [fields.number(2) for _ in range(3)]
         fields.take(1 if version == 3 else 0)  # the encoding of its name
+        # Version 1 pads name, type and shape to multiples of 8 bytes.
         parts = [fields.take(-(-size // 8) * 8 if version == 1 else size) for size in sizes]
         name = _text(parts[0][: sizes[0]].rstrip(b"\0"))
         if name in found:
@@ -219,6 +224,7 @@ def _numbers() -> dict[tuple[int, bytes], np.dtype[Any]]:
     for size in (1, 2, 4, 8):
         for sign, name in ((0, "uint"), (8, "int")):
             form = struct.pack("<B2xIHH", sign, size, 0, 8 * size)
+            # All bytes must match: another byte order, padding or bit offset is another type.
             found[NUMBER, form] = np.dtype(f"{name}{8 * size}")
     for size in (2, 4, 8):
         dtype = np.dtype(f"float{8 * size}")
@@ -235,6 +241,7 @@ FORM_BYTES = {NUMBER: 11, FLOAT: 19}
 # What h5py writes for bool: an enumeration of int8.
 BOOL = struct.pack("<H1xI", 2, 1)
 INT8 = struct.pack("<B2xIHH", 8, 1, 0, 8)
+# Types before version 3 pad each name to a multiple of 8 bytes.
 VALUES = b"FALSE\0TRUE\0\0\1", b"FALSE\0\0\0TRUE\0\0\0\0\0\1"
 
 

@@ -48,6 +48,7 @@ class Hdf5Staging(OnDisk):
         return sink
 
     def begin(self) -> None:
+        # The folder comes first, so that a store whose file exists can take parts.
         self.parts.mkdir(exist_ok=True)
         files.rename(self._new, self.path)
 
@@ -57,6 +58,7 @@ class Hdf5Staging(OnDisk):
         self.parts.mkdir(exist_ok=True)
         if not missing:
             return
+        # All arrays go to a new file, because HDF5 cannot change a file in one atomic step.
         sink = Hdf5Sink(self._new)
         sink.attributes("parts", {})
         for name, values in arrays:
@@ -110,14 +112,17 @@ class Hdf5Staging(OnDisk):
                 unsealed.copy(name, sink.file)
                 sink.check()
         create_group(sink.file, "parts")
+        # Parts are sorted, so that the bytes do not depend on the order of publishing.
         for number in sorted(self.published()):
             _check(self.parts / f"{number}.h5")
             with h5py.File(self.parts / f"{number}.h5", "r") as part:
                 part.copy(f"parts/{number}", sink.file["parts"])
+                # On a full disk all later writes are dropped, so copying more would be in vain.
                 sink.check()
         sink.close()
         append_digest(self._new)
         files.rename(self._new, self.path)
+        # Until the rename, these files are the only copy of the parts.
         self.clean()
 
     def clean(self) -> None:

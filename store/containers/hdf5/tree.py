@@ -81,6 +81,7 @@ class Hdf5File:
                 yield path, None
                 continue
             found = self.find(path)
+            # A hard link to a group above it would make the walk endless.
             if found.address in met:
                 raise Damage(f"{path} is the same as {met[found.address]}")
             met[found.address] = path

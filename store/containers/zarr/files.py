@@ -101,11 +101,14 @@ class FsspecFiles:
     """Reads and writes the files behind a URL with fsspec."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        # Otherwise huggingface_hub reads responses of any size, and waits as long as a server says.
         if url.startswith("hf://"):
             bound_hub_client()
+        # The file system is asynchronous, so that its coroutines run in the loop of zarr-python.
         fs, path = url_to_fs(url, **{"asynchronous": True, **(options or {})})
         self._fs = fs if fs.async_impl else AsyncFileSystemWrapper(fs, asynchronous=True)
         if hasattr(self._fs, "retries"):
+            # Retries of the client would take their time from the timeout of a single answer.
             self._fs.retries = 1
         self.retrier, self._root = Retrier(url), str(self._fs._strip_protocol(path)).rstrip("/")
         self._sizes: dict[str, int] = {}
@@ -130,11 +133,13 @@ class FsspecFiles:
 
     async def _range(self, address: str, begin: int, end: int) -> bytes:
         """Read a range of a file; one byte more if a web server sends more than the range."""
+        # HTTP cannot express an empty range.
         if begin == end or not address.startswith(("http://", "https://")):
             found: bytes = await self._fs._cat_file(address, start=begin, end=end)
             return found
         # fsspec's own _cat_file reads an answer of any length: an endless one took all memory.
         session, most = await self._fs.set_session(), end - begin + 1
+        # `identity` is needed because the range of a compressed response counts compressed bytes.
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         words = {**self._fs.kwargs, "headers": {**self._fs.kwargs.get("headers", {}), **headers}}
         data = bytearray()

@@ -20,6 +20,7 @@ CRC = {"name": "crc32c"}
 
 def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:
     """Return the zarr.json of the array at `path`: one shard with chunks of `rows` rows."""
+    # Zarr requires that a shard has whole chunks, FORMAT.md that no side of it is 0.
     shard_rows = -(-max(1, spec.shape[0]) // rows) * rows
     row = [max(1, size) for size in spec.shape[1:]]
     packing = []
@@ -28,10 +29,12 @@ def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:
         packing = [{"name": "blosc", "configuration": settings}]
     sharding = {
         "chunk_shape": [rows, *row],
+        # zarr-python leaves out the byte order of single bytes.
         "codecs": [LITTLE if spec.dtype.itemsize > 1 else {"name": "bytes"}, *packing, CRC],
         "index_codecs": [LITTLE, CRC],
         "index_location": "end",
     }
+    # Keys have zarr-python's order and include its optional ones, so that the bytes are the same.
     return {
         "shape": list(spec.shape),
         "data_type": spec.dtype.name,

@@ -20,6 +20,8 @@ from teachonce.store.containers.zarr.shards import (
 from teachonce.store.errors import StoreError
 from teachonce.support.arrays import Array
 
+# obstore reads 1,447 MB/s by requests of 1 MiB, and 53 MB/s by requests of 16 KiB (RESULTS,
+# "Clients of buckets").
 RUN = 2**20  # bytes that are requested at once, unless a chunk has more
 SMALL = 4 * RUN  # decoded bytes of an array that probably takes less than RUN bytes
 
@@ -30,6 +32,7 @@ def _index_range(name: str, layout: ShardLayout) -> ByteRange:
 
 def _first(name: str, layout: ShardLayout) -> ByteRange:
     """Return the range to fetch when an array is opened: its index, or all of a small array."""
+    # A small array usually takes one request, a large one at least two, one after the other.
     small = layout.shape[0] * layout.row_bytes <= SMALL
     return ByteRange(name, 0, RUN) if small else _index_range(name, layout)
 
@@ -120,6 +123,7 @@ def _runs_of(name: str, places: list[list[int]]) -> list[ByteRange]:
     edges, run_of = list[list[int]](), dict[int, int]()
     for chunk in sorted(range(len(places)), key=places.__getitem__):
         low, size = places[chunk]
+        # Chunks with a gap between them are not joined, so no byte is fetched that nobody reads.
         if edges and low == edges[-1][1] and low + size - edges[-1][0] <= RUN:
             edges[-1][1] += size
         else:

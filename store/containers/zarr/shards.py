@@ -83,6 +83,7 @@ def shard_layout(node: dict[str, Any]) -> ShardLayout | None:
     dtype = DTYPES.get(kind)
     packed = [isinstance(codec, dict) and codec.get("name") for codec in packing]
     if (
+        # Values are views of the stored bytes, which are little-endian.
         sys.byteorder != "little"
         or dtype is None
         or index != LITTLE
@@ -90,6 +91,7 @@ def shard_layout(node: dict[str, Any]) -> ShardLayout | None:
         or packed not in ([], ["blosc"])
         or node.get("storage_transformers")
         or not shape[1:] == row == shard_row
+        # isinstance would accept JSON `true`, because a bool is an int.
         or any(type(size) is not int or size < 0 for size in shape)
         or not (0 < rows <= shard_rows and shape[0] <= shard_rows and shard_rows % rows == 0)
     ):
@@ -146,6 +148,8 @@ def read_index(data: Bytes, end: int) -> list[list[int]]:
     are 0 for a chunk that is missing or lies elsewhere. Raises Damage."""
     index = _checked(data, "the index").view("<u8").reshape(-1, 2)
     begin, size = index[:, 0], index[:, 1]
+    # The first two comparisons exclude sums that overflow uint64. Zarr marks a missing chunk by
+    # 2**64 - 1 twice, which is outside, too.
     inside = (begin <= end) & (size <= end) & (begin + size <= end)
     places: list[list[int]] = np.where(inside[:, None], index, 0).tolist()
     return places
@@ -216,6 +220,7 @@ class ShardSlices(RowSlices):
 
     def decode(self, begin: int, end: int, out: Array) -> None:
         rows, row = self.layout.rows, self.layout.row_bytes
+        # `target` is a view, not a copy, because `read_into` has checked that `out` is contiguous.
         target, shard = out.reshape(-1).view(np.uint8), self._shard()
         for chunk in range(begin // rows, -(-end // rows)):
             first, last = max(begin, chunk * rows), min(end, (chunk + 1) * rows)

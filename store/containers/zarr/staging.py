@@ -47,10 +47,12 @@ class ZarrStaging(OnDisk):
         work, entries = self.path / f"{TEMPORARY}{self.mark}-outside", dict(attributes["arrays"])
         sink = ZarrSink(work)
         for name, values in arrays:
+            # `arrays` yields stored arrays as well, because HDF5 writes these again.
             if name in missing:
                 fingerprint = sink.array(name, teacher_array(values), values)
                 entries[name] = Entry.of(values, fingerprint).to_json()
         sink.close()
+        # Groups come before arrays, because a rename requires the folder above its target.
         for group in sorted(
             {"parts", *(above for name in entries for above in groups_above(name))}
         ):
@@ -66,6 +68,7 @@ class ZarrStaging(OnDisk):
             self._write_root(attributes | {"arrays": entries})
 
     def _write_json(self, node: dict[str, Any], target: Path) -> None:
+        # The file is in the store's folder, where `clear` finds it after a kill.
         new = self.path / f"{TEMPORARY}{self.mark}-root"
         new.unlink(missing_ok=True)
         with os.fdopen(files.create(new), "wb") as file:
@@ -79,6 +82,7 @@ class ZarrStaging(OnDisk):
     def clear(self, mark: str = "") -> None:
         files.discard(self.path.parent, f".{self.path.name}.new-{mark}")
         parts = self.path / "parts"
+        # A link may lead anywhere. `parts` comes first, as only an empty folder can be removed.
         for folder in (self.path,) if parts.is_symlink() else (parts, self.path):
             files.discard(folder, f"{TEMPORARY}{mark}")
             if folder.is_dir() and not (self.path / "zarr.json").exists():
@@ -126,6 +130,7 @@ class ZarrStaging(OnDisk):
         """
         for number in numbers:
             new, old = self._replacement(number), self.path / "parts" / str(number)
+            # After a kill, `old` may be the replacement already, which must stay.
             if (new.exists() or number in removed) and old.exists():
                 files.rename(old, self.path / "parts" / f"{TEMPORARY}{self.mark}-{number}-old")
             if new.exists():
@@ -151,6 +156,7 @@ class ZarrStaging(OnDisk):
         attributes = ZarrSink(work).finish(make)
         for name in LAST:
             if (work / name).exists():
+                # A rename cannot replace a folder that has files.
                 shutil.rmtree(self.path / name, ignore_errors=True)
                 files.rename(work / name, self.path / name)
         shutil.rmtree(work)

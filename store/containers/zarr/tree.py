@@ -57,6 +57,7 @@ GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 def _rows_and_node(name: str, spec: ArraySpec) -> tuple[int, bytes]:
     """Return the rows of a chunk, and the zarr.json, that this software writes for an array."""
     rows = spec.rows(TOKEN_ROWS, CHUNK_BYTES)
+    # The indent is zarr-python's: `expect` compares the digest of these bytes with stored ones.
     return rows, json.dumps(array_node(name, spec, rows), indent=2).encode()
 
 
@@ -142,6 +143,7 @@ class ZarrSink:
 
     def close(self) -> None:
         self._threads.shutdown()
+        # A crash after the caller's rename must not leave a part whose files are empty.
         sync_tree(self.folder)
 
 
@@ -188,12 +190,14 @@ class ZarrSource:
     def forget(self, name: str) -> None:
         """Drop the cached bytes of an array that was found damaged, so that it is fetched again."""
         if self.ranges is not None:
+            # The number of dimensions is unknown here: the metadata may be what is damaged.
             for file in (f"{name}/zarr.json", *(f"{name}/c{'/0' * n}" for n in (1, 2, 3, 4))):
                 self.ranges.forget(file)
 
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""
         try:
+            # The root is never cached: its checksum is the cache's key, and sealing changes it.
             if self.ranges is None or "/" not in name:
                 return self._files.read(name)
             wanted = ByteRange(name, 0, MAX_JSON)  # which may be on the disk
@@ -216,6 +220,7 @@ class ZarrSource:
             raise StoreError(f"{self.path}: {file} is missing")
         if len(self._digests) > MAX_DIGESTS:
             self._digests = {}
+        # `fingerprint` returns the digest of the bytes that are parsed here, without another read.
         self._digests[name] = _digest(data)
         try:
             node = json.loads(data)
@@ -242,6 +247,7 @@ class ZarrSource:
         if self.ranges is not None:
             for name in names:
                 self.ranges.prefetch(ByteRange(f"{name}/zarr.json", 0, MAX_JSON))
+                # `remote_shards` requests the same range first for a small array.
                 self.ranges.prefetch(ByteRange(shard_path(name, (1,)), 0, RUN))
 
     def expect(self, group: str, name: str, spec: ArraySpec, fingerprint: str) -> None:
@@ -266,6 +272,7 @@ class ZarrSource:
         array, chunk = self._by_us(name) or self._by_zarr(name)
         shard, where = shard_path(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
+            # A missing shard is damage, for which zarr-python would return the fill value.
             with _present(where, shard):
                 stored = array.size if isinstance(array, RemoteSlices) else self._files.size(shard)
             decoded = prod(array.shape) * array.dtype.itemsize
@@ -279,6 +286,7 @@ class ZarrSource:
             layout = shard_layout(self._node(name))
         except StoreError:
             if self.remote:
+                # Over a network, `array` fetches the metadata again.
                 raise
             return None  # zarr-python names what is wrong with it
         if layout is None:
@@ -376,6 +384,7 @@ class ZarrSource:
     def _same(self, name: str, expected: dict[str, Any]) -> bool:
         for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
+                # Attributes are not compared, because the root and every part have their own.
                 if {**self._node(name), "attributes": {}} == expected:
                     return True
         return False

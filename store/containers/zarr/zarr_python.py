@@ -58,6 +58,7 @@ class _BoundedBlosc(BloscCodec):
 
 def _check_declared_size(chunk_bytes: Any, chunk_spec: Any) -> None:
     size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize
+    # numcodecs allocates as many bytes as the frame declares.
     if (declared := decoded_size(chunk_bytes.as_numpy_array())) != size:
         raise ValueError(f"a chunk decodes to {declared} bytes, expected {size}")
 
@@ -88,6 +89,8 @@ def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple
     """
     fetched: dict[str, Buffer] = {}
     remote = "://" in path
+    # For a URL, zarr-python reads from memory. So our own client bounds and retries the requests,
+    # and a missing shard is an error instead of zeros.
     array = _array(MemoryStore(fetched) if remote else LocalStore(path, read_only=True), name, node)
     metadata: Any = array.metadata
     bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
@@ -115,6 +118,7 @@ class ZarrSlices:
             raise StoreError(f"{self._where}: {shard} is larger than {MAX_CHUNK:,} bytes")
 
         def fetch() -> None:
+            # Otherwise the damaged bytes would come from the cache again.
             ranges.forget(shard)
             data = ranges.get(ByteRange(shard, 0, size)).data
             self._fetched[shard] = cpu.Buffer.from_array_like(data)

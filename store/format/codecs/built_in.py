@@ -59,6 +59,8 @@ class Float16(Elementwise):
 
 # Equal steps of a log-probability are equal relative steps of the probability. float16 has the same
 # size, but from -8 on it errs by up to 2^-8 instead of 2^-11.
+# As FIXED_STEP and ROOT_STEP are powers of two, decoding is exact: each device gives the same
+# values, and encoding these again gives the same codes.
 FIXED_STEP = 1024.0
 FIXED_LAST = 65534
 FIXED_ZERO = 65535
@@ -87,6 +89,7 @@ class Fixed(Elementwise):
     }
 
     def to_codes(self, values: Floats) -> Array:
+        # The laws allow 0.01 over 0, for rounding: such values become 0 (FORMAT.md, section 7).
         codes = np.clip(np.rint(-values * FIXED_STEP), 0, FIXED_LAST)
         return np.where(np.isneginf(values), FIXED_ZERO, codes).astype(np.uint16)
 
@@ -117,6 +120,7 @@ class Root(Elementwise):
     }
 
     def to_codes(self, values: Floats) -> Array:
+        # The root of a log-probability slightly over 0 would be NaN, which has no code.
         codes = np.clip(np.rint(np.sqrt(np.maximum(-values, 0)) * ROOT_STEP), 0, ROOT_LAST)
         return np.where(np.isneginf(values), ROOT_ZERO, codes).astype(np.uint8)
 
@@ -150,6 +154,7 @@ class Square(Elementwise):
         }
 
     def to_codes(self, values: Floats) -> Array:
+        # The laws allow attention of up to 1.01, whose code of 256 would not fit into a byte.
         codes: Array = np.rint(np.sqrt(np.clip(values, 0, 1)) * (255 // self.step)).astype(np.uint8)
         codes *= np.uint8(self.step)
         return codes
@@ -197,6 +202,7 @@ class Int8(Codec):
     packing: Packing | None = None
 
     names = ("values", "scale")
+    # Beyond it, the float16 scale would be infinite.
     limit = HALF_MAX * 127
 
     @property
@@ -269,10 +275,12 @@ class Int4(Codec):
         packed, scale = stored["values"].view(xp.int8), wide(stored["scale"], xp)
         tokens, groups = scale.shape
         there = 2 * packed.shape[1]
+        # NumPy's arrays have a device as tensors do, since version 2.0.
         values = xp.empty((tokens, groups * self.group), dtype=xp.float32, device=packed.device)
         # As int8, a shift to the right extends the sign bit of a nibble.
         values[:, 0:there:2] = (packed << 4) >> 4
         values[:, 1:there:2] = packed >> 4
+        # These channels are cut off below, but uninitialised numbers could overflow in the product.
         values[:, there:] = 0
         grouped = values.reshape(tokens, groups, self.group)
         grouped *= scale[:, :, None]

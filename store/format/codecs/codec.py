@@ -117,6 +117,7 @@ class Elementwise(Codec):
 
 def wide(values: Any, xp: Any) -> Any:
     """Convert values to float32; copies only if they have another dtype."""
+    # NumPy and torch both have asarray with a dtype; tensors have no astype.
     return xp.asarray(values, dtype=xp.float32)
 
 
@@ -167,6 +168,8 @@ class HiddenCodec:
         """Decode the codec's arrays to raw states [N, D]; `xp` as for `Codec.decode`."""
         states = self.codec.decode(stored, mean.shape, xp)
         if self.normalised:
+            # In place, which `Codec.decode` permits. No built-in level normalises `Float32`, whose
+            # result is the stored array.
             states *= deviation
             states += mean
         return states

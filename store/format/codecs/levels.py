@@ -94,6 +94,7 @@ def forms_of(codec: object) -> tuple[Level, ...]:
 
     Raises StoreError for an unknown name, UserError if the package cannot be loaded.
     """
+    # The type comes first: a list in forged JSON has no hash, and `in` would raise TypeError.
     if not isinstance(codec, str) or codec not in LEVELS:
         added = added_object(GROUP, codec) if isinstance(codec, str) else None
         if added is None:
@@ -104,6 +105,7 @@ def forms_of(codec: object) -> tuple[Level, ...]:
         forms = added if isinstance(added, tuple) else (added,)
         if not all(isinstance(form, Level) for form in forms):
             raise StoreError(f"codec {codec}: expected a Level, got {type(added).__name__}")
+        # Searching all installed packages takes some 50 ms, and `Features.level` calls this often.
         LEVELS[str(codec)] = forms
     return LEVELS[str(codec)]
 
@@ -117,6 +119,7 @@ def bound(
     from them.
     """
     total: Array = getattr(level, kind).bound(values, stored)
+    # A level of another package is in none of these, so all built-in errors are added to its own.
     for name in BUILT_IN:
         if level in LEVELS[name]:
             break

@@ -144,9 +144,11 @@ def importances(
     from sklearn.inspection import permutation_importance
 
     table = np.array([_codes([s.settings.get(n, "") for s in students]) for n in names]).T
+    # Seeded, so that the same files give the same page.
     forest = RandomForestRegressor(100, random_state=0, bootstrap=len(students) > 9)
     forest.fit(table, quality)
     found = permutation_importance(forest, table, quality, random_state=0)
+    # A setting without effect may lower the error by chance.
     rises = np.maximum(found.importances_mean, 0)
     return {n: float(r / (rises.sum() or 1)) for n, r in zip(names, rises, strict=True)}
 

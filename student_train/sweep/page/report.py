@@ -109,6 +109,7 @@ def write_report(folder: Path) -> Path:
     """
     if not _is_inside(folder / RUNS, folder) or (runs := read_runs(folder)) is None:
         raise UserError(f"{folder}: no {RUNS} there; give the folder of a student-sweep")
+    # By the names in the file: `publishable` cuts a path to its last part.
     paths = [folder / run["folder"] for run in runs["runs"]]
     runs = publishable(runs)  # no local paths or credentials: pages are sent to others
     students = [
@@ -178,6 +179,7 @@ def _add_deviations(students: Sequence[StudentFiles], measures: Sequence[Measure
             values = [s.figures[measure.name] for s in group if measure.name in s.figures]
             for student in group if len(values) > 1 else ():
                 if measure.name in student.figures:
+                    # A score that has a deviation over the seeds of its fine-tuning retains it.
                     student.figures.setdefault(f"{measure.name} {DEVIATION}", stdev(values))
 
 

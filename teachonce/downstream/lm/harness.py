@@ -107,6 +107,7 @@ def _figures(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the measures of a task by name; a filter of answers, unless it is none, is added."""
     found = {}
     for key, value in result.items():
+        # Keys are `measure,filter`; those without a comma, such as `alias`, are not measures.
         name, comma, chosen = key.partition(",")
         if comma and not name.endswith("_stderr") and isinstance(value, int | float):
             found[name if chosen == "none" else f"{name} {chosen}"] = float(value)

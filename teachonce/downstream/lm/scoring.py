@@ -71,6 +71,7 @@ def score_lm(
 
     Raises UserError for a wrong model, length or file, and if the model has no causal-LM head.
     """
+    # Before the model loads: a file that cannot be read is refused at once.
     texts = {name: read_lines(path) for name, path in tests.items()}
     tokenizer, network = load_decoder(model, settings.precision)
     size, shared = _window(settings, network.config, tokenizer)
@@ -190,6 +191,7 @@ def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
 def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> Tensor:
     """Return the sum of the nats of all tokens that the windows predict, float64."""
     longest = max(each.end - each.begin for each in windows)
+    # Any id pads on the right, where no token of a causal model attends to it.
     ids = np.zeros((len(windows), longest), np.int64)
     present, asked = np.zeros_like(ids), np.zeros(ids.shape, bool)
     for row, each in enumerate(windows):
@@ -200,6 +202,7 @@ def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> 
     logits = predict(torch.from_numpy(ids), torch.from_numpy(present))
     wanted = torch.from_numpy(asked[:, 1:])
     labels = torch.from_numpy(ids[:, 1:])[wanted].to(logits.device)
+    # Chosen before the cast: padding and the tokens that windows share get no float32 copy.
     predicted = logits[:, :-1][wanted.to(logits.device)].float()
     # In float64, as sums of millions of tokens lose digits in float32.
     return functional.cross_entropy(predicted, labels, reduction="none").double().sum()

@@ -57,6 +57,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
             own, targets = _compared(network, batch)
             best = targets.ids.gather(1, targets.logprobs.argmax(dim=1, keepdim=True))[:, 0]
             equal += int((own.argmax(dim=1) == best).sum())
+            # The mean over no position would be NaN.
             if len(own):
                 student, teacher = sides(own, targets)
                 nats += float(divergence(teacher, student, 1.0)) * len(own)

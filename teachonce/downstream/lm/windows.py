@@ -65,6 +65,7 @@ def _with_start(tokens: Tokens, start: int | None) -> Tokens:
     # Tokens that a tokenizer adds behind a text are no text, and would be scored.
     own = ~np.asarray(tokens.special)
     sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))[own]
+    # `minlength`: a text without a token at the end of the list has a length, too.
     lengths = np.bincount(sequence, minlength=len(tokens.start) - 1)
     begin = np.append(0, np.cumsum(lengths))
     ids, offsets = tokens.ids[own], tokens.offsets[own]

@@ -98,6 +98,7 @@ class MlmTrainer(Trainer):
         labels = inputs["labels"].view(-1)
         chosen = labels.ne(-100).nonzero().squeeze(1)
         body = self.accelerator.unwrap_model(model).base_model
+        # A hook serves every family, whatever its head is called.
         handle = body.register_forward_hook(lambda _module, _args, output: _select(output, chosen))
         try:
             features = {name: value for name, value in inputs.items() if name != "labels"}
@@ -106,6 +107,7 @@ class MlmTrainer(Trainer):
             handle.remove()
         total = torch.nn.functional.cross_entropy(logits.float(), labels[chosen], reduction="sum")
         count = len(chosen)
+        # Every process validates on all batches, so that counts are summed in training alone.
         if model.training:
             count = int(self.ranks.summed({"": count})[""])
         loss = total / max(1, count)

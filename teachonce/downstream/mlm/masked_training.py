@@ -108,12 +108,14 @@ def train_mlm(
         f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters; "
         f"learning rate {_lr(settings):g}"
     )
+    # After all refusals: a training that cannot start leaves no folder.
     if ranks.is_main:
         settings.out.mkdir(parents=True, exist_ok=True)
         files.write(
             settings.out / SETTINGS_FILE, json.dumps(recorded_settings(settings), indent=1).encode()
         )
         save_tokenizer(tokenizer, settings.out)  # before training: a resumed run loads it
+    # Minutes differ between processes; all return the figures of the first.
     found: dict[str, Any] = ranks.broadcast(
         _run(settings, model, tokenizer, (rows, dev_rows), say, ranks, callbacks)
     )
@@ -191,6 +193,8 @@ def _run(
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
     if ranks.is_main:
+        # It marks a finished training (`finished`): written after the weights, and before the
+        # checkpoints are removed.
         files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
         for left in settings.out.glob(CHECKPOINTS):
             shutil.rmtree(left)
@@ -199,6 +203,7 @@ def _run(
 
 def check_loss(loss: float, blame: str) -> None:
     """Raise UserError for a loss that is NaN, infinite or above MAX_LOSS."""
+    # `not <` and not `>=`, because every comparison with NaN is false.
     if not loss < MAX_LOSS:
         raise UserError(f"the model's loss is {loss:g}{blame}")
 
@@ -227,6 +232,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
     shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
     return TrainingArguments(
         accelerator_config=shares,
+        # NCCL, the usual backend, needs GPUs.
         ddp_backend="gloo" if ranks.size > 1 and not torch.cuda.is_available() else None,
         output_dir=str(settings.out),
         max_steps=settings.steps if settings.steps is not None else -1,
@@ -268,6 +274,7 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
                 say(note)
         return random_encoder(size, tokenizer, settings.max_length), tokenizer
     resolved = resolve_model(settings.model)
+    # For its refusals: `load_network` reads the config itself.
     load_config(resolved)
     tokenizer = masking_tokenizer(resolved)
     if note := note_on_pieces(tokenizer, lines):
@@ -319,6 +326,7 @@ def finished(settings: MlmSettings) -> dict[str, Any] | None:
 
 def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
     """Return the settings that determine the result, as JSON."""
+    # Through JSON, so that it equals what a file holds: paths become texts, and tuples lists.
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
     # Validations change no weight: a resumed training may have others.
     ruled_out = ("resume", "out", "evaluate_every")

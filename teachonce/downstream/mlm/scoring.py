@@ -136,6 +136,7 @@ def _scores(
     length = checked_length(max_length, network.config, tokenizer)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
     scores, counts = {}, {}
+    # A Trainer creates its output folder even where nothing is saved.
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:
         arguments = TrainingArguments(output_dir=scratch, disable_tqdm=True, report_to="none",
                                       dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip

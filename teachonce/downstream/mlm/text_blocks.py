@@ -32,6 +32,7 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
             f"training text: {counted(len(lines), 'line')}, too few to hold some out; add text, or"
             " give --dev"
         )
+    # By line number and not at random: all seeds and a resumed training hold out the same lines.
     train = [line for number, line in enumerate(lines) if number % step != step - 1]
     return train, list(lines[step - 1 :: step])
 
@@ -53,6 +54,7 @@ def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
 def tokens_per_character(flat: Array, lines: Sequence[str]) -> float:
     """Return the number of tokens (from `tokens_of`) per non-blank character."""
     characters = sum(len("".join(line.split())) for line in lines)
+    # Less the sep that `tokens_of` puts after each line: it is not part of the text.
     return (len(flat) - len(lines)) / max(1, characters)
 
 
@@ -76,6 +78,7 @@ def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Arr
     sep = tokenizer.sep_token_id
     with tqdm(total=len(lines), desc=f"tokenise {what}", unit="line", disable=None) as bar:
         for some in _chunks(lines, 1000):
+            # `verbose=False`: the warning of long texts would be wrong, as blocks are cut later.
             for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
                 yield np.asarray([*ids, sep], np.int32)
             bar.update(len(some))

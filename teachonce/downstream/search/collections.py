@@ -49,6 +49,7 @@ class Collection:
             text = cells.get("text")
             if not isinstance(text, str) or not isinstance(title, str):
                 raise UserError(f"{where}: expected texts as title and text, got {text!r:.60}")
+            # Title, space, text, as in BEIR's own evaluation.
             yield name, f"{title} {text}".strip()
         if not met:
             raise UserError(f"{self.folder / CORPUS}: has no documents; give one per line")
@@ -157,6 +158,7 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
     return {
+        # By score: trec_eval does not read the rank either.
         query: [name for _, name in sorted(rows, key=lambda row: -row[0])[:depth]]
         for query, rows in found.items()
     }

@@ -63,6 +63,7 @@ def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> Nearest:
 
 BLOCK = 4096
 """Documents that are embedded and searched at once."""
+# The deepest measure is recall@100.
 DEPTH = 100
 """Documents in a ranking."""
 
@@ -78,6 +79,7 @@ def retrieved(
 
     def blocks() -> Iterator[Floats]:
         read = collection.documents()
+        # `nearest` takes the blocks in order, so that its places are indices of `names`.
         while rows := list(islice(read, BLOCK)):
             names.extend(name for name, _ in rows)
             vectors = documents.vectors([text for _, text in rows], "document")

@@ -106,6 +106,7 @@ def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Ra
             check_space(model, str(other))
             documents = Embedder(str(other), settings.max_length)
         found = retrieved(collection, queries, documents)
+        # One object if a model embeds both sides: its note is printed once.
         for each in {id(each): each for each in (queries, documents)}.values():
             if note := each.cuts.note():
                 say(f"{each.name}: {note}")

@@ -139,6 +139,7 @@ class Classify(LabelTask):
         self, tokenizer: Any, examples: Sequence[Labelled], limit: int
     ) -> list[dict[str, Any]]:
         numbers = {label: number for number, label in enumerate(self.labels)}
+        # A label that is counted as an error has no number, and no part in the loss.
         labels = [numbers.get(example.label, IGNORED) for example in examples]
         return input_rows(self, tokenizer, [e.texts for e in examples], labels, limit)
 
@@ -158,6 +159,7 @@ class Classify(LabelTask):
             "matthews": float(matthews_corrcoef(gold, found)),
         }
         if "F1" in self.measures:
+            # `average="binary"` refuses a third label, which --unseen-labels count admits.
             last = [max(self.labels)]
             scores["f1"] = float(
                 f1_score(gold, found, labels=last, average="macro", zero_division=0)

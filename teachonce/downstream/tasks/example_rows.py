@@ -81,6 +81,7 @@ def is_squad(path: Path) -> bool:
     """Return whether a file has SQuAD's layout: a JSON object, not an array of rows."""
     if path.is_dir() or suffix_of(path) != ".json":
         return False
+    # The reader requests one byte more than `longest`, which must fit into a C ssize_t.
     lines = (line.lstrip() for line in read_lines(path, longest=sys.maxsize - 1))
     return not next(filter(None, lines), "").startswith("[")
 

@@ -68,6 +68,7 @@ def fine_tune(
     splits = {name: task.read(path) for name, path in files.items()}
     for line in task.take_notes():
         say(line)
+    # Before `prepare`, so that the labels are those of the examples that are trained on.
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
     if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
@@ -79,6 +80,7 @@ def fine_tune(
         folder = folder_of(log.out, seed, settings.seeds)
         facts = RunDescription(folder, about | {"seed": seed}, "scores.json", resumable=False)
         tracked_run = TrackedRun(log.names, facts, False, say, [*task.measures.values()])
+        # Evaluated at the signal: the first seed's model may be saved by then.
         with stoppable(lambda: _on_stop(save_to)), tracked_run as tracked:
             folder_of_first = save_to if seed == seeds[0] else None
             one = replace(settings, seed=seed)
@@ -131,6 +133,7 @@ def score_as_is(
     task.adopt(spec, splits)
     length, cut = _length(task, max_length, network, tokenizer)
     say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
+    # A Trainer creates its output folder even where nothing is saved.
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:
         trainer = Trainer(
             model=network,
@@ -285,6 +288,7 @@ def _score(
     blame: str,
 ) -> dict[str, float]:
     parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    # argmax of NaN is a valid index, so that a broken model would have a score like any other.
     if not all(np.isfinite(part).all() for part in parts):
         raise UserError(f"the model predicts NaN or infinity{blame}")
     found = task.score(examples, rows, predictions)

@@ -43,6 +43,7 @@ def card(result: dict[str, Any]) -> str:
         for name, value in settings.items()
         if value not in (None, False)
     )
+    # Cards are published, and a whole path may name a user of this machine.
     source, task = Path(result["model"]).name, result["task"]
     seeds = len(result["seeds"])
     others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""

@@ -95,6 +95,7 @@ class PairScore(Task):
         from scipy.stats import pearsonr, spearmanr
 
         found = np.asarray(predictions, np.float64).reshape(-1)
+        # scipy returns NaN for a constant. No later epoch compares as better than NaN.
         if np.ptp(found) == 0:
             return {"pearson": 0.0, "spearman": 0.0}
         gold = np.array([pair.score for pair in examples])
@@ -120,6 +121,7 @@ def _score(row: Row, columns: Mapping[str, str]) -> float:
         score = float(value)
     except (TypeError, ValueError):
         score = math.nan
+    # float() also reads `nan` and `inf`.
     if not math.isfinite(score):
         raise UserError(
             f"{row.where}: expected a number as score, got {value!r:.60}; write it like 3.5"

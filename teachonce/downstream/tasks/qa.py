@@ -200,6 +200,8 @@ class QA(Task):
         """
         half = limit // 2
         stride = limit // 3 if self.stride is None else self.stride
+        # A question leaves the context about half a window, and tokenizers requires a smaller
+        # stride than that.
         if limit < SHORTEST or stride >= half:
             raise UserError(
                 f"--task qa with windows of {limit} tokens and a stride of {stride}: expected "
@@ -286,6 +288,7 @@ def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
         none = min(none, start[row["cls"]] + end[row["cls"]])
         if not len(places):
             continue
+        # All pairs, where BERT's script compares the 20 best starts and ends.
         sums = start[places][:, None] + end[places][None, :]
         sums = np.where(_allowed(len(places)), sums, -np.inf)
         first, last = np.unravel_index(np.argmax(sums), sums.shape)

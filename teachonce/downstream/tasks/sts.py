@@ -47,6 +47,7 @@ class BiEncoder(nn.Module):
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         flat = {name: tokens.flatten(0, 1) for name, tokens in inputs.items()}
+        # Under bf16 autocast, too: bfloat16 has too few bits for sums over many tokens.
         states = self.encoder(**flat).last_hidden_state.float()
         present = flat["attention_mask"].unsqueeze(-1).float()
         means = (states * present).sum(1) / present.sum(1).clamp(min=1)
@@ -132,6 +133,7 @@ class SentenceSimilarity(PairScore):
             inputs = [name for name in rows[0] if name != "labels"]
             texts = [{name: row[name][side] for name in inputs} for row in rows for side in (0, 1)]
             found = {name: tokens.unflatten(0, (-1, 2)) for name, tokens in padded(texts).items()}
+            # `_predict` of fine_tune.py leaves the labels out.
             labels = [row["labels"] for row in rows if "labels" in row]
             return {**found, "labels": torch.tensor(labels)} if labels else found
 

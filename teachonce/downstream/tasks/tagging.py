@@ -112,6 +112,7 @@ def read_tagged(path: Path, parts_of_speech: bool = False) -> list[Sentence]:
             sentences.append(Sentence(words, tags, str(path), lines))
     except OSError as error:
         raise UserError(f"tags {path}: cannot be read: {error.strerror}; check the path") from None
+    # A table of texts and labels has two columns as well, but spaces in most cells of the first.
     every = [word for sentence in sentences for word in sentence.words]
     texts = sum(" " in word for word in every)
     if texts > len(every) / 2:
@@ -152,6 +153,7 @@ class Tagging(LabelTask):
 
         Raises UserError as `read_tagged` and `read_table` do.
         """
+        # A .tsv or .csv holds lines of words and tags here, without names of columns.
         if is_table(path) and suffix_of(path) not in (".tsv", ".csv"):
             return read_table(path, self.columns, TAG_COLUMNS[self.name])
         if self.columns:
@@ -174,6 +176,7 @@ class Tagging(LabelTask):
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         super().prepare(splits)
         if self.later is not None:
+            # After the check of labels: `later` is not a tag that a file may have.
             self.labels.append(self.later)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:

@@ -40,6 +40,7 @@ class Task(ABC):
 
     def note(self, line: str) -> None:
         """Add a line to what `take_notes` returns."""
+        # Made here, because an __init__ of this class would have to be called by every subclass.
         self.__dict__.setdefault("_notes", []).append(line)
 
     def take_notes(self) -> list[str]:

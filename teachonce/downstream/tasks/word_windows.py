@@ -60,8 +60,10 @@ def word_windows(tokenizer: Any, text: str, spans: Spans, limit: int) -> Iterato
         while end - begin > 1 and len(encoded(begin, end, None)[0]) > limit:
             end -= 1
         following = end
+        # `following` stays above `begin`, so that every window starts later than the one before it.
         while following - 1 > begin and sum(sizes[following - 1 : end]) <= room // OVERLAP:
             following -= 1
+        # Each window tags the half of the overlap that is farther from its own edge.
         last = end if end == len(spans) else (following + end + 1) // 2
         yield WordWindow(range(begin, end), range(first, last), *encoded(begin, end, limit))
         begin, first = (end, end) if end == len(spans) else (following, last)

@@ -90,6 +90,7 @@ def read_settings(path: Path) -> Compression | LegacyCompression:
     text = read_small(path)
     try:
         found = yaml.safe_load(text)
+        # In the settings of a training the compression is nested in these keys.
         for key in ("teacher", "logprob_compressor", "legacy_logit_compression"):
             if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
                 found = found[key]
@@ -121,6 +122,7 @@ def _compression(found: Mapping[str, Any]) -> Compression:
     tail = made.k - made.exact_k
     if made.k > made.d:
         raise ValueError("k is more than d, the ids of the vocabulary")
+    # DistillKit allows up to 64 bits, but codes are int64 here, which hold 63.
     if tail < 0 or sum(b.elements for b in bins) > tail or any(b.bits > 63 for b in bins):
         raise ValueError("k, exact_k and residual_bins do not fit one another")
     if tail and not (terms or bins):
@@ -189,6 +191,7 @@ def _floats(data: Array, kind: str) -> Doubles:
     """Read bytes uint8 [T,n*size] as numbers float64 [T,n]."""
     if not data.shape[1]:
         return np.zeros(data.shape)
+    # `view` requires it, and the caller cuts columns out of the rows.
     raw = np.ascontiguousarray(data)
     if kind == "bfloat16":  # NumPy has no such dtype; its bits are the upper half of a float32
         upper = raw.view("<u2").astype(np.uint32) << 16
@@ -256,6 +259,7 @@ def exact_settings(vocabulary: int, k: int) -> dict[str, Any]:
         "polynomial_terms": None,
         "term_dtype": "float32",
         "residual_bins": [],
+        # Sums of differences would round; so each value is stored by itself.
         "delta_encoding": False,
         "error_diffusion": False,
         "normalize_t": False,

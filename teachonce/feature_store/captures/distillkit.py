@@ -149,6 +149,7 @@ class DistillKit:
         # edges.
         edges = np.flatnonzero(np.diff(mask, prepend=mask[:1] - 1, append=mask[-1:] - 1))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            # 0 is padding, as in masks of transformers.
             if mask[begin]:
                 yield begin, end
 

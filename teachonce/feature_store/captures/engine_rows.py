@@ -33,6 +33,7 @@ def _engine(table: Table | None) -> str | None:
     """Return the engine that the metadata of a table name; None for other tables."""
     if table is None or not set(NAMES) <= set(table.columns):
         return None
+    # Captures of both engines have the same columns.
     return str((table.schema.metadata or {}).get(b"engine", b"").decode("utf-8", "replace"))
 
 

@@ -78,6 +78,7 @@ def _size(path: Path) -> int:
 
 
 def _datasets(store: FeatureStore, new: Path, columns: Columns, floats: str) -> str:
+    # Inside the unfinished folder, so that a failed export leaves no copy of the texts.
     cache = new / ".rows"
     made = rows_in(cache, store.table(columns, floats), store.manifest.content())
     _save(made, new)
@@ -138,6 +139,7 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
     settings = exact_settings(features.vocabulary, spec.size)
     (new / SETTINGS).write_text(yaml.safe_dump(settings), "utf-8")
     rows = pyarrow.list_(pyarrow.list_(pyarrow.uint8()))
+    # The types of DistillKit's own writer (`compressed_logit_schema` of sample_common.py).
     kinds = {
         "input_ids": pyarrow.list_(pyarrow.uint64()),
         "compressed_logprobs": rows,
@@ -165,6 +167,7 @@ def _bytes_of_tokens(data: Array) -> Any:
     import pyarrow
 
     tokens, width = data.shape
+    # By offsets over one buffer: nested Python lists would have an entry for each byte.
     inner = pyarrow.ListArray.from_arrays(
         np.arange(0, tokens * width + 1, width, dtype=np.int32), data.reshape(-1)
     )

@@ -33,6 +33,7 @@ def numbered(paths: Iterable[Path]) -> list[Path]:
 
 def file_versions(files: Iterable[Path]) -> list[tuple[int, int]]:
     """Return size and modification time of each file, to notice changes."""
+    # Hashes would read the whole capture once more.
     return [(found.st_size, found.st_mtime_ns) for found in (path.stat() for path in files)]
 
 

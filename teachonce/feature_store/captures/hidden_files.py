@@ -96,6 +96,7 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     found = load_tensors(gunzip(path) if path.suffix == ".gz" else path, str(path))
     last = "hidden_state" if "hidden_state" in found else "target_last_hidden_states"
     aux = "aux_hidden_state" if "aux_hidden_state" in found else "hidden_states"
+    # SpecForge saves the states of a sample as a batch of one.
     fields = (
         OLD_IDS,
         LOSS_MASK,
@@ -156,6 +157,7 @@ class HiddenFiles:
                 " of layers; give the teacher's own folder"
             )
         layers, count = options.layers, len(first.states)
+        # SpecForge writes them as 1, L/2 - 1 and L - 4, because it counts layers from 0.
         default = (2, depth // 2, depth - 3, depth)  # in both tools
         if not layers and first.default_layers and count == len(default):
             layers = default
@@ -176,6 +178,7 @@ class HiddenFiles:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the sample of each file."""
+        # Rows are read again on demand: the states of all samples need not fit into memory.
         for path in self._files:
             yield Sample(str(path), partial(self._rows, path), self._read(path).ids)
 

@@ -152,6 +152,8 @@ def import_capture(
         tally: Counter[str] = Counter()
         parts = _parts(options, capture, teacher, tokenizer, features, tally)
         _write(options, parts, features, described, files_stored, tally, stop)
+        # Both passes read the files: after a change the store has rows that the first pass did
+        # not check.
         if file_versions(files) != before:
             raise UserError(
                 f"{options.source}: was changed while it was read; remove {options.target}, and"
@@ -202,6 +204,7 @@ def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) ->
     rows, vocabulary = sample.rows(), contents.vocabulary or 1
     if rows.topk is None or sample.ids is None:
         return
+    # A tally of its own: the second pass counts these rows for the summary.
     best, logprobs, rest = best_first(
         *rows.topk, contents.topk, sample.where, Counter(), vocabulary
     )
@@ -231,6 +234,7 @@ def features_of(
     vocabulary = contents.vocabulary or teacher.vocabulary
     logits = contents.topk and LogitsSpec(
         "topk",
+        # Tier topk has at most V ids a token (FORMAT.md, section 5).
         min(contents.topk, vocabulary),
         next_token=True,
         observed=contents.observed,
@@ -238,6 +242,7 @@ def features_of(
     )
     return Features(
         max_length=(options.max_length or longest) if vector else survey.longest,
+        # The format requires a width also of a store without states (FORMAT.md, section 5).
         width=contents.width or teacher.width or contents.vector or 1,
         vocabulary=vocabulary,
         codec=options.codec,
@@ -302,6 +307,7 @@ def _tokenised_texts(
     """Yield the sequence of each text, truncated to `max_length` tokens."""
     from teachonce.teacher_dump.windows.truncating import iter_truncated
 
+    # `iter_truncated` tokenises batches: several samples are read before the first window comes.
     waiting: dict[int, Sample] = {}
     counters: Counter[str] = Counter()
 
@@ -331,6 +337,8 @@ def _write(
     """Write the parts that are not published yet, and seal the store."""
     from teachonce.teacher_dump.job.parts import check_published
 
+    # Before the store is created: a capture without a text leaves nothing at the target, and the
+    # calibration is measured over this part.
     first = next(parts, None)
     if first is None:
         raise UserError(f"{options.source}: no text with a token in the capture; nothing to import")
@@ -407,6 +415,7 @@ def _write_part(
             # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
             if rows.observed is not None:
+                # Rounding may leave it above 0, within the slack of `check_observed`.
                 made.put_observed(0, at, np.minimum(rows.observed[span], 0))
     writer.publish(made)
 

@@ -146,12 +146,14 @@ class Megatron:
                     f" {self._tokens.shape[1]:,}; give the tokens of this run"
                 )
             ids = np.asarray(self._tokens[first + row, :length], np.int64)
+            # Only the first text may be the rest of one that began in the sequence before.
             for begin, end in _texts(ids, self._end):
                 rows = partial(_rows, batch, row, slice(begin, end))
                 yield Sample(where, rows, ids[begin:end], continues=begin == 0)
 
     def _iterations(self, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
         """Yield the iterations of a data-parallel rank, merged over its context-parallel ranks."""
+        # zip would end with the shortest rank, and drop the iterations of the others in silence.
         for parts in zip_longest(*(self._of_rank(each, rank) for each in range(self._context))):
             found = {(part[0], len(part[1])) if part else None for part in parts}
             if len(found) > 1:
@@ -176,6 +178,8 @@ class Megatron:
                     where = f"{path}, {name}"
                     batches = _microbatches(unzstd(data, where), where)
                     for number, batch in enumerate(batches):
+                        # Fewer are no error: with a nucleus (top-p), Megatron-LM stores as many as
+                        # the largest nucleus of the microbatch has.
                         if (size := batch.values.shape[2]) > self._most:
                             raise UserError(
                                 f"{where}, microbatch {number}: has {size:,} ids for a token, and"
@@ -201,6 +205,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
         # "r:" refuses compressed archives, which could unpack to any size.
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
+                # The holes of a sparse member take no bytes, so it may unpack to any size, too.
                 if member.isreg() and not member.issparse():
                     inner = archive.extractfile(member)
                     data = inner.read() if inner else b""

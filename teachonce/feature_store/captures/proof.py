@@ -64,6 +64,7 @@ class ShiftCheck:
             return
         # The rest may be -inf; a difference of log-probabilities must stay finite.
         lowest = -np.log(1e4 * vocabulary)
+        # How the rest is distributed was not captured, so each id outside gets an equal share.
         outside = np.maximum(rest - np.log(max(1, vocabulary - best.shape[1])), lowest)[:-2]
         scores = []
         for place in (1, 0, 2):
@@ -71,6 +72,7 @@ class ShiftCheck:
             inside, found = logprob_bounds(tokens, best[:-2], logprobs[:-2])
             scores.append(np.where(inside, np.maximum(found, lowest), outside))
         for number, score in enumerate(scores[1:]):
+            # float64: the variance below is a difference of two large sums.
             better = (score - scores[0]).astype(np.float64)
             self._sums[number] += better.sum(), np.square(better).sum()
         self._count += len(ids) - 2
@@ -128,6 +130,7 @@ def compare_with_model(
             found.append((sample, _differences(sample, teacher, model)))
     every = np.concatenate([rows for _, rows in found])
     agreement = Agreement(len(found), len(every), float(np.median(every)), float(every.max()))
+    # `not <=` refuses NaN as well, which a model with NaN among its weights gives.
     if not agreement.median <= USUAL:
         raise UserError(
             f"--model {model}: the captured log-probabilities differ from its own by"

@@ -108,6 +108,7 @@ def best_first(
     empty entries as `partial`, and rows that sum to 1 or more, without a rest, as `over`. Raises
     UserError for rows that are not the log-probabilities of one token.
     """
+    # Before sorting, which moves NaN to the end of a row, where `size` may cut it off.
     if np.isnan(logprobs).any():
         row = int(np.isnan(logprobs).any(axis=1).argmax())
         raise UserError(
@@ -118,6 +119,7 @@ def best_first(
     order = np.argsort(-logprobs, axis=1, kind="stable")[:, :size]
     values = np.take_along_axis(logprobs, order, axis=1)
     best = np.take_along_axis(ids, order, axis=1)
+    # The exponentials of raw logits may be infinite; such rows are refused below.
     with np.errstate(over="ignore"):
         total = np.exp(values.astype(np.float64)).sum(axis=1)
     # bfloat16 and fitted tails (DistillKit) put sums a little above 1; raw logits are far above it.
@@ -131,6 +133,7 @@ def best_first(
         )
     if found := repeated_id(best, values):
         raise UserError(f"{where}, token {found.row}: an id occurs twice: {DAMAGED}")
+    # An empty place may have any id, also one that no piece has.
     outside = ((ids < 0) | (ids >= vocabulary)) & ~np.isneginf(logprobs)
     if outside.any():
         row, place = np.argwhere(outside)[0].tolist()

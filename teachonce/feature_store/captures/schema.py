@@ -38,6 +38,7 @@ KINDS = {
     "bits": Kind("0 or 1", "biu", 0, 1, np.int32),
     "mask": Kind("0 or 1", "biuf", 0, 1, np.float32),
     "bytes": Kind("whole numbers below 256", "iu", 0, 255, np.uint8),
+    # DistillKit packs ids into int64 and writes them as uint64: neither type holds both.
     "words": Kind("whole numbers", "iu", -(2**63), 2**64 - 1, None),
     "floats": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float32),
     "states": Kind("finite numbers", "f", -SQUARE, SQUARE, np.float32),
@@ -88,6 +89,7 @@ class Numbers:
             return found
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported below
             made: Array = np.asarray(found, kind.dtype)
+        # Only a conversion to fewer bytes can overflow.
         if found.dtype.itemsize > made.dtype.itemsize and made.dtype.kind == "f" and made.size:
             self._refuse(self._infinite(made), "is beyond float32", where)
         if self.kind == "states":

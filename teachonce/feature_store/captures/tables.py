@@ -38,6 +38,7 @@ class Table:
         """
         for path in self.files:
             number, batches = 0, _batches(path, columns)
+            # Each step is wrapped, because Arrow may find damage only when it reads a batch.
             while batch := _with_arrow(path, partial(next, batches, None)):
                 cells = [batch.column(name) for name in columns]
                 for row in range(batch.num_rows):
@@ -93,6 +94,7 @@ def open_table(path: Path) -> Table | None:
         return None
     schema = _schema(files[0])
     columns = tuple(schema.names)
+    # Arrow cannot look a column up by a name that occurs twice.
     if len(set(columns)) < len(columns):
         raise UserError(
             f"{files[0]}: two columns have the same name: {', '.join(columns)}; rename one"
@@ -139,6 +141,7 @@ def _schema(path: Path) -> Any:
 
         with pyarrow.memory_map(str(path)) as file:
             schema = pyarrow.ipc.open_stream(file).schema
+            # pyarrow reads a stream that was cut between two batches as a shorter one.
             if file.size() >= len(END):
                 file.seek(file.size() - len(END))
                 if file.read() == END:

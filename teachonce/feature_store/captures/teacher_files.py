@@ -72,6 +72,7 @@ def open_teacher(name: str | None) -> TeacherFiles:
     fast_backend(tokenizer)  # raises for a slow one
     config: dict[str, Any] = {}
     if not path.is_dir() or (path / "config.json").is_file():
+        # A multimodal configuration has the layers and the vocabulary in its text part.
         config = load_config(model).get_text_config().to_dict()
         config.pop("_name_or_path", None)  # a path of this machine, which must not be published
     pieces = 1 + max(tokenizer.get_vocab().values())

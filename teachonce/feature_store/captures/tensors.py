@@ -78,9 +78,12 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
                 f"{where}: holds compressed members, which torch.save does not write; save the"
                 " tensors again"
             )
+        # weights_only allows more than tensors: `bytearray`, for one, allocates what a number says.
         pickles = [each for each in members if each.filename.endswith("/data.pkl")]
         for each in pickles:
             for opcode, argument, _ in pickletools.genops(archive.read(each)):
+                # STACK_GLOBAL takes its names from the stack, where they cannot be checked here.
+                # torch.save writes protocol 2, which lacks it.
                 named = opcode.name in ("GLOBAL", "INST")
                 if opcode.name == "STACK_GLOBAL" or (named and not _is_tensor(str(argument))):
                     raise UserError(f"{where}: {PICKLED}")

@@ -53,7 +53,9 @@ class RoundTripTokenizer:
         from tokenizers import Tokenizer
 
         settings = json.loads(tokenizer.to_str())
+        # With either, a text would not give exactly its own tokens.
         settings["padding"] = settings["truncation"] = None
+        # Sorted keys: the identity of a store has the hash of this file.
         self.file = json.dumps(settings, ensure_ascii=False, sort_keys=True).encode()
         self.tokenizer = Tokenizer.from_str(self.file.decode())
         tokenizer = self.tokenizer
@@ -62,6 +64,7 @@ class RoundTripTokenizer:
         ids = tokenizer.encode("a").ids
         inner = mask.index(0) if 0 in mask else len(mask)
         outer = mask[::-1].index(0) if 0 in mask else 0
+        # Not ids[-outer:], which are all ids if `outer` is 0.
         self.before, self.after = ids[:inner], ids[len(ids) - outer :]
         self.decoders = [tokenizer.decoder, *_without_cleanup(tokenizer)]
 
@@ -86,6 +89,7 @@ class RoundTripTokenizer:
             texts = self.texts([ids[place] for place in left], decoder)
             encodings = self.tokenizer.encode_batch(texts)
             for place, text, encoding in zip(left, texts, encodings, strict=True):
+                # As in a dump, a text of special tokens alone makes no sequence.
                 if encoding.ids == ids[place] and not all(encoding.special_tokens_mask):
                     found[place] = text, encoding
         return found
@@ -176,6 +180,7 @@ def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> Ro
         candidates.append(RoundTripTokenizer(without_specials(tokenizer)))
     found = [[_fitting_tokens(each, row) for row in ids] for each in candidates]
     fitting = [sum(count for count, _ in each) for each in found]
+    # On a tie `index` takes the tokenizer as it is.
     best = fitting.index(max(fitting))
     total = sum(size for _, size in found[best])
     if fitting[best] < ENOUGH * total or not total:
@@ -215,6 +220,7 @@ def stretches(
             found = [(0, *whole)] if whole else list(tokenizer.stretches(row))
             for begin, text, encoding in found:
                 inside = tokenizer.begins_inside_word(row, begin, text) if begin else False
+                # What came before was not captured: a first letter may continue a word.
                 hard = inside or (not begin and sample.continues and text[:1].isalnum())
                 (before,) = tokenizer.texts([row[:begin]], tokenizer.decoders[-1])
                 window = make_window(text, number, len(before), hard, encoding)

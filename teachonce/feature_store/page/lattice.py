@@ -56,7 +56,9 @@ def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
     groups = [_groups(text, tokens) for tokens in sides]
     spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
     points = {g.begin for side in groups for g in side if g.begin == g.end}
+    # A special token of one side may lie inside a word of the other, which is one cluster.
     placed = {_outside(point, spans) for point in points}
+    # 0 before 1: [CLS] comes before the word that begins at the same character.
     where = sorted([*((begin, 1, end) for begin, end in spans), *((p, 0, p) for p in placed)])
     found, last = list[Cluster](), 0
     for begin, of_text, end in where:

@@ -77,9 +77,11 @@ def _vectors(batch: Batch, state: str) -> Floats:
         values = batch.hidden[state].normalised()
         values[batch.special] = 0
         # Each sequence has a token: reduceat would give an empty one the row of the next.
+        # The sum has the direction of the mean, and the length is divided out below.
         vectors = np.add.reduceat(values, batch.start[:-1], axis=0)
     else:
         assert batch.embedding is not None
         vectors = np.array(batch.embedding)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A vector may be all zeros (FORMAT.md, section 6); each of its cosines is then 0.
     return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)

@@ -118,6 +118,7 @@ def sequence_section(
         "masks": [[list(map(int, span)) for span in view.spans] for view in record.views],
         "attention": _maps(record) if maps else {},
     }
+    # With one view the headline names none: the section shows all of them.
     line = headline({**views[0], "views": 1})
     return SequenceSection(
         number, line, record.texts, record.text, drawn, students, lattices, runs, views, masks, data
@@ -146,6 +147,7 @@ def _flat(pairs: Alignment) -> list[tuple[int, int, int, int]]:
 
 def _best(facts: Mapping[str, Any]) -> list[list[tuple[int, float]]]:
     return [
+        # Rounded, because a page has every probability as text.
         [(each["id"], float(f"{each['probability']:.4g}")) for each in token.get("best", ())]
         for token in facts["tokens"]
     ]
@@ -169,6 +171,7 @@ def _maps(record: Record) -> dict[str, list[str]]:
 def _packed(probabilities: Array) -> str:
     # A byte for the square root: it resolves small shares better than a byte for the share.
     codes = np.rint(255 * np.sqrt(np.clip(probabilities, 0, 1))).astype(np.uint8)
+    # zlib's format is the `deflate` of DecompressionStream, by which the script reads it.
     return base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode()
 
 

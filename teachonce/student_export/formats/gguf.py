@@ -91,6 +91,7 @@ def layers(path: Path) -> dict[str, list[str]]:
     gguf = library("gguf", EXTRA, "--quantize")
     found: dict[str, list[str]] = {}
     for tensor in gguf.GGUFReader(path).tensors:
+        # llama-quantize leaves the table of positions in float, too.
         if len(tensor.shape) == 2 and not tensor.name.startswith("position"):
             name = re.sub(r"^blk\.\d+\.|\.weight$", "", tensor.name)
             found.setdefault(name, []).append(tensor.name)
@@ -108,6 +109,8 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
     _check_rows(gguf, read, kind, nodes)
     writer = gguf.GGUFWriter(path, read.get_field("general.architecture").contents())
     for name, field in read.fields.items():
+        # `GGUF.` fields are the reader's own, of the file's header; the writer sets those of
+        # SET_ANEW.
         if not name.startswith("GGUF.") and name not in SET_ANEW:
             sub_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type)
@@ -129,6 +132,7 @@ def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
     if kind not in K_QUANT_FALLBACKS:
         return
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]
+    # GGUF lists the innermost dimension first: shape[0] is the length of a row.
     lengths = sorted({int(each.shape[0]) for each in read.tensors if each.name in nodes})
     if all(length % block for length in lengths):
         found = ", ".join(map(str, lengths))
@@ -161,6 +165,7 @@ def _quantise_by_llama_cpp(values: Array, wanted: Any, blocks: Array) -> None:
     quantise = llama_cpp._lib.ggml_quantize_chunk
     # int type, values, blocks, first value, rows, columns, importances of columns (ggml.h)
     pointer, count = ctypes.c_void_p, ctypes.c_int64
+    # Without these types ctypes would pass each number as a C int of 32 bits.
     quantise.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
     quantise.restype = ctypes.c_size_t
     written = quantise(int(wanted), values.ctypes.data, blocks.ctypes.data, 0, *values.shape, None)
@@ -182,6 +187,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
             # Else llama.cpp takes the text for a continuation of the one before.
             model.reset()
             model.eval(own)
+            # Padding has rows of 0, which no check reads.
             found = np.zeros((len(ids), model.n_vocab()), np.float32)
             found[: len(own)] = model.scores[: len(own)]
             rows.append(found)

@@ -159,6 +159,7 @@ def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
     kinds = [NORMAL if number in named else UNUSED for number in range(rows)]
     for each in settings["added_tokens"]:
         kinds[each["id"]] = CONTROL if each["special"] else USER_DEFINED
+    # Older releases of tokenizers write a merge as one text, newer ones as a pair.
     merges = (m if isinstance(m, str) else " ".join(m) for m in settings["model"]["merges"])
     first = tokenizer.backend_tokenizer.encode("a")
     found = {

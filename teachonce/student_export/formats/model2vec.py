@@ -36,6 +36,7 @@ def write_float(student: Any, path: Path) -> None:
         "model_type": "model2vec",
         "architectures": ["StaticModel"],
         "normalize": normalised,
+        # The library's default would truncate texts at 512 tokens.
         "max_length": None,
         "embedding_dtype": "float32",
     }

@@ -40,6 +40,7 @@ def write_float(student: LoadedStudent, path: Path) -> None:
         with _torch_errors(student.folder), _silence():
             _exported(*onnx_decoder.traced(student.network.network), path)
         return
+    # Two texts of two lengths: torch.export takes a size of 1 for a constant, and one is padded.
     example = student.encode(["the old lamp of the tower", "light"])
     inputs = tuple(torch.as_tensor(example[name]) for name in student.inputs)
     recurrent = any(isinstance(each, torch.nn.LSTM) for each in student.network.modules())
@@ -125,6 +126,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     def run(inputs: dict[str, Array]) -> Array:
         texts = len(inputs["input_ids"])
+        # A decoder's export takes its cache as inputs, which has no token before the first call.
         empty = {name: np.zeros((texts, s[1], 0, s[3]), np.float32) for name, s in past.items()}
         found: Array = session.run([output], inputs | empty)[0]
         return found
@@ -141,6 +143,7 @@ def layers(path: Path) -> dict[str, list[str]]:
     for node in graph.node:
         if node.op_type in ("MatMul", "Gemm", "Gather", "LSTM") and constant & set(node.input[:3]):
             large = {each.name: len(each.dims) for each in graph.initializer}
+            # Constants of one dimension, such as biases, are not quantised.
             if max(large.get(name, 0) for name in node.input) >= 2:
                 found.setdefault(_layer(node), []).append(node.name)
     return found
@@ -152,6 +155,7 @@ def _layer(node: Any) -> str:
     scopes = "".join(str(each.value) for each in node.metadata_props if each.key == SCOPES)
     if scopes:
         parts = [part.strip(" '\"") for part in scopes.strip("[]").split(",")]
+        # Scopes lead from the network to the node itself, which is the last of them.
         return next((part for part in reversed(parts[:-1]) if part), name)
     return name.strip("/").rpartition("/")[0].replace("/", ".") or name
 
@@ -194,6 +198,7 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
         op_types_to_quantize=("MatMul", "Gather"),
     )
     found.process()
+    # False: without external data, so that the export is one file.
     found.model.save_model_to_file(str(path), False)
 
 

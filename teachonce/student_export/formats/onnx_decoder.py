@@ -53,7 +53,9 @@ class CachedNetwork(nn.Module):
         found = self.network(
             input_ids=ids,
             # A mask of four dimensions is taken as it is; of two, each family makes its own.
+            # Not -inf: padding on the left attends to nothing, and its softmax would be NaN.
             attention_mask=torch.where(allowed, 0.0, torch.finfo(torch.float32).min),
+            # Clamped for padding on the left, which would have position -1.
             position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, before:],
             past_key_values=cache,
             use_cache=True,
