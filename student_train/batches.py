@@ -22,9 +22,10 @@ from teachonce.student_train.model.student_tokenizer import (
     check_student_tokenizer,
     student_tokenizer,
 )
-from teachonce.student_train.output.run import check_tokenizers, fit_tokenizer, make_collator
+from teachonce.student_train.output.run import check_tokenizers
 from teachonce.student_train.plan.checks import check_batches
 from teachonce.student_train.plan.train_plan import plan_of
+from teachonce.student_train.prepared_student import fit_tokenizer, make_collator
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, held_out

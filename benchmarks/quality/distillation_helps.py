@@ -23,7 +23,7 @@ from benchmarks.common.results import SHARED, mean_and_deviation, publish, table
 from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses

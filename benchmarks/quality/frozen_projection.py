@@ -24,7 +24,7 @@ from benchmarks.common.results import RESULTS, mean_and_deviation, publish, tabl
 from benchmarks.reproduce import kolesnikova
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import held_out

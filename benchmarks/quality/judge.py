@@ -13,8 +13,8 @@ from teachonce.downstream.tasks.fine_tune import fine_tune
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.output.run import make_collator
 from teachonce.student_train.plan.train_plan import plan_of
+from teachonce.student_train.prepared_student import make_collator
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate

@@ -29,7 +29,7 @@ from benchmarks.common.results import NOVELS, RESULTS, publish, table
 from benchmarks.common.small_store import small_store
 from benchmarks.speed.stepping import ours, plain_steps
 from teachonce.store import open_store
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses
 from teachonce.support.console import command_errors

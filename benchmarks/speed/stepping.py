@@ -26,7 +26,7 @@ from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store
 from teachonce.store import open_store
 from teachonce.student_train.data.stream import prepared_batches
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses
 from teachonce.student_train.train import store_training

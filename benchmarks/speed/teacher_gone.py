@@ -35,7 +35,7 @@ def training(options: TrainOptions, model: str | None) -> Figures:
     a second, and the most memory after a step."""
     from benchmarks.speed.online_teacher import OnlineTeacher
     from teachonce.store import open_store
-    from teachonce.student_train.output.run import prepare
+    from teachonce.student_train.prepared_student import prepare
     from teachonce.student_train.train.student_training import train
     from teachonce.teacher_dump.teacher.teacher import load_teacher
 

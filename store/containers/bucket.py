@@ -195,7 +195,7 @@ class Bucket:
 
         async def one(item: tuple[str, Path]) -> None:
             name, file = item
-            # A file is read when its request may start, so at most AT_ONCE files are in memory. In a
+            # A file is read when its request may start: at most AT_ONCE files are in memory. In a
             # thread, as zarr-python uses the same loop.
             data = await asyncio.to_thread(file.read_bytes)
             await self.retrier.send(name, lambda: self._put(name, data), len(data))

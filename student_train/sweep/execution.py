@@ -19,7 +19,7 @@ from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
-    from teachonce.student_train.output.run import Prepared
+    from teachonce.student_train.prepared_student import Prepared
     from teachonce.student_train.settings.options import TrainOptions
 
 Say = Callable[[str], object]

@@ -37,7 +37,7 @@ from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
-    from teachonce.student_train.output.run import Prepared
+    from teachonce.student_train.prepared_student import Prepared
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
 
     One student of each distinct start is prepared. Returns the prepared students by folder.
     """
-    from teachonce.student_train.output.run import prepare
+    from teachonce.student_train.prepared_student import prepare
 
     starts = dict[tuple[Any, ...], TrainOptions]()
     contents = [store.manifest.content() for store in stores]

@@ -1,0 +1,189 @@
+"""Makes a student at its start: vocabulary, initial weights, collator."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from teachonce.checkpoints.sentence_settings import declared_activation
+from teachonce.store import FeatureStore
+from teachonce.student_train.data.blocks import output_kind_of
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.spelled_text import check_spelling
+from teachonce.student_train.model.any_student import has_attention
+from teachonce.student_train.model.decoder_sizes import copied_settings
+from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.low_rank import add_low_rank
+from teachonce.student_train.model.start import RANDOM, initialise
+from teachonce.student_train.model.start_checks import (
+    copies_layers,
+    resolved_start,
+    start_config,
+)
+from teachonce.student_train.model.student_tokenizer import (
+    check_pair_form,
+    default_max_length,
+    student_tokenizer,
+)
+from teachonce.student_train.model.word_vectors import set_word_vectors
+from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
+from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
+from teachonce.student_train.settings.option_values import FOLDER
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support import files
+from teachonce.support.errors import UserError
+from teachonce.support.options import scoped
+from teachonce.training.wordpiece import fewer_pieces
+
+Prepared = tuple[PreTrainedModel, Collator, list[str]]
+"""A student with initial weights, its collator, and lines that describe the weights; see
+`prepare`."""
+
+
+def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -> Prepared:
+    """Make a student with initial weights and its collator, and describe how the weights were
+    initialised.
+
+    Vocabulary and initial weights are from the first store; the max length depends on all stores.
+    Raises UserError if the store lacks what they need, or if temporary files cannot be written.
+    """
+    return prepare_plan(plan_of(options, store, *others))
+
+
+def prepare_plan(plan: TrainPlan) -> Prepared:
+    """Prepare the student of a plan; see `prepare`."""
+    try:
+        return _prepared(plan)
+    except OSError as error:
+        raise UserError(
+            f"{plan.options.out_folder()}: the student cannot be prepared: {files.reason(error)}"
+            f" (temporary files are in {tempfile.gettempdir()})"
+        ) from error
+
+
+def _prepared(plan: TrainPlan) -> Prepared:
+    options, store = plan.options, plan.store
+    pattern, others = plan.shape.pattern, plan.stores[1:]
+    tokenizer = student_tokenizer(options.vocab, store, others=others, pattern=pattern)
+    fit_tokenizer(tokenizer, plan)
+    how = resolved_start(options.init, plan.shape, store)
+    # So that each process of a training draws the same initial weights.
+    torch.manual_seed(options.seed)
+    student = make_student(
+        options.student,
+        tokenizer,
+        _positions(plan) or tokenizer.model_max_length,
+        task=store.task,
+        **_network(plan),
+        **_copied_settings(how, plan),
+    )
+    if store.features.task and "config.json" in store.teacher_files():
+        _take_activation(student, store)
+    compares_maps = any(term.loss.student == "maps" for term in plan.terms)
+    # Fused kernels do not return attention maps, and their backward pass is slow on a CPU.
+    if has_attention(student) and (compares_maps or options.device == "cpu"):
+        student.set_attn_implementation("eager")
+    collator = make_collator(plan, store, tokenizer)
+    fewer = fewer_pieces(options.vocab, len(tokenizer))
+    changed = check_spelling(collator, store, options.vocab) if plan.shape.causal else ""
+    start = initialise(student, how, store, collator.vocabulary)
+    # After the start, which finds weights by their names: peft renames those of linear layers.
+    if options.lora:
+        add_low_rank(student, options.lora)
+        start.append(f"low-rank changes of rank {options.lora} of the linear layers are trained")
+    if options.word_vectors:
+        at_random = start == [RANDOM]
+        path = Path(options.word_vectors)
+        start.append(set_word_vectors(student, tokenizer, path, others=at_random))
+    return student, collator, [line for line in (fewer, changed, *start) if line]
+
+
+def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
+    """Copy the teacher's activation for CrossEncoder to the student's config.
+
+    Raises UserError unless it is a class of torch.nn: CrossEncoder imports and calls any name.
+    """
+    config = store.teacher_settings("config.json")
+    for name in ("sentence_transformers", "sbert_ce_default_activation_function"):
+        if name in config:
+            setattr(student.config, name, config[name])
+    declared_activation(str(store.path), student.config)
+
+
+def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
+    """Set the max length of a student's tokenizer, and the outputs that it needs for text pairs,
+    also in the saved files.
+
+    Raises UserError for a tokenizer without a token between two texts.
+    """
+    if plan.store.features.separator is not None:
+        check_pair_form(tokenizer, plan.options.vocab, plan.store)
+        types = ["token_type_ids"] if plan.shape.token_types else []
+        names = ["input_ids", *types, "attention_mask"]
+        # `save_pretrained` writes only the attributes that are named in `init_kwargs`.
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    longest = max(each.features.max_length for each in plan.stores)
+    length, most = plan.options.max_length or default_max_length(longest), _positions(plan)
+    if most is not None and plan.options.max_length and length > most:
+        raise UserError(
+            f"--max-length {length}: the student has {most} positions; give --max-length {most}"
+        )
+    tokenizer.model_max_length = length if most is None else min(length, most)
+    name = "tokenizer_config.json"
+    held = name in plan.store.teacher_files()
+    read = plan.store.teacher_settings(name) if held else {}
+    # The teacher has read the end of a long text, so the student must read the same end.
+    if read.get("truncation_side") == "left":
+        tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
+
+
+def _positions(plan: TrainPlan) -> int | None:
+    """Return the positions of the model that a student continues, or None for another start."""
+    if not plan.options.init.startswith(FOLDER):
+        return None
+    config, folder = start_config(plan.options.init, plan.store)
+    found = config.get("max_position_embeddings", config.get("n_positions"))
+    if not isinstance(found, int) or found < 1:
+        raise UserError(
+            f"{folder}: its config.json gives {found!r:.40} positions; save the model there again"
+        )
+    return found
+
+
+def _network(plan: TrainPlan) -> dict[str, Any]:
+    """Return the options that become settings of the student's config."""
+    names = scoped(TrainOptions, NETWORK)
+    if plan.shape.kind != "bilstm":
+        names -= scoped(TrainOptions, BILSTM)
+    found = {name: getattr(plan.options, name) for name in names}
+    if plan.options.projection == "student":
+        found["projection_size"] = plan.store.features.width
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _copied_settings(how: str, plan: TrainPlan) -> dict[str, Any]:
+    """Return the settings of a teacher's config on which a decoder's copied layers depend.
+
+    how: the resolved `--init`.
+    """
+    if not plan.shape.causal or not copies_layers(how):
+        return {}
+    return copied_settings(start_config(how, plan.store)[0])
+
+
+def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Collator:
+    """Make the collator of `store`, one of the plan's stores, for a student with `tokenizer`."""
+    spec = store.features.logits
+    return Collator(
+        tokenizer,
+        store.teacher_file("tokenizer.json").decode(),
+        plan.options.batch_plan(plan.options.terms(output_kind_of(store))),
+        max_length=tokenizer.model_max_length,
+        head=store.head() if spec and spec.tier == "head" else None,
+        exact=plan.options.combine != "outputs",  # the mean of several is over the best pieces
+        store=store,
+    )
