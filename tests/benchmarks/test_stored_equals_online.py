@@ -11,7 +11,7 @@ import pytest
 from benchmarks.speed.online_teacher import OnlineTeacher
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.teacher_dump.teacher.teacher import load_teacher

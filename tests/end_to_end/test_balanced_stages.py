@@ -15,8 +15,8 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import labelled, split_blocks
-from teachonce.student_train.output.run import prepare
 from teachonce.student_train.plan.train_plan import plan_of
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.store_training import StoreTraining

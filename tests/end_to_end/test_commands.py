@@ -220,7 +220,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         starts.append(how)
         return initialise(student, how, *others)
 
-    monkeypatch.setattr("teachonce.student_train.output.run.initialise", counted)
+    monkeypatch.setattr("teachonce.student_train.prepared_student.initialise", counted)
     out = store.parent / "store-sweep"  # where it goes without --out
     words: Words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
     words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")

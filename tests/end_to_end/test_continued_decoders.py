@@ -18,7 +18,7 @@ from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.report import read_report
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.training_log import TrainingLog
 from tests.end_to_end.support import invoke, ok, refused, says

@@ -16,7 +16,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.losses.states import hidden_kld
 from teachonce.student_train.model.any_student import own_projection
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train

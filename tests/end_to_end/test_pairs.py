@@ -26,7 +26,7 @@ from teachonce.store.tools.copy import convert
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.comparison import rerun

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import ok

@@ -22,7 +22,8 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import has_gold, split_blocks
 from teachonce.student_train.data.targets import word_begins
-from teachonce.student_train.output.run import prepare, run
+from teachonce.student_train.output.run import run
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller

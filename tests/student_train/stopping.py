@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import Trained, train
 

@@ -16,7 +16,7 @@ from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.stream import student_batches
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 

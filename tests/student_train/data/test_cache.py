@@ -31,8 +31,8 @@ from teachonce.store.read.cached_arrays import CachedSlices
 from teachonce.store.tools.copy import convert
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import cache
-from teachonce.student_train.output.run import prepare
 from teachonce.student_train.plan.checks import check_memory, checked_plan
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.support.arrays import Array

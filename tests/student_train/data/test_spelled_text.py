@@ -20,8 +20,8 @@ from teachonce.student_train.data.spelled_text import (
     spelled_share,
 )
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.output.run import make_collator
 from teachonce.student_train.plan.train_plan import plan_of
+from teachonce.student_train.prepared_student import make_collator
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, refused, says, write_corpus

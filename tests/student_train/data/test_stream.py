@@ -25,7 +25,7 @@ from teachonce.student_train.data.blocks import describe_masks, split_blocks, vi
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.stream import prepared_batches, student_batches
 from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, Masker, tokenize
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import covering_spans_of_texts
 from teachonce.support.errors import UserError

@@ -17,7 +17,7 @@ from teachonce.student_train.model.decoder_cut import chosen_heads, largest, spr
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
 from teachonce.student_train.model.freezing import group_of
 from teachonce.student_train.model.start_checks import resolved_start
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.errors import UserError

@@ -21,7 +21,7 @@ from transformers import (
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.model.any_student import class_logits, head_of, lm_logits
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train

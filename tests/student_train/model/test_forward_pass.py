@@ -13,7 +13,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model import any_student as room
 from teachonce.student_train.model.any_student import bytes_of_text, forward_pass
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from tests.examples.loading import example

@@ -14,7 +14,7 @@ from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.stream import student_batches
 from teachonce.student_train.losses.logits import kl
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student

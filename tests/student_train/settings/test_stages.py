@@ -14,9 +14,10 @@ from transformers import AutoModelForMaskedLM
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.blocks import chosen_blocks, split_blocks
 from teachonce.student_train.model.freezing import OF_EMBEDDINGS, group_of
-from teachonce.student_train.output.run import prepare, run
+from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import stages_of
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.batch import Inputs
-from teachonce.student_train.output.run import prepare
 from teachonce.student_train.plan.checks import checked_plan
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError

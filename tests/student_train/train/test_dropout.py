@@ -11,7 +11,7 @@ import torch
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate

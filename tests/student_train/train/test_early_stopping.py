@@ -11,7 +11,7 @@ import pytest
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.student_train.train.training_log import METRICS

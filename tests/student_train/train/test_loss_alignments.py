@@ -14,7 +14,7 @@ from teachonce.align import Tokenizations
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.stream import student_batches
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller

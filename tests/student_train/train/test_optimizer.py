@@ -17,7 +17,7 @@ from torch import nn
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.output.report import check_same_training
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import BETAS, train
 from teachonce.support.errors import UserError

@@ -15,7 +15,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.output.run import prepare
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError

@@ -16,8 +16,8 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.combined_teachers import geometric_mean
 from teachonce.student_train.losses.logits import LogitTargets
-from teachonce.student_train.output.run import make_collator, prepare
 from teachonce.student_train.plan.train_plan import plan_of
+from teachonce.student_train.prepared_student import make_collator, prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
