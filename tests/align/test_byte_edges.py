@@ -209,6 +209,7 @@ def test_runs_are_between_the_ends_that_both_sides_share(texts: list[str]) -> No
                 assert runs == expected, (teacher, student)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(TEXTS)
 def test_laws_of_tokenizers_that_change_the_text(texts: list[str]) -> None:

@@ -36,6 +36,7 @@ def settings(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory
     )
 
 
+@pytest.mark.slow
 def test_a_demo_over_what_another_left_and_a_question(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_pieces_join_short_paragraphs_and_leave_examples_out() -> None:
     assert list(pieces("short it")) == [] and list(pieces("")) == []
 
 
+@pytest.mark.slow
 def test_a_decoder_and_its_student_continue_the_same_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import integrity
 from tests.end_to_end.support import ok
 
 
+@pytest.mark.slow
 def test_the_benchmark_publishes_what_the_checks_find(tmp_path: Path) -> None:
     results = tmp_path / "RESULTS.md"
     ok(integrity.main, "forged", "--hdf5", 2, "--zarr", 0, "--results", results)

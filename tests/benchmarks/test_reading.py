@@ -17,6 +17,7 @@ from teachonce.store import StoreError, open_store
 from teachonce.store.tools.verify import verify
 
 
+@pytest.mark.slow
 def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few readers: each runs in a process of its own."""
     few = ("ours, Zarr", ".npy memory map, fused records", "litdata, fused bytes")

@@ -45,6 +45,7 @@ def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
     ok(import_module(module).main, *words)
 
 
+@pytest.mark.slow
 def test_arms_are_trained_scored_and_judged(
     tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

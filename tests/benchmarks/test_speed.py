@@ -107,6 +107,7 @@ def test_steps(base: TrainOptions) -> None:
     assert stepping.plain(replace(base, loss={"mlm": 1.0}), 8)["speed"] > 0
 
 
+@pytest.mark.slow
 def test_what_a_gpu_is_measured_by(
     tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ ONE_BY_ONE = {"batch_tokens": 1, "accumulate": 2}
 STANDING_STILL = {"batch_tokens": 512, "lr": 1e-12}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("align", "view", "batches", "bound"),
     [

@@ -49,6 +49,7 @@ def tags(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return files
 
 
+@pytest.mark.slow
 def test_an_arm_is_tuned_judged_and_not_trained_twice(
     base: TrainOptions, tags: tuple[Path, Path], tmp_path: Path
 ) -> None:

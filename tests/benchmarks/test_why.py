@@ -82,6 +82,7 @@ def tagged(tmp_path: Path) -> Path:
     return tmp_path / "ewt"
 
 
+@pytest.mark.slow
 def test_projections_of_each_start_mode_and_reduction(
     tiny_teacher: Callable[..., Path],
     corpus: Path,
@@ -104,6 +105,7 @@ def test_projections_of_each_start_mode_and_reduction(
     assert all(0 < float(row[4]) < 10 and 0 <= float(row[6]) <= 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_starts_name_the_layers_of_each_group(
     tiny_teacher: Callable[..., Path],
     corpus: Path,

@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
 
 from teachonce.checkpoints.field_checks import tables, unlisted
 from teachonce.checkpoints.fields import CONFIG, FIELDS, LENGTHS, SETTINGS
+from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokenizer
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
 from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import dumped, ok, says
+from tests.hub_server import asked_by_this_process, serving
 from tests.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
 from tests.texts import ENGLISH
 
@@ -202,6 +205,21 @@ def test_weights_that_are_no_numbers_of_the_network(
             load_teacher(str(folder), head="mlm", attention="none")
 
 
+def test_whole_numbers_of_the_hub(
+    tiny_teacher: TinyTeacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(tiny_teacher("bert"), tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    key = "bert.embeddings.word_embeddings.weight"
+    weights[key] = (100 * weights[key]).to(torch.int8)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with serving() as hub:
+        asked_by_this_process(hub, monkeypatch, tmp_path / "home")
+        hub.add("models/acme/mini", folder)
+        with pytest.raises(UserError, match=f"acme/mini: {key} in .* holds whole numbers .I8."):
+            load_teacher("acme/mini", head="mlm", attention="none")
+
+
 @pytest.mark.parametrize("config", (True, False))
 def test_an_adapter_is_no_model(tiny_teacher: TinyTeacher, tmp_path: Path, config: bool) -> None:
     folder = copied(tiny_teacher("bert"), tmp_path / "m")
@@ -351,6 +369,24 @@ def test_settings_of_vectors_that_are_honoured(embedder: Path, tmp_path: Path, n
     asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
     store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
     assert np.allclose(store.embeddings(), library(folder, list(texts)), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    (
+        normalizers.Lowercase(),
+        normalizers.BertNormalizer(),
+        normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()]),
+    ),
+)
+def test_a_tokenizer_that_lower_cases_stays_as_it_is(
+    make_tokenizer: Callable[[str], Any], normalizer: normalizers.Normalizer
+) -> None:
+    tokenizer = make_tokenizer("wordpiece")
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    before = tokenizer.backend_tokenizer.to_str()
+    fit_tokenizer(tokenizer, SentenceSettings(lower_case=True))
+    assert tokenizer.backend_tokenizer.to_str() == before
 
 
 @pytest.mark.parametrize(

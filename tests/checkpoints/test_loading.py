@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForTokenClassification,
@@ -22,6 +23,7 @@ from transformers import (
     T5ForConditionalGeneration,
     dynamic_module_utils,
 )
+from transformers.utils import logging
 
 from teachonce.checkpoints.declared import DECLARED, another_head
 from teachonce.checkpoints.loading import load, load_network
@@ -148,6 +150,15 @@ def test_a_sound_checkpoint_is_the_one_of_transformers(folder: Path) -> None:
     network, missing = load_network(AutoModelForMaskedLM, resolve_model(str(folder)))
     plain = AutoModelForMaskedLM.from_pretrained(folder).state_dict()
     assert not missing and all(map(torch.equal, network.state_dict().values(), plain.values()))
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_bars_are_then_as_before(
+    folder: Path, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "_tqdm_active", shown)
+    load(AutoConfig, resolve_model(str(folder)))
+    assert logging.is_progress_bar_enabled() == shown
 
 
 def test_encoder_weights_of_another_size_are_refused_beside_a_new_head(folder: Path) -> None:

@@ -146,6 +146,7 @@ def names_in_first_line(text: str) -> str:
     return text.partition("\n")[0].removeprefix("# ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "without"),
     [

@@ -46,6 +46,7 @@ def tuned(task: str, model: Path, train: Path, dev: Path, out: Path, *more: obje
     return scores(out)
 
 
+@pytest.mark.slow
 def test_it_learns_to_tag_and_to_classify(student: Path, tmp_path: Path) -> None:
     train, dev = (write_tagged(tmp_path / str(size), size, size) for size in (60, 30))
     assert tuned("pos", student, train, dev, tmp_path / "pos")["accuracy"] > 0.9

@@ -61,6 +61,7 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert "held out of text.txt (dev)" in table.output and f" {loss:.2f} " in table.output
 
 
+@pytest.mark.slow
 def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
     """Each is what a run of its seed alone gives; a run that was stopped trains what is left."""
     out, dev = tmp_path / "out", tmp_path / "dev.txt"

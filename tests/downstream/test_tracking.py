@@ -63,6 +63,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run(
     assert [path.name for path in out.iterdir()] == ["scores.json"]  # the stand-in writes nothing
 
 
+@pytest.mark.slow
 def test_a_masked_lm_goes_on_with_its_run(
     tiny_teacher: Teacher, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

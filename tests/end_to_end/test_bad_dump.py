@@ -60,6 +60,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, .
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPOILED)
 def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
     spoil, more, words = SPOILED[case]

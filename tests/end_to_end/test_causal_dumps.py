@@ -86,6 +86,7 @@ def test_caps_of_logits_go_with_the_head(tmp_path: Path, corpus: Path) -> None:
     assert config["final_logit_softcapping"] == 3.0
 
 
+@pytest.mark.slow
 def test_a_token_in_front_gives_the_first_one_a_row(tmp_path: Path, corpus: Path) -> None:
     model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
@@ -170,6 +171,7 @@ def test_overlapping_windows_are_learnt_once(
     assert [r.context for r in open_store(small)] == [r.context for r in store]
 
 
+@pytest.mark.slow
 def test_it_goes_through_every_command(
     tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:

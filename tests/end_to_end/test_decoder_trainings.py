@@ -71,6 +71,7 @@ def test_a_cache_changes_nothing(causal: Path, alone: Path, tmp_path: Path) -> N
         same_student(tmp_path / cache, alone)
 
 
+@pytest.mark.slow
 def test_stores_of_different_texts_are_trained_on_together(
     causal: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_stores_of_different_texts_are_trained_on_together(
     assert both["result"]["valid_bits_per_byte"] != one["result"]["valid_bits_per_byte"]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_ranked_by_bits_a_byte(causal: Path, tmp_path: Path) -> None:
     """Students with other losses and vocabularies are compared, also those without `next`."""
     out = tmp_path / "sweep"

@@ -48,6 +48,7 @@ def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Callable[[str], Pa
     assert suggested_decoder({"model_type": "gemma3_text", "head_dim": 256}) == "llama:256x4x4"
 
 
+@pytest.mark.slow
 def test_a_store_of_a_decoder_trains_one_by_default(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "student"
     words = ("--store", store, "--vocab", "300", "--out", out, *SHORT, "--steps", "1")
@@ -57,6 +58,7 @@ def test_a_store_of_a_decoder_trains_one_by_default(store: Path, tmp_path: Path)
     assert (config.model_type, config.n_embd, config.n_layer) == ("gpt2", 256, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("student", "start"),
     [
@@ -170,6 +172,7 @@ def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) ->
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
     """The mean of a teacher and itself is the teacher."""
     words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "kl-next", *SHORT)

@@ -16,6 +16,7 @@ GROWN = f"s3://{BUCKET}/grown.zarr"
 URL = f"s3://{BUCKET}/store.zarr"
 
 
+@pytest.mark.slow
 def test_a_dump_into_a_bucket(
     tmp_path: Path,
     tiny_teacher: Callable[..., Path],

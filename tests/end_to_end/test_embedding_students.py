@@ -58,6 +58,7 @@ def angles(vectors: Any) -> Any:
     return (unit @ unit.T)[np.triu_indices(len(unit), 1)]
 
 
+@pytest.mark.slow
 def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_path: Path) -> None:
     """In the teacher's own space, of texts behind the teacher's prompt."""
     store = stores("query")
@@ -183,6 +184,7 @@ def test_vectors_of_word_pieces(stores: Callable[..., Path], tmp_path: Path) -> 
     says(line, "expected the size of its vectors, at least 1, such as static:256")
 
 
+@pytest.mark.slow
 def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_path: Path) -> None:
     store, fs = stores(), open_store(stores())
     common: Words = (

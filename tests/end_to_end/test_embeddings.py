@@ -100,6 +100,7 @@ def test_beside_states_in_several_views_and_stopped(teacher: Path, tmp_path: Pat
     assert verify(both).problems == verify(alone).problems == []
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_stop(
     teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

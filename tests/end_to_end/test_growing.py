@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import FeatureStore, open_store
+from teachonce.store import FeatureStore, StoreWriter, UserError, open_store
 from teachonce.store.tools.documents import document_texts, stored_digests
 from teachonce.store.tools.info import info_lines
 from teachonce.store.tools.verify import verify
@@ -114,6 +114,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", ("zarr", pytest.param("h5", marks=pytest.mark.apart)))
 def test_a_grown_store_is_what_a_whole_dump_gives(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, read: Counter[str], ext: str
@@ -144,6 +145,7 @@ def test_a_grown_store_is_what_a_whole_dump_gives(
         assert verify(out).problems == []
 
 
+@pytest.mark.slow
 def test_documents_that_are_gone_moved_or_doubled(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, read: Counter[str]
 ) -> None:
@@ -237,6 +239,7 @@ def test_every_kind_of_text(
             assert all(len(texts[d.number]) < len(d.text) for d in corpus)  # they were cut
 
 
+@pytest.mark.slow
 def test_several_processes_and_stops(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +263,25 @@ def test_several_processes_and_stops(
     contents = {open_store(p).manifest.content() for p in (alone, tmp_path / "shared.zarr", broken)}
     assert len(contents) == 1 and stops > 2
     assert verify(broken).problems == verify(broken).unknown == []
+
+
+def test_a_store_that_is_removed_before_the_end(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, store: Path
+) -> None:
+    """After the copy of its parts, while a process of a shared dump writes a new part."""
+    old, out = tmp_path / "old.zarr", tmp_path / "new.zarr"
+    old.symlink_to(store)
+    text = written(tmp_path / "text.txt", [*lines_of(corpus), "One more."])
+    changes: dict[str, Any] = {"hidden": "mean,groups:2", "weights": False, "grow_from": old}
+    options = dump_options(tiny_teacher("bert"), text, out, **changes)
+
+    def say(line: str) -> None:
+        if line.startswith("part"):
+            old.unlink()
+
+    with pytest.raises(UserError, match=r"old\.zarr: was removed while it was read"):
+        share(options, Shard(0, 1), say)
+    assert StoreWriter.peek(out, "sealed") is None
 
 
 @pytest.mark.apart
@@ -331,6 +353,7 @@ def test_what_cannot_grow(
     says(line, "finished with other arguments: identity.arguments.part_tokens")
 
 
+@pytest.mark.slow
 def test_forgetting_by_text(
     tmp_path: Path, tiny_teacher: Teachers, make_tokenizer: Callable[[str], Any], corpus: Path
 ) -> None:

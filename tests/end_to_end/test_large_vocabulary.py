@@ -52,6 +52,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ids_above_seventeen_bits(teacher: Path, tmp_path: Path) -> None:
     options = {"logits": "topk:8", "codec": "small", "attention": "none", "hidden": "none"}
     store = open_store(dumped(teacher, teacher / "text.txt", tmp_path / "a.zarr", **options))

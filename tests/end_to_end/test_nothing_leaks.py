@@ -96,6 +96,7 @@ def test_a_store_and_its_page(hub: Hub, home: Path, ext: str) -> None:
     check({"page": (home / "page.html").read_bytes()})
 
 
+@pytest.mark.slow
 def test_a_student_and_its_sweep(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Numbers alone, from processes that import torch again.
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: Costs(1))

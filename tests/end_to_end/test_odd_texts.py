@@ -46,6 +46,7 @@ def test_generated_texts(tmp_path: Path, tokenizers: Tokenizers) -> None:
     assert counts["windows"] > len(texts) and counts["tokens"] > 10 * len(texts)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.sampled_from(KINDS))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_texts(tokenizers: Tokenizers, texts: list[str], teacher: str) -> None:

@@ -51,6 +51,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     """Of an HDF5 store, too: tests/store/write/test_writing.py."""
     corpus, out = write_corpus(tmp_path / "corpus.txt", 30), tmp_path / "store.zarr"

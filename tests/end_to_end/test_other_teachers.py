@@ -43,6 +43,7 @@ def test_logits_of_the_next_token(tmp_path: Path, causal: Path, loss: str) -> No
     )
 
 
+@pytest.mark.slow
 def test_from_labelled_texts_to_a_store_of_classes(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:

@@ -159,6 +159,7 @@ def test_masked_views_mask_words_of_both_texts(pairs: FeatureStore) -> None:
     assert sides == {False, True}
 
 
+@pytest.mark.slow
 def test_copies_and_a_dump_that_goes_on(tmp_path: Path, pairs: FeatureStore, corpus: Path) -> None:
     model = Path(pairs.path).parent / "bert"
     options = {**PAIR, "label_column": "gold", "hidden": "layer:4", "views": 2, "part_tokens": 300}

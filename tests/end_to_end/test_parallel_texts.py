@@ -87,6 +87,7 @@ def test_processes_that_share_a_dump_make_the_same_store(
     assert len(contents) == 1
 
 
+@pytest.mark.slow
 def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     teacher: Path, table: Path, tmp_path: Path
 ) -> None:

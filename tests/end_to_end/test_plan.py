@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from transformers import AutoTokenizer
 
 from teachonce.store import open_store
+from teachonce.store.format.pairs import SEPARATOR
 from teachonce.store.tools.info import bytes_on_disk
 from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import estimate as estimating
-from teachonce.teacher_dump.job.estimate import estimate
+from teachonce.teacher_dump.job.estimate import _Sample, estimate
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 
 NEAR = 0.15
@@ -25,6 +29,7 @@ def model(tiny_teacher: Callable[[str], Path]) -> Path:
     return tiny_teacher("bert")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ext", "kept", "limit"), [("zarr", 2000, None), ("h5", 60, None), ("zarr", 2000, 3000)]
 )
@@ -56,6 +61,36 @@ def test_the_dump_takes_what_was_planned(
     assert not any("--limit" in line for line in planned.lines())
     week = replace(planned, seconds=7 * 24 * 3600.0, tokens=21_000_000)
     assert "night     --limit 1000000 takes about 8.0 h" in week.lines()
+
+
+@pytest.mark.parametrize(
+    ("columns", "lengths"),
+    [
+        ({"text_column": "long"}, [50_000]),
+        ({"text_column": "long,short"}, [50_000, 4]),
+        ({"text_column": "long", "student_column": "short"}, [50_000, 4]),
+        ({"messages": "chat"}, [60_000]),
+    ],
+)
+def test_long_documents_of_a_sample(
+    tmp_path: Path, columns: dict[str, str], lengths: list[int]
+) -> None:
+    """Each text of a pair is cut alone. The tokens of a chat are those of its messages."""
+    long, corpus = "lamp" * 15_000, tmp_path / "corpus.jsonl"
+    row = {"long": long, "short": "lamp", "chat": [{"role": "user", "content": long}]}
+    corpus.write_text(json.dumps(row))
+    (document,) = _Sample(Corpus.open([str(corpus)], **columns), None, None)
+    assert [len(text) for text in document.text.split(SEPARATOR)] == lengths
+
+
+def test_a_limit_counts_whole_documents(model: Path, tmp_path: Path) -> None:
+    """Also if the tokenizer truncates texts to 64 tokens, as the files of some models say."""
+    tokenizer, text = AutoTokenizer.from_pretrained(model), "the old lamp " * 60
+    tokens = len(tokenizer(text)["input_ids"])
+    tokenizer.backend_tokenizer.enable_truncation(64)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(f"{text}\n" * 20)
+    assert _Sample(Corpus.open([str(corpus)]), tokenizer, 3 * tokens - 1).documents == 3
 
 
 class Disk(NamedTuple):

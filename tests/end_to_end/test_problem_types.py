@@ -83,6 +83,7 @@ def answers(folder: Path, texts: list[str]) -> Any:
         ]
 
 
+@pytest.mark.slow
 def test_several_labels_are_learnt_as_sigmoids(
     several: tuple[Path, Path], corpus: Path, tmp_path: Path
 ) -> None:

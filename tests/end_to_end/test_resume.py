@@ -90,6 +90,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
     assert "identity.corpus" in refused(teacher_dump, *words, "--views", 2)
 
 
+@pytest.mark.slow
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
     killed = training(store, out)
@@ -167,6 +168,7 @@ def test_other_versions_are_told_and_kept(tmp_path: Path, store: Path) -> None:
     assert kept == ["0.1", version("torch")] and '"torch": "0.1"' in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     """The student's folder is not yet written, but its last checkpoint and metrics are."""
     out = tmp_path / "student"
@@ -176,6 +178,7 @@ def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Pa
     assert_same_student(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_one_vocabulary_for_one_text(store: Path) -> None:
     """A resumed training makes its vocabulary again, and must get the same."""
     code = (

@@ -15,6 +15,7 @@ URL = f"s3://{BUCKET}/store.zarr"
 SHORT = (*STUDENT, "--vocab", 300, "--steps", 4, "--loss", "mlm=1,hidden=1,kl=1", "--eval-every", 2)
 
 
+@pytest.mark.slow
 def test_a_training_gives_the_same_student(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

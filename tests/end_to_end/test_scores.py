@@ -59,6 +59,7 @@ def predicted(folder: Path, pairs: list[tuple[str, str]]) -> Any:
     return CrossEncoder(str(folder), device="cpu").predict(pairs, batch_size=16)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
     fs = open_store(store)
     assert fs.features.task and fs.features.task.is_score and not fs.features.attention
@@ -71,6 +72,7 @@ def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
     ok(feature_store, "verify", store, "--model", teacher, "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Path) -> None:
     words: Words = (
         "--store", store, "--student", "bert:32x2x4", "--vocab", "60", "--lr", "3e-3",

@@ -181,6 +181,7 @@ def check_logits(got: Any, want: Expected, codec: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_draws(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 30)
     stores = [

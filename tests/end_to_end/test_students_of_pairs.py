@@ -85,6 +85,7 @@ def trained_reader(make_tokenizer: Callable[..., Any]) -> tuple[Any, Any]:
     return network, tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("out", "align"), [("a.zarr", "span"), pytest.param("a.h5", "match", marks=pytest.mark.apart)]
 )

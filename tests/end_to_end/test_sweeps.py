@@ -9,13 +9,17 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from teachonce.downstream.cli import main as downstream
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
+from teachonce.student_train.sweep import processes
+from teachonce.student_train.sweep.execution import Work
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
 from tests.support.leased import held
@@ -196,6 +200,7 @@ def test_several_at_once_that_are_scored(
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_student_whose_scoring_fails_is_trained(tmp_path: Path, store: Path) -> None:
     tasks, out = tmp_path / "tasks.toml", tmp_path / "out"
     (tmp_path / "one.tsv").write_text("text\tlabel\nA good one.\tgood\n")
@@ -207,6 +212,22 @@ def test_a_student_whose_scoring_fails_is_trained(tmp_path: Path, store: Path) -
     says(done.stdout, "[1] trained; its scoring failed: task mood: --train: every label is 'good'")
     says(done.stderr, "1 of 1 student is trained but not scored, the first of them")
     assert "student failed" not in done.output and states(out) == ["finished"]
+
+
+@pytest.mark.parametrize(("visible", "own"), [("2,3", "3"), (None, "1")])
+def test_a_child_sees_one_of_the_gpus_that_its_parent_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, own: str
+) -> None:
+    """`in_child` runs in this process, which stays in its group and has no parent to wait for."""
+    monkeypatch.setattr(os, "setpgrp", lambda: None)
+    monkeypatch.setattr(processes, "_exit_with_parent", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    ours, theirs = Pipe()
+    processes.in_child(Work(TrainOptions(store=tmp_path / "no.zarr"), ()), 1, theirs)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+    says(ours.recv()[3], "no.zarr: no such file or folder")
 
 
 def children(of: int) -> list[int]:

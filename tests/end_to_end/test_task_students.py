@@ -140,6 +140,7 @@ def told_by(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("student", [pytest.param(KINDS[0], marks=pytest.mark.apart), *KINDS[1:]])
 def test_students_learn_gold_labels_and_load_again(
     classes: FeatureStore, tags: FeatureStore, tmp_path: Path, student: str
@@ -261,6 +262,7 @@ def test_a_student_is_trained_by_the_state_of_a_text_through_a_gelu(
     assert "sentence-gelu" in ok(main, "--help")
 
 
+@pytest.mark.slow
 def test_stages_over_labelled_and_all_text(
     classes: FeatureStore, tags: FeatureStore, tmp_path: Path
 ) -> None:
@@ -315,6 +317,7 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
     assert "1 kl + 30 hidden;" in said  # what the store can serve
 
 
+@pytest.mark.slow
 def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:
     recipes = ["simple-rnn", "simple-once", "simple-joint", "simple-hard"]
     words = [word for name in recipes for word in ("--recipe", name)]

@@ -41,6 +41,7 @@ def check_student(out: Path, vocabulary: int) -> None:
     assert "pipeline_tag: fill-mask" in card and "valid_mlm" in card
 
 
+@pytest.mark.slow
 def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
     process = start(
         "teachonce.student_train.cli",

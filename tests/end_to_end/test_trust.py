@@ -66,6 +66,7 @@ def copied(store: Path, folder: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", FORMATS)
 def test_the_same_dump_gives_the_same_bytes(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str

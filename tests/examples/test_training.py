@@ -61,6 +61,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[...
     return str(dumped(teacher, write_corpus(folder / "c.txt", 40), folder / "v.zarr", **made))
 
 
+@pytest.mark.slow
 def test_a_trainer_of_sentence_transformers(
     vectors: str, tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ CHOSEN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ext", "cases"),
     [("h5", 1), *(pytest.param(ext, 4, marks=pytest.mark.apart) for ext in ("zarr", "h5"))],

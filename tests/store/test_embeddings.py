@@ -126,6 +126,9 @@ def test_people_are_told(made: Made, tmp_path: Path) -> None:
         ({"width": 3, "pooling": 4}, "pooling must be a text"),
         ({"width": 3, "pooling": "mean", "normalised": 1}, "normalised must be true or false"),
         ({"width": 3, "pooling": "mean", "turned": True}, "embedding must have width and pooling"),
+        ({"width": 3, "pooling": "mean", "normalised": False}, "has normalised False, its default"),
+        ({"width": 3, "pooling": "mean", "parallel": False}, "has parallel False, its default"),
+        ({"width": 3, "pooling": "mean", "prompt": ""}, "has prompt '', its default"),
     ),
 )
 def test_what_is_no_embedding(value: dict[str, Any], told: str) -> None:

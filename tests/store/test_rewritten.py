@@ -51,6 +51,7 @@ def assert_sound(path: Path, before: Path) -> None:
         assert np.array_equal(view.attention["mean"], other.attention["mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 @pytest.mark.parametrize(
     "codec, tier", (("exact", "sample"), ("default", "topk"), ("small", "head"))
@@ -67,6 +68,7 @@ def test_other_chunks_and_compressors_are_no_damage(
         assert_sound(path, before)
 
 
+@pytest.mark.slow
 def test_a_store_of_before_dimension_names(tmp_path: Path) -> None:
     """The golden store of Zarr, written again: its placeholder of a tokenizer stays its problem."""
     path = tmp_path / "a.zarr"
@@ -102,6 +104,7 @@ UNLAWFUL: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", UNLAWFUL)
 @pytest.mark.parametrize("name", ("manifest", "parts/0/text/utf8"))
 def test_what_the_format_does_not_allow_is_found(rewritten: Path, what: str, name: str) -> None:

@@ -137,6 +137,7 @@ def test_without_llama_cpp_the_file_is_written_and_not_compared(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["gpt2:64x1x4", *(pytest.param(kind, marks=pytest.mark.apart) for kind in KINDS)]
 )
@@ -266,6 +267,7 @@ def test_k_quants_need_llama_cpp(student: Path, tmp_path: Path) -> None:
     assert "--quantize q4_k" in said and "pip install llama-cpp-python" in said
 
 
+@pytest.mark.slow
 def test_onnx_in_int8_is_checked_by_bits_a_byte(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

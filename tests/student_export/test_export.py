@@ -119,6 +119,7 @@ POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 SINGLE = ("cls", "mean", "max")  # a mode alone is apart: each of them is among the others
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.apart] * (name in SINGLE)) for name in POOLINGS]
@@ -136,6 +137,7 @@ def test_every_pooling_is_exported(shallow: Path, tmp_path: Path, name: str) -> 
     assert np.allclose(by_example(tmp_path / "out", *TEXTS), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> None:
     """Tokenizer, prompt, pooling and dense layer are in the folder; both cards have the figures."""
     from sentence_transformers import SentenceTransformer
@@ -222,6 +224,7 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     assert found[present] == pytest.approx(expected[present], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["mlm", "static", pytest.param("classification", marks=pytest.mark.apart)]
 )
@@ -340,6 +343,7 @@ def predicted(folder: Path, *texts: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_an_operator_that_cannot_be_exported_is_one_line(
     make_tokenizer: MakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

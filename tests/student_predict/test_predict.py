@@ -24,6 +24,7 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.run_code import run_code
 from teachonce.student_export.words import word_spans
 from teachonce.student_predict.cli import main
+from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import table
 from tests.sentence_folders import changed
@@ -137,6 +138,7 @@ def close(found: Any, expected: Any) -> bool:
 APART = {"embedder", "classifier", "tagger"}  # torch exports a transformer in seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.apart] * (kind in APART)) for kind in INPUTS]
 )
@@ -182,6 +184,17 @@ def test_an_export_answers_as_its_student(
             AssertionError, match="<stdin>, line 2: expected two texts with a TAB between"
         ):
             by_code(program, f"{pair}\nno tab\n")
+
+
+def test_an_activation_that_no_program_computes_is_refused(
+    students: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(students["reranker"], tmp_path / "s")
+    name = "torch.nn.modules.activation.Softplus"
+    changed(folder, "config.json", sentence_transformers={"activation_fn": name})
+    with pytest.raises(UserError, match=r"torch\.nn\.Softplus, .* cannot compute \(Id") as error:
+        run_code(load_student(folder), "onnx", "onnx/model.onnx")
+    assert "\n" not in str(error.value)
 
 
 def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:

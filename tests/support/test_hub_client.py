@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,22 @@ def test_a_list_has_bounds(hub: Hub, twist: str, monkeypatch: pytest.MonkeyPatch
         return
     with pytest.raises(UserError, match=r"^[^\n]+$"):
         repository.files()
+
+
+def test_a_list_that_was_read_in_part_can_be_read_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later than the time that a list may take; one without an end still has its bounds."""
+    now = [0.0]
+    monkeypatch.setattr(hub_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(hub_client, "MAX_PAGES", 5)
+    hub.twists = {"GET /api/datasets/user/m/tree": ANSWERS["pages"]}
+    hub_client.bound_hub_client()
+    for _ in range(3):
+        assert get_session().get(f"{hub.address}/api/datasets/user/m/tree/main").links["next"]
+        now[0] += 1 + hub_client.PAGES_SECONDS
+    with pytest.raises(UserError, match="sends a list without an end"):
+        Repository("user/m", "dataset").files()
 
 
 @pytest.mark.parametrize("twist", ["long", "wait", "circle", "list", "nested"])

@@ -168,6 +168,7 @@ def test_bad_inputs_are_refused(
     assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
 
 
+@pytest.mark.slow
 def test_a_teacher_agrees_with_its_own_store(
     near_sighted: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_steps_end_within_an_epoch_and_are_scored(
     assert told == [ahead, "seed 0, step 3/5", "seed 0, step 5/5"] and len(norms) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "lr"), [("lamb", 5e-3), pytest.param("adadelta", None, marks=pytest.mark.apart)]
 )

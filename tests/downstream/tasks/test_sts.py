@@ -69,12 +69,16 @@ def correlations(folder: Path, pairs: list[Pair]) -> dict[str, float]:
 
 
 def student(kind: str, tiny_teacher: Teacher, make_tokenizer: Any, folder: Path) -> Path:
-    return (
-        saved(make_tokenizer("wordpiece"), folder, None) if kind == "bilstm" else tiny_teacher(kind)
-    )
+    if kind == "bilstm":
+        return saved(make_tokenizer("wordpiece"), folder, None)
+    if kind == "classifier":
+        return tiny_teacher("bert", "classification", ("other", "same"))
+    return tiny_teacher(kind)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "distilbert", "bilstm"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "classifier", "roberta", "modernbert", "distilbert", "bilstm"]
+)
 def test_any_encoder_is_scored_as_it_is(
     kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:

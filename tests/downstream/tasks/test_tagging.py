@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from teachonce.downstream.tasks.tagging import (
 )
 from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
+from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import write_tagged
 from tests.making.models import TOKENIZER_KINDS
@@ -121,6 +123,14 @@ def test_a_word_taken_for_a_later_piece_goes_on_with_the_entity() -> None:
     assert found[1] == [LATER]
 
 
+def test_the_label_of_later_pieces_is_no_tag_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "test").write_text(f"a\tN\nb\t{LATER}\n")
+    splits = {"test": read_tagged(tmp_path / "test")}
+    for later, message in ((None, ""), (LATER, "line 2: tag 'X' is unknown to the model")):
+        with pytest.raises(UserError, match=message) if message else nullcontext():
+            PartsOfSpeech().adopt(TaskSpec("tagging", ("N", LATER), later), splits)
+
+
 def test_scores_by_hand() -> None:
     sentences = [Sentence(("a", "b", "c"), ("N", "V", "N")), Sentence(("d",), ("N",))]
     rows = [{"first": [1, 2, -1], "example": 0}, {"first": [1], "example": 1}]  # no third piece
@@ -196,6 +206,7 @@ def test_tags_that_are_not_iob_are_refused(tags: str, message: str, tmp_path: Pa
     assert str(caught.value).startswith(f"tags {path}, ")
 
 
+@pytest.mark.slow
 def test_fine_tuning_learns_and_reports_every_seed(
     tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def tuned(task: Task, model: Path, files: dict[str, Path], settings: Any = LEARN
     return fine_tune(task, str(model), files, settings, say=lambda _: None)
 
 
+@pytest.mark.slow
 def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> None:
     files = {
         name: classified(tmp_path / f"{name}.tsv", size, seed)
@@ -147,6 +148,7 @@ def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
             use(splits)
 
 
+@pytest.mark.slow
 def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     files = {
         name: paired(tmp_path / f"{name}.csv", size, seed)
@@ -158,6 +160,7 @@ def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert result["mean"]["test"]["spearman"] > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "unanswered"), [pytest.param(8, 0.0, marks=pytest.mark.apart), (30, 0.3)]
 )

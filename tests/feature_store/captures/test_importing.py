@@ -65,6 +65,29 @@ def test_a_stopped_import_goes_on(
     says(line, "--layers", "name 4 different ones")
 
 
+def test_a_continued_import_counts_the_whole_capture(
+    teacher: Path, samples: list[Taught], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the logits of the parts that were published before."""
+    source = distillkit(tmp_path / "data", samples[:2], 8, 8)
+
+    def lines(name: str) -> list[str]:
+        options = ImportOptions(source, tmp_path / name, tokenizer=str(teacher), part_tokens=8)
+        return list(import_capture(options).lines())
+
+    whole, write = lines("whole.zarr"), importing._write_part
+
+    def stopped(writer: Any, number: int, *rest: Any) -> None:
+        if number:
+            raise KeyboardInterrupt
+        write(writer, number, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(importing, "_write_part", stopped)
+        lines("a.zarr")
+    assert lines("a.zarr") == whole and "the next token is among the top-k ids" in whole[-1]
+
+
 def test_a_store_of_another_capture_is_left_alone(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:

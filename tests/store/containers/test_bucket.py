@@ -80,6 +80,7 @@ def assert_same(s3: S3, local: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("teachonce-*"))
 
 
+@pytest.mark.slow
 def test_a_store_in_a_bucket_is_that_on_a_disk(
     s3: S3, local: Path, features: Features, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fatal",
     [

@@ -34,7 +34,7 @@ from teachonce.store.containers.disk_cache import (
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
-from tests.store.containers.caching import LARGEST, get, piece_of, put
+from tests.store.containers.caching import LARGEST, STORE, get, piece_of, put
 from tests.store.making import begin, features_of, make_part, put_part
 
 URL = f"s3://{BUCKET}/a.zarr"
@@ -123,6 +123,7 @@ def writers(folder: Path, bound: int, seeds: range) -> Iterator[list[subprocess.
         yield started
 
 
+@pytest.mark.slow
 def test_writers_together_keep_the_bound_though_they_are_killed(tmp_path: Path) -> None:
     bound, chance, most = 10 * LARGEST, random.Random(1), 0
     for round_ in range(3):
@@ -192,6 +193,18 @@ def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert cache.get("s", "small", 0, 1) and sum(sizes(tmp_path)) == counted(tmp_path) == UNIT
 
 
+def test_only_present_entries_are_announced_where_nothing_reads_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    cache = DiskCache(tmp_path, 2**20)
+    put(cache, 1)
+    monkeypatch.delattr(os, "posix_fadvise")
+    for name, present in ((1, True), (2, False)):
+        size = len(piece_of(name).data)
+        assert cache.announced(STORE, str(name), 0, size) == present
+
+
 WORDS = {
     "disk:/a/b,100GB": ("/a/b", 10**11), "disk:/a,b,1.5k": ("/a,b", 1500),
     "disk:c,2MiB": ("c", 2**21), "disk:c,500M": ("c", 5 * 10**8), "disk:c,77": ("c", 77),
@@ -201,7 +214,8 @@ WORDS = {
 def test_the_word_of_a_cache(tmp_path: Path) -> None:
     for word, (folder, bound) in WORDS.items():
         assert parse_disk_cache(word) == (Path(folder), bound)
-    for word in ("disk:", "disk:/a", "disk:,1GB", "disk:/a,", "disk:/a,GB", "disk:/a,0", "ram"):
+    wrong = ("disk:", "disk:/a", "disk:,1GB", "disk:/a,", "disk:/a,GB", "disk:/a,0", "ram")
+    for word in (*wrong, f"disk:/a,{400 * '9'}"):
         with pytest.raises(UserError, match=f"--cache {word}: .*expected .*100GB") as caught:
             parse_disk_cache(word)
         assert "\n" not in str(caught.value)
@@ -260,6 +274,7 @@ def asked_for(s3: S3, work: Callable[[], object]) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_a_store_is_fetched_once(s3: S3, stores: tuple[Path, Path], tmp_path: Path) -> None:
     word = f"disk:{tmp_path / 'cache'},1GB"
     near = streamed(open_store(stores[0]))

@@ -23,6 +23,7 @@ Copy = Callable[..., Path]
 FORGERIES = 12  # of each format
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_forged_stores(tmp_path: Path, ext: str) -> None:
     """In a process that may take 1 GB more than it has, look nowhere else and start nothing."""

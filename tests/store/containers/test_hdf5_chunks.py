@@ -69,6 +69,7 @@ def test_any_rows_are_those_of_hdf5(
         assert whole.read(begin, end).tobytes() == values[begin:end].tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.binary(min_size=1, max_size=3000))
 def test_the_checksum_is_that_of_hdf5(

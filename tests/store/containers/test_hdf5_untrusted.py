@@ -20,7 +20,7 @@ from teachonce.store import StoreError, open_store
 from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.hdf5 import objects
 from teachonce.store.containers.hdf5.file import append_digest
-from teachonce.store.containers.hdf5.tree import Hdf5File, Hdf5Source
+from teachonce.store.containers.hdf5.tree import FILE_ALTERED, Hdf5File, Hdf5Source
 from teachonce.store.tools.verify import verify
 from tests.integrity.forged_hdf5 import _anatomy, forge_block
 
@@ -125,6 +125,7 @@ def test_objects_that_go_in_circles(tmp_path: Path) -> None:
         Hdf5Source(str(path)).arrays()
 
 
+@pytest.mark.slow
 def test_a_forged_block_is_refused_or_means_nothing(tmp_path: Path) -> None:
     """Also with heaps: links of large groups and large attributes lie in blocks of their own."""
     path = tmp_path / "a.h5"
@@ -151,6 +152,16 @@ def test_a_forged_block_is_refused_or_means_nothing(tmp_path: Path) -> None:
             assert "\n" not in str(error)
         path.write_bytes(whole)
     assert refused > 50 and read() == sound
+
+
+@pytest.mark.parametrize("value", [0.5, np.bytes_(b"{no JSON")])
+def test_attributes_of_another_program_are_left_out(copy: Copy, value: Any) -> None:
+    path = copy("h5")
+    texts = [record.text for record in open_store(path)]
+    with h5py.File(path, "r+") as file:
+        file.attrs["more"] = value
+    assert [record.text for record in open_store(path)] == texts
+    assert verify(path).problems == [FILE_ALTERED]
 
 
 def test_attributes_that_share_their_bytes_are_bounded(

@@ -298,6 +298,7 @@ def test_credentials_that_expire_in_the_middle_of_an_epoch(
     assert not s3.weather.met["503"]
 
 
+@pytest.mark.slow
 def test_what_is_damaged_there_is_called_so(s3: S3, small: Path) -> None:
     key, url = "parts/1/token/id/c/0", f"s3://{BUCKET}/damaged.zarr"
     s3.put(small, "damaged.zarr")
@@ -328,6 +329,7 @@ def test_what_vanishes_behind_an_open_array_is_no_zeros(s3: S3, small: Path) -> 
         fs.part(0).array("token/id").read(0, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurry")
 def test_an_upload_that_breaks_off_can_be_made_again(
     s3: S3, small: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ def upload(store: Path, fs: Any, target: str) -> None:
             fs.pipe_file(f"{target}/{file.relative_to(store)}", file.read_bytes())
 
 
+@pytest.mark.slow
 def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     boto3 = pytest.importorskip("boto3")
     for key, value in KEYS.items():
@@ -99,6 +100,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_uploaded_it_is_sealed_only_when_it_is_whole(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

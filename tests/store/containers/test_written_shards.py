@@ -41,6 +41,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @given(
     dtype=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple),

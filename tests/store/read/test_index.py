@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def test_another_program_reads_it(both: list[Path]) -> None:
         assert one["text"] == other["text"] and np.array_equal(one["id"], other["id"])
 
 
+@pytest.mark.slow
 @EXT
 def test_copies_of_it_are_what_they_would_be(both: list[Path], tmp_path: Path, ext: str) -> None:
     convert(both[1], tmp_path / f"copy.{ext}")
@@ -100,6 +102,7 @@ def index_files(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("index/**/c/**/0") if file.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr"])
 def test_a_damaged_index_is_told_and_mended(both: list[Path]) -> None:
     path = both[0]
@@ -212,6 +215,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "half a page": (lambda m: m.update(page=1.5), "number and page"),
     "more parts": (lambda m: m.update(number=8), "first is int64\\[8\\], expected int64\\[9\\]"),
     "smaller pages": (lambda m: m.update(page=2), "its arrays do not match its pages"),
+    "a billion pages": (lambda m: m.update(number=10**9, page=1), "do not match its pages"),
     "other columns": (lambda m: m["columns"].reverse(), "its columns are not the arrays"),
     "no arrays": (lambda m: m.update(arrays=[]), "lists no arrays"),
     "a path": (lambda m: m["arrays"].update({"../a": m["arrays"]["first"]}), "do not match its"),
@@ -225,6 +229,17 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """At most 256 MB more than this process has: else a forgery could take all of the machine."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("forgery", FORGED)
 def test_a_forged_index_is_refused(forgery: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teachonce.store.format.index, "PAGE", 3)

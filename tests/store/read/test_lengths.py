@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,6 +133,23 @@ def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
     put_part(writer, 1, make_part(features_of(), 1))
     writer.seal()
     assert verify(path).problems == [] and contents(path) == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_sequence_without_a_token_is_refused(store: Path) -> None:
+    """Also if all other numbers of the store fit it."""
+    array: Any = zarr.open_array(store / "parts/0/sequence/token_start", mode="r+")
+    starts = array[:]
+    shortest = 1 + int(np.argmin(starts[2:] - starts[:-2]))  # of all two in a row
+    starts[shortest] = starts[shortest - 1]
+    array[:] = starts
+    squares = int((np.diff(starts) ** 2).sum())
+    edit_manifest(
+        store,
+        lambda m: m.pop("lengths") and m["parts"][0]["counts"].update(squares=squares),
+    )
+    with pytest.raises(StoreError, match="part 0: a sequence has no token"):
+        open_store(store)[0].token_ids  # noqa: B018
 
 
 @pytest.mark.parametrize("store", EXT, indirect=True)

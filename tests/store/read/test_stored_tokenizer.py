@@ -129,6 +129,7 @@ def test_more_tokens_than_a_text_can_have(make_tokenizer: Any) -> None:
         encoded(Padded(), ["the"], "it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import math
 import os
 import signal
 import subprocess
@@ -24,9 +26,10 @@ from teachonce.store.format.identity import count_numbers, format_runs, parse_ru
 from teachonce.store.format.layout import part_arrays
 from teachonce.store.tools.copy import selected, take_part
 from teachonce.store.tools.documents import document_texts
-from teachonce.store.tools.forget import forget
+from teachonce.store.tools.forget import FORGETTING, forget
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
+from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools import forgetting
@@ -167,6 +170,7 @@ def test_runs() -> None:
     assert format_runs([(5, 5), (1, 3), (4, 4), (9, 12), (10, 11)]) == "1-5,9-12"
     assert parse_runs("1-5,9-12") == [(1, 5), (9, 12)] and parse_runs("") == parse_runs(None) == []
     assert parse_runs("x,1-y,7") == [(7, 7)]
+    assert parse_runs(f"{5000 * '9'},1-{5000 * '9'},7") == [(7, 7)]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +202,7 @@ def test_killed_at_every_rename(small: Path, monkeypatch: pytest.MonkeyPatch) ->
     check_forgotten(path, kept, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
 )
@@ -275,6 +280,19 @@ def test_nothing_else_goes_on_with_a_half_forgotten_store(
     assert "`feature-store forget` with the same documents" in run("repair", path).output
     forgetting.run(path, 1)
     assert verify(path).problems == []
+
+
+@pytest.mark.parametrize("small", ("zarr",), indirect=True)
+def test_a_forged_journal_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", dies_at(5, done=True))
+        with pytest.raises(Killed):
+            forgetting.run(small, 1)
+    journal = json.loads((small / "zarr.json").read_text())["attributes"][FORGETTING]
+    for key, value in (("documents", math.inf), ("gone", [math.inf])):
+        edit_root(small, **{FORGETTING: journal | {key: value}})
+        with pytest.raises(StoreError, match=f"its attribute {FORGETTING} is not valid; restore"):
+            forgetting.run(small, 1)
 
 
 @pytest.mark.parametrize("small", ("zarr",), indirect=True)

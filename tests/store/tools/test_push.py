@@ -57,6 +57,7 @@ def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path) -> None:
     (store / "parts" / "notes.txt").write_text("unknown")

@@ -20,6 +20,7 @@ from teachonce.store.tools.verify import verify
 from teachonce.support import files
 from teachonce.support.lease import lease_path
 from tests.integrity.damage import flip
+from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
 from tests.store.making import begin, make_part, put_part
 from tests.store.write.test_writing import SMALL
@@ -300,6 +301,15 @@ def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: b
         for node in (old, new):
             del node["attributes"]["created"], node["attributes"]["checksum"]
     assert old == new and after == before
+
+
+@pytest.mark.parametrize("store", ["zarr"], indirect=True)
+def test_a_version_that_is_true_is_that_of_the_manifest(store: Path) -> None:
+    """In Python, True equals 1."""
+    before = json.loads((store / "zarr.json").read_text())
+    edit_root(store, version=True)
+    assert repair(store)[0] == PARTS
+    assert json.loads((store / "zarr.json").read_text()) == before
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)

@@ -281,6 +281,16 @@ def test_a_calibration_by_which_states_decode_to_large_numbers(
     assert any(words in line for line in verify(path).problems)
 
 
+def test_minus_zero_hides_no_scale_that_is_too_large(copy: Copy) -> None:
+    """The bits of its sign are a larger number than those of any other scale."""
+    path, scales = copy("h5"), [-0.0, 60000]
+    forge(path, "parts/1/view0/hidden/mean/scale", lambda values: np.copyto(values[3:5], scales))
+    forge(path, "calibration/hidden/mean/deviation", put(3, 1e13))
+    words = "part 1: view0/hidden/mean/scale decodes to states whose squares .* token 4"
+    with open_store(path) as store, pytest.raises(StoreError, match=words):
+        list(store.stream(features=("hidden",)))
+
+
 def test_values_outside_the_parts_are_checked_when_they_are_read(copy: Copy) -> None:
     path = copy("h5")
     with h5py.File(path, "r+") as file:

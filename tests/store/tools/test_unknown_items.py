@@ -24,6 +24,8 @@ from tests.store.making import begin, make_part, put_part
 from tests.store.tools.test_repair import EXT, PARTS, contents, flip_ids, made_again, spoil_bias
 from tests.store.write.test_writing import SMALL
 
+LONG = 5000 * "9"  # more digits than Python reads as a number
+
 
 def add_files(store: Path) -> list[str]:
     for name in (".DS_Store", "parts/.nfs0001", "parts/1/._x", "parts/0/token/id/c/1", "a b/c"):
@@ -43,7 +45,8 @@ def add_objects(store: Path) -> list[str]:
         file["parts/0/a b"] = h5py.ExternalLink("/dev/zero", "x")
         file["soft"] = h5py.SoftLink("/parts/2")
         file.copy("parts/0", "parts/01")
-    names = ("notes", "parts/0/a b", "parts/01", "parts/1/token/more", "soft")
+        file.create_group(f"parts/{LONG}")
+    names = ("notes", "parts/0/a b", "parts/01", "parts/1/token/more", f"parts/{LONG}", "soft")
     return [f"extra object {name}" for name in names]
 
 

@@ -35,6 +35,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, ext: str) -> None:
     assert problems(path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", EXT)
 def test_lost_swapped_doubled_and_extra_things_are_found(tmp_path: Path, ext: str) -> None:
     path = make_small_store(tmp_path / f"a.{ext}", hidden=("mean", "groups2.1"), attention=())

@@ -17,6 +17,7 @@ from tests.support.leased import Writer
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr", pytest.param("h5", marks=pytest.mark.apart)])
 def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
     """Whatever the moment, what has the store's name can be opened: begun, or finished."""

@@ -144,6 +144,7 @@ def test_a_store_begun_with_an_earlier_form_of_the_codec(tmp_path: Path) -> None
     begin(path, dataclasses.replace(features_of("small"), form=1)).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", EXT)
 def test_two_processes_never_write_one_store(tmp_path: Path, ext: str) -> None:
     path = tmp_path / f"a.{ext}"

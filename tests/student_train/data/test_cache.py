@@ -73,6 +73,7 @@ def losses_of(
     return [*found, done.validation]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["small", pytest.param("default", marks=pytest.mark.apart)])
 def test_every_cache_gives_the_same_losses(
     store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

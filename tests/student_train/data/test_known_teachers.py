@@ -184,6 +184,7 @@ def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, fl
         return {name: float(loss) for name, loss in distiller(every[0]).items()}
 
 
+@pytest.mark.slow
 def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
     """To 0 nats of the text itself, but from one that is a token ahead nothing of it is learnt."""
     words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "kl-next": 1.0}}
@@ -193,6 +194,7 @@ def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
     assert ahead["kl-next"] < 0.5 and ahead["next"] > 3
 
 
+@pytest.mark.slow
 def test_a_teacher_of_certain_runs_is_learnt_with_any_vocabulary(causal: Path) -> None:
     words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "alm": 1.0}}
     found = learnt(StudentBatches(causal, "300", **words), 0)

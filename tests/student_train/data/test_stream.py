@@ -105,6 +105,7 @@ def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
     assert min(masked[action] for action in range(3)) > 0
 
 
+@pytest.mark.slow
 def test_processes_load_no_module_of_the_current_folder(
     store: FeatureStore, tmp_path: Path
 ) -> None:

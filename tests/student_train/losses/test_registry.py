@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from inspect import Parameter, signature
 
 import pytest
+import torch
+from torch import Tensor
 
 from teachonce.student_train.losses.registry import (
     FEATURES,
@@ -78,6 +81,15 @@ def test_a_name_may_hold_a_number() -> None:
         with pytest.raises(UserError, match=re.escape(expected)):
             find(name)
     assert named(["next:0.3"]) == []
+
+
+def test_a_formula_that_is_a_function_gets_the_parameter() -> None:
+    def scaled(student: Tensor, teacher: Tensor, *, beta: float) -> Tensor:
+        return beta * (student - teacher)
+
+    for name, beta in (("jsd", 0.5), ("jsd:0.3", 0.3)):
+        (loss,) = (replace(each, formula=scaled) for each in find(name))
+        assert loss.measure(torch.tensor(3.0), torch.tensor(1.0)).item() == pytest.approx(2 * beta)
 
 
 def test_the_list_of_losses_does_not_wait_for_torch() -> None:

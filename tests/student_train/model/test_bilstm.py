@@ -206,6 +206,7 @@ print([model.config.id2label[n] for n in model(**tokenizer("The old lamp.", retu
 """
 
 
+@pytest.mark.slow
 def test_the_auto_classes_load_it_in_a_new_process(
     make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_every_shape_has_its_model() -> None:
     assert list(SHAPES) == list(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_HEADS)
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_trained_under_every_loss(

@@ -137,6 +137,7 @@ TRAINED: dict[str, tuple[str, Words]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_recipes_train(
     name: str, stores: dict[str, Path], tmp_path: Path, tiny_teacher: Callable[..., Path]
@@ -162,6 +163,7 @@ def test_recipes_train(
     assert nearest == ("nearest: " in recipe.about)
 
 
+@pytest.mark.slow
 def test_students_of_the_thesis_teach_its_sixth(
     tmp_path: Path, tiny_teacher: Callable[..., Path]
 ) -> None:

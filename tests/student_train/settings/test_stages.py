@@ -96,6 +96,11 @@ def test_options_that_no_loss_reads(store: FeatureStore) -> None:
     assert checked_plan(options_for(store), store).unread() == []
 
 
+def test_a_resolved_plan_has_the_sources_of_the_plan(store: FeatureStore) -> None:
+    plan = checked_plan(options_for(store), store)
+    assert plan.resolved().sources is plan.sources
+
+
 def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     everything: dict[str, Any] = {"freeze": ("embeddings", "layers", "head", "projection")}
     for changes, words in (

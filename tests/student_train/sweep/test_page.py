@@ -131,6 +131,7 @@ def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
     assert order[0] == "2" and sorted(order) == [*"123456789"] and order[-3:] == [*"789"]
 
 
+@pytest.mark.slow
 def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     """By a task, where one was scored; a student whose answers are all the same is not chosen."""
     page = write_report(write_sweep(tmp_path / "sweep")).read_text()

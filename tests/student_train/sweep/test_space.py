@@ -32,6 +32,13 @@ def test_a_grid(tmp_path: Path) -> None:
     assert given == {"lr": (0.5,), "vocab": ("5k", "10k"), "loss": space["loss"], "best": (True,)}
 
 
+def test_a_setting_given_twice_is_one_student(tmp_path: Path) -> None:
+    space = read_space(_written(tmp_path, 'lr = [0.1, 0.3, "1e-1"]'), KNOWN)
+    assert space == {"lr": (0.1, 0.3)}
+    given = over(space, {"vocab": ("5k", "10k", "5k")})
+    assert given == {"lr": (0.1, 0.3), "vocab": ("5k", "10k")}
+
+
 def test_ranges(tmp_path: Path) -> None:
     text = """
 lr = {low = 1e-4, high = 1, log = true}

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
+from teachonce.student_train.sweep.execution import Execution
 from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.space import Interval, Space
 from teachonce.student_train.sweep.trials import ListedRuns, Study, Trials
@@ -186,6 +187,7 @@ def test_a_student_that_nothing_compares(tmp_path: Path) -> None:
     trials, runs = begun(tmp_path, 1, space)
     run = trials.next()
     assert run is not None
-    run.state, run.result = "finished", {"valid_loss": 2.0}
-    trials.ended(run)
+    said: list[str] = []
+    Execution(trials, runs, (), "", said.append).end(run, "finished", {"valid_loss": 2.0}, "")
     assert "add mlm to --loss" in run.problem
+    assert said == [f"[1] trained; {run.problem}"]

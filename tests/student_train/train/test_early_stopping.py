@@ -54,6 +54,7 @@ def test_a_stage_ends_when_patience_does_and_the_next_begins(
     assert steps[-1] == 2 * len(losses) and trained.steps == steps[-1] + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "later", [0, *(pytest.param(later, marks=pytest.mark.apart) for later in (-1, 2))]
 )

@@ -155,6 +155,7 @@ def test_outputs_of_two_teachers_are_joined(
     assert same.validate() == pytest.approx(alone[0].validate(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_student_of_joined_teachers_trains_and_goes_on(
     store: FeatureStore, second: FeatureStore, foreign: FeatureStore, tmp_path: Path,
     tiny_teacher: Teachers,

@@ -60,6 +60,7 @@ SOUND: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOUND)
 def test_sound_stores(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case: str) -> None:
     kind, options = SOUND[case]
@@ -77,6 +78,7 @@ def test_sound_stores(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case
             assert row.largest <= 1.2 * row.promised + 0.01 or "bf16" in case
 
 
+@pytest.mark.slow
 def test_stores_that_were_recoded_merged_or_not_finished(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path
 ) -> None:

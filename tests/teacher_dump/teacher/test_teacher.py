@@ -18,6 +18,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.features import window_length
+from teachonce.teacher_dump.job.part_writing import _uniform
 from teachonce.teacher_dump.teacher.heads import sampled_logits, top_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
@@ -108,6 +109,12 @@ def test_draws_are_unbiased(tiny_teacher: Callable[..., Path]) -> None:
     for row in range(3):
         share = np.bincount(draws[row::3].ravel(), minlength=teacher.vocabulary) / 20_000
         np.testing.assert_allclose(share, want[row], atol=0.02)
+
+
+def test_draws_are_those_of_numpy() -> None:
+    key, shape = (7, 1, 2**40), (5, 3)
+    drawn = np.random.default_rng([*key, 1]).random(shape)
+    np.testing.assert_array_equal(_uniform(key, shape), drawn)
 
 
 def test_layer_words() -> None:
