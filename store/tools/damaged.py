@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,10 @@ def _attributes(
     sound = isinstance(manifest, dict) and (fits or not root)
     if sound:
         known = manifest.get("attributes")
-        found |= (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
+        known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
+        # What is equal keeps its bytes. Compared as JSON: in Python true equals 1.
+        written = partial(json.dumps, sort_keys=True)
+        found |= {k: each for k, each in known.items() if written(found.get(k)) != written(each)}
     if "arrays" not in found:  # older releases wrote them to the manifest alone
         return None, None
     # Only the root has `created` (FORMAT.md, section 8). The time of the last change replaces it.
