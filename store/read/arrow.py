@@ -237,14 +237,17 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
 
 
 def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
-    """Read an array that batches do not have, for the consecutive sequences of a batch."""
-    found, first, after = [], int(batch.index[0]), int(batch.index[-1]) + 1
-    # An unshuffled batch may contain the end of one part and the start of the next.
-    while first < after:
-        part, position = index.locate(first)
-        end = min(part.part.counts.sequences, position + after - first)
-        found.append(part.read(f"sequence/{name}", position, end))
-        first += end - position
+    """Read an array that batches do not have, for the sequences of a batch."""
+    found = []
+    # An unshuffled batch has consecutive sequences, but for the ends of blocks.
+    for run in np.split(batch.index, np.flatnonzero(np.diff(batch.index) != 1) + 1):
+        first, after = int(run[0]), int(run[-1]) + 1
+        # A run may contain the end of one part and the start of the next.
+        while first < after:
+            part, position = index.locate(first)
+            end = min(part.part.counts.sequences, position + after - first)
+            found.append(part.read(f"sequence/{name}", position, end))
+            first += end - position
     return np.concatenate(found)
 
 

@@ -373,9 +373,10 @@ class FeatureStore(Sequence[Record]):
         StoreError for an unknown column, a number that float16 cannot hold, a path that exists, and
         damaged arrays; nothing is left at `path` then.
         """
-        from teachonce.store.read.table_files import write_parquet
+        from teachonce.store.read.table_files import check_free, write_parquet
 
         table = self.table(columns, floats)
+        check_free(Path(path))  # a copy that is refused must not be recorded
         record_copy(self.path, self.manifest, "table", path)
         return write_parquet(table, Path(path), file_bytes, on_rows)
 

@@ -25,6 +25,12 @@ ROW_GROUP_BYTES = 2**26  # of a row group in memory
 SUFFIX = ".parquet"
 
 
+def check_free(path: Path) -> None:
+    """Raise StoreError if the path exists."""
+    if path.exists():
+        raise StoreError(f"{path}: exists already; remove it, or choose another name")
+
+
 def write_parquet(
     table: Table, path: Path, file_bytes: int, on_rows: Callable[[int], object]
 ) -> list[Path]:
@@ -32,8 +38,7 @@ def write_parquet(
 
     Returns their paths. See `FeatureStore.to_parquet`.
     """
-    if path.exists():
-        raise StoreError(f"{path}: exists already; remove it, or choose another name")
+    check_free(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_path(path) as new:

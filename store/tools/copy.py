@@ -252,6 +252,7 @@ def convert(
     features = store.features.in_codec(new)
     parts = store.manifest.parts
     numbers = store.manifest.numbers.tolist()
+    StoreWriter.check_writable(target)
     # Recorded first: `forget` lists the copy even if this process is killed before it ends.
     record_copy(store.path, store.manifest, "store", target)
     with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:

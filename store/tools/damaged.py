@@ -247,8 +247,8 @@ def _attributes(
         known = manifest.get("attributes")
         known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
         # What is equal keeps its bytes. Compared as JSON: in Python true equals 1.
-        written = partial(json.dumps, sort_keys=True)
-        found |= {k: each for k, each in known.items() if written(found.get(k)) != written(each)}
+        as_json = partial(json.dumps, sort_keys=True)
+        found |= {k: each for k, each in known.items() if as_json(found.get(k)) != as_json(each)}
     if "arrays" not in found:  # older releases wrote them to the manifest alone
         return None, None
     # Only the root has `created` (FORMAT.md, section 8). The time of the last change replaces it.

@@ -15,6 +15,7 @@ from teachonce.store.format.features import Features
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part, same_calibration
+from teachonce.store.write.writer import StoreWriter
 from teachonce.support.differences import differences, first_few
 from teachonce.support.errors import UserError
 
@@ -71,6 +72,14 @@ def may_differ(features: Features) -> frozenset[str]:
     return FREE | {"arguments.mask_prob"} if features.views == 1 else FREE
 
 
+def _free_facts(store: FeatureStore) -> frozenset[str]:
+    """Return the keys of `facts` in which a store may differ from one with these features."""
+    free = may_differ(store.features)
+    # An imported capture has no hash of the teacher's weights, only its name.
+    hashed = "weights_hash" in (store.identity.get("teacher") or {})
+    return free if hashed else free - {"teacher.id"}
+
+
 def _check_alike(stores: Sequence[FeatureStore]) -> None:
     """Raise UserError unless every store would encode a sequence in the same way."""
     first = stores[0]
@@ -84,7 +93,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         unlike = [
             f"{key} is {one} and {two}"
             for key, one, two in fact_differences(facts(first), facts(other))
-            if key.split(".")[0] != "corpus" and key not in may_differ(first.features)
+            if key.split(".")[0] != "corpus" and key not in _free_facts(first)
         ]
         if unlike:
             raise UserError(
@@ -188,6 +197,7 @@ def merge(
     parts = list(accumulate((len(store.manifest.parts) for store in stores), initial=0))
     documents = list(accumulate(map(_documents, stores[:-1]), initial=0))
     identity, numbers = _identity(stores), range(parts[-1])
+    StoreWriter.check_writable(target)
     for store in stores:
         record_copy(store.path, store.manifest, "store", target)
     with closing(begin_copy(target, first, first.features, identity, numbers)) as writer:

@@ -90,8 +90,8 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
     if gpu is not None:
         # Before torch is imported: CUDA reads the variable only when it starts.
         # `gpu` counts the devices that the parent sees, which may be some of the machine's.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) > 1 else str(gpu)
+        visible = [*filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))]
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) else str(gpu)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
     def validated(step: int, figures: dict[str, float]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,7 @@ def read_layers(words: str | None) -> tuple[int, ...]:
 
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+LONGEST_NUMBER = 18  # digits; Python refuses to parse more than 4,300
 SHOWN = 40  # characters of a bad line in a message: the file may hold texts instead
 
 
@@ -60,7 +61,7 @@ def read_document_list(file: Path) -> DocumentsToForget:
     """
     numbers, hashes = dict[int, str](), dict[str, str]()
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8-sig").splitlines()  # Windows writes a byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not UTF-8 ({error.reason}); give a list of lines") from error
     for place, line in enumerate(map(str.strip, lines), 1):
@@ -68,7 +69,7 @@ def read_document_list(file: Path) -> DocumentsToForget:
         if SHA256.fullmatch(line):
             hashes[line.lower()] = f"{file}, line {place}: {line[:12]}..."
         # int() alone would also take `1_000` and `+5`.
-        elif line.isdecimal():
+        elif line.isdecimal() and len(line) <= LONGEST_NUMBER:
             numbers[int(line)] = f"{file}, line {place}: number {int(line)}"
         elif line:
             raise UserError(
@@ -103,7 +104,7 @@ def documents_to_forget(
         # A store has hashes of windows, so the texts are cut with its own, untrusted, tokenizer.
         found = within_bounds(
             store.teacher_file("tokenizer.json"),
-            sum(Path(text).stat().st_size for text in texts if Path(text).is_file()),
+            sum(each.stat().st_size for text in texts for each in _files(Path(text))),
             store.path,
             lambda: _digests(store, corpus),
             _digests_in_process,
@@ -116,6 +117,10 @@ def documents_to_forget(
         return replace(given, digests=digests)
 
     return _hash(given, str(corpus.identity())), wanted
+
+
+def _files(path: Path) -> Iterator[Path]:
+    return (each for each in (path, *path.rglob("*")) if each.is_file())
 
 
 def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:

@@ -29,6 +29,7 @@ from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
 from teachonce.student_export.options import DECODER, ExportOptions, check_kind
+from teachonce.student_export.run_code import LIBRARIES, check_answers
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
@@ -149,6 +150,8 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     say(f"{options.folder}: loads the student")
     student = load_student(options.folder)
     check_kind(options.to, student.kind)
+    if LIBRARIES.keys() & options.to:
+        check_answers(student)
     check = export_check(student, options.check)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # next to --out, because a rename works within one file system only

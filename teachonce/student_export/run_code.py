@@ -203,6 +203,17 @@ def run_code(student: StudentInputs, format: str, file: str) -> str:
     )
 
 
+def check_answers(student: StudentInputs) -> None:
+    """Raise UserError for a student whose answers no program can compute."""
+    is_score = student.task is not None and student.task.is_score
+    if is_score and student.activation not in ACTIVATIONS:
+        raise UserError(
+            f"the student's scores pass through torch.nn.{student.activation}, which the program"
+            f" of an export cannot compute ({', '.join(filter(None, ACTIVATIONS))}); train the"
+            " reranker with one of them"
+        )
+
+
 def _answering(student: StudentInputs) -> Answering:
     if student.kind == "embedding":
         prompt = f"{_quoted(student.prompt)} + " if student.prompt else ""
@@ -221,12 +232,6 @@ def _answering(student: StudentInputs) -> Answering:
         return Answering(answer, SOFTMAX + ENTITIES * joins, LABELS + split)
     texts, main = ("text_a, text_b", PAIRS) if student.pairs else ("text", TEXTS)
     if task.is_score:
-        if student.activation not in ACTIVATIONS:
-            raise UserError(
-                f"the student's scores pass through torch.nn.{student.activation}, which the"
-                f" program of an export cannot compute ({', '.join(filter(None, ACTIVATIONS))});"
-                " train the reranker with one of them"
-            )
         score = ACTIVATIONS[student.activation]
         return Answering(_filled(SCORE, texts=texts, score=score), main=main)
     if task.output_kind == "numbers":

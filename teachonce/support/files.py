@@ -79,9 +79,13 @@ def discard(folder: Path, prefix: str, suffix: str = "") -> None:
     """
     for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(prefix) and left.name.endswith(suffix):
-            # A link is removed, never the folder to which it leads.
-            folder_itself = left.is_dir() and not left.is_symlink()
-            shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
+            _remove(left)
+
+
+def _remove(left: Path) -> None:
+    # A link is removed, never the folder to which it leads.
+    folder_itself = left.is_dir() and not left.is_symlink()
+    shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
 
 
 def rename(source: Path, target: Path) -> None:
@@ -94,7 +98,11 @@ def _unfinished(path: Path) -> Path:
     """Return a random temporary name next to `path`, after removing temporary files of killed
     processes."""
     prefix = f"{UNFINISHED}{path.name}-"
-    discard(path.parent, prefix)
+    # Whole names: `rows-f16` next to `rows` has the prefix as well, and may be written just now.
+    own = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
+    for left in path.parent.iterdir() if path.parent.is_dir() else ():
+        if own.fullmatch(left.name):
+            _remove(left)
     # Random: if another user of the folder could guess it, a link placed there would redirect the
     # write to a file of that user's choice.
     return path.with_name(f"{prefix}{os.urandom(8).hex()}")

@@ -214,9 +214,11 @@ def test_a_student_whose_scoring_fails_is_trained(tmp_path: Path, store: Path) -
     assert "student failed" not in done.output and states(out) == ["finished"]
 
 
-@pytest.mark.parametrize(("visible", "own"), [("2,3", "3"), (None, "1")])
+@pytest.mark.parametrize(
+    ("visible", "gpu", "own"), [("2,3", 1, "3"), ("3", 0, "3"), (None, 1, "1")]
+)
 def test_a_child_sees_one_of_the_gpus_that_its_parent_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, own: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpu: int, own: str
 ) -> None:
     """`in_child` runs in this process, which stays in its group and has no parent to wait for."""
     monkeypatch.setattr(os, "setpgrp", lambda: None)
@@ -225,7 +227,7 @@ def test_a_child_sees_one_of_the_gpus_that_its_parent_sees(
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     ours, theirs = Pipe()
-    processes.in_child(Work(TrainOptions(store=tmp_path / "no.zarr"), ()), 1, theirs)
+    processes.in_child(Work(TrainOptions(store=tmp_path / "no.zarr"), ()), gpu, theirs)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
     says(ours.recv()[3], "no.zarr: no such file or folder")
 

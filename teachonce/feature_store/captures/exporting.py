@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,20 +148,29 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
         "bytepacked_indices": rows,
     }
     schema = pyarrow.schema(kinds)
-    for number, first in enumerate(range(0, len(store), ROWS_A_FILE)):
+    sequences = _token_rows(store)
+    for number in range(-(-len(store) // ROWS_A_FILE)):
         with parquet.ParquetWriter(new / f"data_{number}.parquet", schema) as file:
-            # Row by row, so that no more than one sequence is in memory.
-            for index in range(first, min(first + ROWS_A_FILE, len(store))):
-                record = store[index]
-                logits = record.views[0].logits
-                best = np.ascontiguousarray(logits.logprobs, "<f4").view(np.uint8)
+            for token_ids, ids, logprobs in islice(sequences, ROWS_A_FILE):
+                best = np.ascontiguousarray(logprobs, "<f4").view(np.uint8)
                 cells = [
-                    pyarrow.array([record.token_ids.astype(np.uint64)]),
+                    pyarrow.array([token_ids.astype(np.uint64)]),
                     _bytes_of_tokens(best),
-                    _bytes_of_tokens(packed_ids(logits.ids, bits)),
+                    _bytes_of_tokens(packed_ids(ids, bits)),
                 ]
                 file.write_batch(pyarrow.record_batch(cells, schema=schema))
+    deque(sequences, 0)  # the end of the stream reports damage that was found last
     return "a row for each sequence, with log-probabilities for every id"
+
+
+def _token_rows(store: FeatureStore) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield token ids [T], best ids and log-probabilities [T,K] of each sequence, in order. Raises
+    StoreError for damage."""
+    for batch in store.stream(shuffle=False, check=True, features="logits"):
+        assert batch.logits is not None
+        for begin, end in pairwise(batch.start.tolist()):
+            logits = batch.logits
+            yield batch.token_ids[begin:end], logits.ids[begin:end], logits.logprobs[begin:end]
 
 
 def _bytes_of_tokens(data: Array) -> Any:

@@ -27,6 +27,7 @@ BACK = 8  # tokens by which a stretch is shortened at most, to find an end that 
 SHORTEST = 2  # tokens of a stretch
 ENOUGH = 0.5  # share of the tokens of the first samples that must be in long stretches
 LONG = 32  # tokens of a long stretch; 3/4 of the sample if that is less
+COMPARED = 256  # first tokens of a sample's rest that are compared before more of them are
 EXAMINED = 1024  # first tokens that are examined of a sample that does not fit as a whole
 
 
@@ -107,14 +108,20 @@ class RoundTripTokenizer:
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
         """Find the end of the longest stretch from `begin`, with its text and encoding."""
-        rest = ids[begin:]
-        (found,) = self.round_trips([rest])
-        if found is not None:
-            return len(ids), found
-        (text,) = self.texts([rest], self.decoders[-1])
-        given = self.tokenizer.encode(text).ids
-        pairs = enumerate(zip(given, rest, strict=False))
-        alike = next((n for n, (one, two) in pairs if one != two), min(len(given), len(rest)))
+        rest, size, alike = ids[begin:], COMPARED, len(ids)
+        # In growing pieces: a long sample of many stretches would be tokenised whole for each.
+        while alike >= min(size, len(rest)) - BACK:
+            (text,) = self.texts([rest[:size]], self.decoders[-1])
+            given = self.tokenizer.encode(text).ids
+            pairs = enumerate(zip(given, rest[:size], strict=False))
+            shorter = min(len(given), size, len(rest))
+            alike = next((n for n, (one, two) in pairs if one != two), shorter)
+            if size >= len(rest):
+                (found,) = self.round_trips([rest])
+                if found is not None:
+                    return len(ids), found
+                break
+            size *= 4
         # A text that ends earlier may give other last tokens, so shorter stretches are tried too.
         for size in range(alike, max(alike - BACK, SHORTEST - 1), -1):
             (found,) = self.round_trips([rest[:size]])
