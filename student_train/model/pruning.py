@@ -76,7 +76,9 @@ def _renumber(processor: Any, number: dict[str, int]) -> None:
             processor[role][1] = number[processor[role][0]]
 
 
-INPUTS = "model_input_names"  # of a tokenizer: includes token types if the student has them
+# Of a tokenizer: inputs include token types if the student has them, and the side is that of the
+# teacher, which may have read the end of long texts.
+RETAINED = ("model_input_names", "truncation_side")
 
 
 def shared_pieces(own: Any, other: Any, word: str) -> list[str]:
@@ -120,7 +122,7 @@ def pruned(
         tokenizer_object=backend,
         model_max_length=tokenizer.model_max_length,
         **tokenizer.special_tokens_map,
-        **{key: value for key, value in tokenizer.init_kwargs.items() if key == INPUTS},
+        **{key: value for key, value in tokenizer.init_kwargs.items() if key in RETAINED},
     )
     config = copy.deepcopy(student.config)
     config.vocab_size = len(pieces)
@@ -128,6 +130,8 @@ def pruned(
     for name, value in vars(config).items():
         if name.endswith("_token_id") and isinstance(value, int):
             setattr(config, name, numbers.get(value))
+        if name == "special_ids":  # of a static student
+            setattr(config, name, [numbers[each] for each in value if each in numbers])
     rows, weights = torch.tensor([ids[piece] for piece in pieces]), student.state_dict()
     smaller = type(student)(config)
     # Rows of pieces are found by shape: `shared_pieces` refuses a vocabulary that removes none.

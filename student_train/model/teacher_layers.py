@@ -30,6 +30,7 @@ DISTILBERT = {
 }
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
 """Names of the activation in the configs of BERT, ModernBERT and DistilBERT."""
+TYPES = "embeddings.token_type_embeddings.weight"
 TRANSFORM = "cls.predictions.transform."
 HEADS = {
     "vocab_transform.": f"{TRANSFORM}dense.",
@@ -44,7 +45,9 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     kind, parts = student.config.model_type, parts_of(student)
     if parts is None:
         return 0, f"a {kind} has no layers in common with a teacher"
-    plain = map(_bert_name, store.teacher_weights())
+    plain = list(map(_bert_name, store.teacher_weights()))
+    if any(name.startswith("embeddings_project.") for name in plain):
+        return 0, "the teacher's embeddings are narrower than its layers"  # a small ELECTRA's
     behind = len(parts.layers)
     found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
     # Of all layers together, as a ModernBERT's first layer lacks `attn_norm`.
@@ -87,6 +90,9 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSou
             # RoBERTa's positions start after its padding id, a student's at 0.
             values = values[first_position(store.teacher_settings("config.json")) :]
         _copy_block(around[name], values)
+    types = around.get(TYPES)
+    if types is not None and TYPES not in plain:
+        types.zero_()  # DistilBERT has none: a random row would be added to every token
     count, why = layer_count(student, store)
     if not count:
         if chosen:

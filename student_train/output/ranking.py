@@ -21,14 +21,25 @@ DEVIATION, QUARTILES = "deviation", ("lower quartile", "upper quartile")
 SPREADS = (DEVIATION, *QUARTILES)
 
 
+TEXT = frozenset({"held_out", "max_length", "others", "store"})
+"""Settings that change the text on which students are validated."""
+MASKS = frozenset({"mask_prob", "mask_words", "max_masks", "recipe", "view"})
+"""Settings that change which tokens are masked in it: fewer masks are easier to fill."""
+
+
 @dataclass(frozen=True)
 class Measure:
-    """A figure by which students are ranked. `why` describes it for people; `largest`:
-    whether larger is better."""
+    """A figure by which students are ranked.
+
+    why: describes it for people. largest: whether larger is better. of_text: settings that change
+        the text or the tokens on which it is computed: students that differ in one of them are not
+        compared by it.
+    """
 
     name: str
     why: str
     largest: bool = False
+    of_text: frozenset[str] = TEXT
 
     def of(self, row: Row) -> float:
         """Return the figure of a row, negated if larger is better, so that the smallest is best;
@@ -46,6 +57,7 @@ MEASURES = (
     Measure(
         "valid_mlm_per_character",
         "nats per character, comparable between vocabularies and losses",
+        of_text=TEXT | MASKS,
     ),
     Measure("valid_bits_per_byte", "bits per byte, comparable between vocabularies and losses"),
 )
@@ -84,6 +96,7 @@ OF_LOSS = frozenset(
         "pool",
         "projection",
         "recipe",
+        "store",
         "targets",
         "temperature",
         "view",
@@ -99,8 +112,7 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
     varied: the settings that vary in the sweep.
     """
-    loss = [LOSS] if compares_losses(varied) else []
-    values = (measure.of(figures) for measure in (*MEASURES, *loss))
+    values = (measure.of(figures) for measure in _validated(varied))
     return next(filter(math.isfinite, values), math.inf)
 
 
@@ -130,8 +142,13 @@ def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
     # `flat` joins a task and its score by a space, which no other column has.
     names = dict.fromkeys(name for row in rows for name in row if " " in name)
     tasks = [_of_task(name) for name in names if not name.endswith(NO_SCORE)]
-    general = (*MEASURES, *([LOSS] if compares_losses(varied) else []))
-    return [m for m in (*tasks, *general) if any(m.of(row) < math.inf for row in rows)]
+    return [m for m in (*tasks, *_validated(varied)) if any(m.of(row) < math.inf for row in rows)]
+
+
+def _validated(varied: Collection[str]) -> list[Measure]:
+    """List the measures of validations that are comparable if these settings vary."""
+    able = [measure for measure in MEASURES if not measure.of_text.intersection(varied)]
+    return [*able, LOSS] if compares_losses(varied) else able
 
 
 def _of_task(column: str) -> Measure:

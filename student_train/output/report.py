@@ -119,6 +119,20 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
     return before
 
 
+def check_same_student(out: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise UserError if the finished student of a sweep in `out` has other settings: the hash in
+    the name of its folder has only the last component of a path."""
+    now = json.loads(json.dumps(settings))
+    # An earlier version had fewer options; a store that was moved is the same store.
+    known = now.keys() & before["settings"].keys() - {"store", "others"}
+    changed = describe_changes(before["settings"], {name: now[name] for name in sorted(known)})
+    if changed:
+        raise UserError(
+            f"{out} exists already, a finished student of other settings: {changed}; give another"
+            " --out, or the folder or store another name"
+        )
+
+
 def add_earlier_environments(
     out: Path, before: dict[str, Any], report: dict[str, Any], say: Any
 ) -> None:

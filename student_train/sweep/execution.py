@@ -15,6 +15,7 @@ from teachonce.student_train.sweep.runs import Pruned, Run, Runs, validations
 from teachonce.student_train.sweep.scores import FILE, Task, score
 from teachonce.student_train.sweep.trials import RunSource
 from teachonce.support.errors import UserError, first_line, os_error_line
+from teachonce.support.redaction import redacted
 from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Work:
         say: Say,
     ) -> dict[str, Any]:
         """Train the student, or resume it, unless it is finished; return its result."""
-        from teachonce.student_train.output.report import read_report
+        from teachonce.student_train.output.report import check_same_student, read_report
         from teachonce.student_train.output.run import train_student
         from teachonce.student_train.plan.train_plan import plan_of
         from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
@@ -71,6 +72,8 @@ class Work:
             except Pruned:
                 remove_checkpoints(out / "checkpoints")  # a pruned training is never resumed
                 raise
+        else:
+            check_same_student(out, report, redacted(self.options.describing()))
         return dict(report["result"])
 
 

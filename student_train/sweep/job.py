@@ -14,7 +14,11 @@ import click
 
 from teachonce.student_train.arguments import check_early, checked_from
 from teachonce.student_train.output.ranking import SWEEP, compares_losses, describe_best, ranked
-from teachonce.student_train.output.report import read_report, store_contents
+from teachonce.student_train.output.report import (
+    check_same_student,
+    read_report,
+    store_contents,
+)
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.naming import MAIN, path_next_to
 from teachonce.student_train.settings.option_fields import START, loss_words
@@ -23,16 +27,18 @@ from teachonce.student_train.sweep.execution import Execution, Say
 from teachonce.student_train.sweep.page.report import write_report
 from teachonce.student_train.sweep.processes import Processes, shared_cores
 from teachonce.student_train.sweep.runs import Run, Runs
-from teachonce.student_train.sweep.scores import ScoringPlan, read_plan, score
+from teachonce.student_train.sweep.scores import ScoringPlan, check_scored, read_plan, score
 from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
 from teachonce.student_train.sweep.table import CSV, show, table, table_of_references
 from teachonce.student_train.sweep.trials import ListedRuns, RunSource, Study, Trials
 from teachonce.support.console import counted
+from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
 from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.options import scoped
 from teachonce.support.ray_cluster import DriverNode, cluster, gpus_of_worker, short
+from teachonce.support.redaction import redacted
 from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
@@ -200,14 +206,22 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
     """
     from teachonce.student_train.prepared_student import prepare
 
-    starts = dict[tuple[Any, ...], TrainOptions]()
+    starts, planned_there = dict[tuple[Any, ...], TrainOptions](), dict[Path, dict[str, Any]]()
     contents = [store.manifest.content() for store in stores]
     for options in planned:
         check_memory(checked_plan(options, *stores))
-        before = read_report(options.out_folder())
+        out, settings = options.out_folder(), options.describing()
+        if changed := describe_changes(planned_there.setdefault(out, settings), settings):
+            raise UserError(
+                f"{out}: two students of this sweep would be in it ({changed}): its name has only"
+                " the last component of a path; give the folders or stores other names"
+            )
+        before = read_report(out)
         if before and store_contents(before) != contents:
-            raise UserError(f"{options.out} was trained on another store; give another --out")
-        if not before or "result" not in before:
+            raise UserError(f"{out} was trained on another store; give another --out")
+        if before and "result" in before:
+            check_same_student(out, before, redacted(settings))
+        else:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
     return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
@@ -220,6 +234,7 @@ def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> 
         found = runs.references[name] = dict[str, Any]()
         for task in plan.tasks:
             try:
+                check_scored(task, model, name, runs.folder)
                 found[task.name] = score(task, model, name, runs.folder, say)
             except UserError as error:
                 problems.append(f"{name}: {error}")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,19 @@ def score(
                 f"task {task.name}: {last} (downstream exited with code {done.returncode})"
             )
     return _figures(read_json(file, SHAPE), file)
+
+
+def check_scored(task: Task, model: str, name: str, sweep: Path) -> None:
+    """Raise UserError if the scores of a reference model `name` are of another model."""
+    folder, scored = task.folder(sweep, name), model
+    with suppress(OSError, ValueError, TypeError, LookupError):  # none yet, or `score` reports it
+        found = json.loads((folder / FILE).read_text("utf-8"))
+        scored = str(found["models"][0]["model"] if "models" in found else found["model"])
+    if scored != model:
+        raise UserError(
+            f"{folder}: has the scores of {scored}, and [models] {name} is {model} now; give it"
+            " another name, or remove this folder"
+        )
 
 
 MEANS = {"*": {"*": float}}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import SupportsIndex, overload
 
 from teachonce.student_train.output.ranking import Row, ranked
-from teachonce.student_train.output.report import read_report
+from teachonce.student_train.output.report import read_report, store_contents
 from teachonce.student_train.sweep.table import table
 from teachonce.support.errors import UserError
 from teachonce.support.html_table import html_table
@@ -69,6 +69,9 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
     settings = [report["settings"] for report in reports.values()]
     names = dict.fromkeys(name for each in settings for name in each if name not in OF_PLACE)
     varied = [n for n in names if any(each.get(n) != settings[0].get(n) for each in settings)]
+    contents = [store_contents(report) for report in reports.values()]
+    # By content: a store that was moved is the same store.
+    varied += ["store"] if any(each != contents[0] for each in contents) else []
     rows = [
         {
             **{name: _word(report["settings"].get(name)) for name in varied},

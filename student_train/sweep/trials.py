@@ -157,8 +157,10 @@ class Trials:
         run = self.make(self._point(trial.params))
         run.params = trial.params
         self._of_optuna.trials[run.number] = trial
-        # A finished trial is read again, a failed one tried again.
-        if before and self._of_optuna.repeat(run, before):
+        # A finished trial is read again, a failed one tried again. With other fixed options it is
+        # another student, by the hash in its name.
+        same = before and before["folder"].rpartition("-")[2] == run.folder.name.rpartition("-")[2]
+        if same and self._of_optuna.repeat(run, before):
             self.ended(run)
             return self.next()
         # Another trial may round to the same settings, and a folder has one writer at a time.

@@ -98,7 +98,8 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The soft limit sends SIGXCPU, which the parent reports; the hard one kills if it is ignored.
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 6))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with contextlib.suppress(ValueError, OSError):  # macOS has no bound of memory
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         function = getattr(importlib.import_module(module), name)
         answer = json.dumps({"value": function(*arguments)})

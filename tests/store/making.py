@@ -77,6 +77,8 @@ class Part:
     vectors: Array | None = None
     context: Array | None = None
     learn: Array | None = None
+    document_begin: Array | None = None
+    hard_cut: Array | None = None
 
 
 def _pieces() -> dict[str, int]:
@@ -243,8 +245,10 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     features, rng = writer.features, np.random.default_rng(seed)
     w = writer.part(number, part.token_counts)
     zeros = np.zeros(len(part.texts), np.int64)
+    begins = zeros + 7 if part.document_begin is None else part.document_begin
+    cuts = zeros > 0 if part.hard_cut is None else part.hard_cut
     sequences = Sequences(
-        part.texts, part.document, zeros + 7, zeros > 0, part.token_ids, part.offsets, part.special,
+        part.texts, part.document, begins, cuts, part.token_ids, part.offsets, part.special,
         part.gold, part.context, part.learn,
     )  # fmt: skip
     w.set_sequences(sequences)

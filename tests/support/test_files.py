@@ -82,6 +82,20 @@ def test_what_a_killed_write_leaves_is_removed_by_the_next(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+def test_a_name_that_continues_another_is_left_alone(tmp_path: Path) -> None:
+    """What is written to `rows-f16` is no leftover of `rows`; a killed process's folder is one."""
+    left = tmp_path / f"{files.UNFINISHED}rows-{'0f' * 8}"
+    left.mkdir()
+    with files.atomic_path(tmp_path / "rows-f16") as other:
+        other.mkdir()
+        (other / "a").write_text("half")
+        with files.atomic_path(tmp_path / "rows") as new:
+            assert not left.exists()
+            new.mkdir()
+    assert (tmp_path / "rows-f16" / "a").read_text() == "half"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows", "rows-f16"]
+
+
 def test_links_and_pipes_of_a_shared_folder(tmp_path: Path) -> None:
     """A log, a lock, a list: none is written through a link, none waits for a pipe."""
     victim = tmp_path / "victim"

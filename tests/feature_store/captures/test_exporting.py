@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import numpy as np
+import pytest
 from pyarrow import parquet
 
-from teachonce.store import open_store
+from teachonce.feature_store.captures import exporting
+from teachonce.feature_store.captures.exporting import export_store
+from teachonce.store import StoreError, open_store
+from teachonce.store.read.derived_copies import list_of
 from tests.feature_store.captures.conftest import run
+from tests.feature_store.captures.making import packed
+from tests.store.making import begin, features_of, make_part, put_part
 
 
 def test_everything_is_written(store: Path, tmp_path: Path) -> None:
@@ -25,3 +33,34 @@ def test_everything_is_written(store: Path, tmp_path: Path) -> None:
     made = datasets.load_from_disk(str(tmp_path / "a"))
     assert made.column_names == ["text", "token_ids"] and made["text"][:] == texts
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.parquet"]
+
+
+def test_a_capture_is_of_sound_parts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows in their order, in files of a few; for a part with the logits of another, none."""
+    monkeypatch.setattr(exporting, "ROWS_A_FILE", 5)
+    path, made = tmp_path / "a.zarr", tmp_path / "made"
+    features = replace(features_of(tier="next-topk", views=1), hidden=(), attention=())
+    writer = begin(path, features)
+    parts = [make_part(features, 0) for _ in range(2)]  # of equal shapes
+    parts[1].logits[0]["logprobs"] -= 1
+    for number, part in enumerate(parts):
+        put_part(writer, number, part)
+    writer.seal()
+    export_store(str(path), made, "distillkit", None, "float32")
+    found = [parquet.read_table(made / f"data_{n}.parquet").to_pylist() for n in range(5)]
+    assert [len(rows) for rows in found] == [5, 5, 5, 5, 4] and len([*made.iterdir()]) == 6
+    for record, row in zip(open_store(path), sum(found, []), strict=True):
+        logits = record.views[0].logits
+        assert row["input_ids"] == record.token_ids.tolist()
+        assert row["bytepacked_indices"] == packed(logits.ids, bits=10)
+        logprobs = np.array(row["compressed_logprobs"], np.uint8).view("<f4")
+        assert np.array_equal(logprobs, logits.logprobs)
+
+    chunks = [path / f"parts/{number}/view0/logits/logprobs/c/0/0" for number in range(2)]
+    contents = [chunk.read_bytes() for chunk in chunks]
+    for chunk, content in zip(chunks, reversed(contents), strict=True):
+        chunk.write_bytes(content)
+    with pytest.raises(StoreError, match="view0/logits/logprobs"):
+        export_store(str(path), tmp_path / "b", "distillkit", None, "float32")
+    left = sorted(each.name for each in tmp_path.iterdir())
+    assert left == [list_of(path).name, "a.zarr", "made"]

@@ -148,6 +148,50 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
     assert tally["tokens"] < len(ids) / 2
 
 
+class Counting:
+    """A tokenizer that counts the characters that it tokenises."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.characters = backend, 0
+
+    def encode(self, text: str) -> Any:
+        self.characters += len(text)
+        return self.backend.encode(text)
+
+    def encode_batch(self, texts: list[str]) -> Any:
+        self.characters += sum(map(len, texts))
+        return self.backend.encode_batch(texts)
+
+    def decode_batch(self, ids: list[list[int]], **options: Any) -> Any:
+        return self.backend.decode_batch(ids, **options)
+
+
+def test_the_work_of_a_long_sample_is_linear(make_tokenizer: Callable[[str], Any]) -> None:
+    """Of 100 pieces about one is split as its tokenizer never does; a stretch is what lies between
+    two of them, however long that is."""
+    backend = make_tokenizer("bpe-plain").backend_tokenizer
+    characters = list[int]()
+    whole = backend.encode(" ".join(3 * [*ENGLISH, *RUSSIAN])).ids
+    for size in (2000, 4000):
+        ids, splits = list[int](), 0
+        for place, one in enumerate((whole * 9)[:size]):
+            piece = backend.id_to_token(one)
+            halves = [backend.token_to_id(half) for half in (piece[:1], piece[1:]) if half]
+            split = place % 100 == 0 and len(halves) == 2 and None not in halves
+            ids += halves if split else [one]
+            splits += split
+        tokenizer, tally = RoundTripTokenizer(backend), Counter[str]()
+        plain, tokenizer.tokenizer = tokenizer.tokenizer, Counting(tokenizer.tokenizer)
+        found = list(stretches([sample(ids)], tokenizer, tally))
+        for each in found:
+            own = plain.encode(each.window.text).ids
+            assert own == ids[each.begin : each.begin + len(own)]
+        assert len(found) == splits > size / 200 and tally["tokens"] <= 2 * splits
+        assert max(len(each.ids) for each in found) > 350
+        characters.append(tokenizer.tokenizer.characters)
+    assert characters[1] < 3 * characters[0]
+
+
 def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) -> None:
     """Special tokens inside a text are spelt, and cover their own characters."""
     from tokenizers import Tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from teachonce.store import FeatureStore, StoreError, open_store
 from teachonce.store.read import arrow, table_files
 from teachonce.store.read.record import Record
 from teachonce.support.arrays import Array
+from tests.store.making import begin, features_of, make_part, put_part
 
 Made = Callable[..., Any]
 PLAIN = ("index", "document", "document_begin", "hard_cut", "text")
@@ -92,6 +94,28 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     assert all(field.metadata[b"description"] for field in table.schema)
     if tier == "classification":
         assert {row["label"] for row in rows} == {None, 0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "blocks", ([[0, 2], [5, 7]], [[5, 7], [0, 2]], [[3, 4], [11, 12], [12, 15]])
+)
+def test_blocks_apart_in_one_batch(tmp_path: Path, blocks: list[list[int]]) -> None:
+    """Also columns that a batch does not have are of the rows of the blocks, in their order."""
+    features = dataclasses.replace(features_of(tier=None, views=1), hidden=(), attention=())
+    writer = begin(tmp_path / "a.zarr", features)
+    for number in range(2):
+        part = make_part(features, number)
+        part.document_begin, part.hard_cut = np.arange(12) + 12 * number, np.arange(12) % 3 == 0
+        put_part(writer, number, part)
+    writer.seal()
+    store = open_store(tmp_path / "a.zarr")
+    (batch,) = store.table(["index", "document_begin", "hard_cut"]).batches(np.array(blocks))
+    rows = [row for first, end in blocks for row in range(first, end)]
+    assert batch.to_pydict() == {
+        "index": rows,
+        "document_begin": rows,
+        "hard_cut": [row % 3 == 0 for row in rows],
+    }
 
 
 def test_parquet_in_one_file_and_in_several(

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from teachonce.feature_store import arguments
 from teachonce.store import StoreError, UserError, open_store
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.identity import count_numbers, format_runs, parse_runs
@@ -308,7 +309,7 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
     assert "nothing was changed" in line and "--missing-ok" in line
     assert kept_of(path, ()) == before
     of_five = hashlib.sha256(texts[5].encode()).hexdigest()
-    file.write_text(f"77\n1\n{of_five.upper()}\n")
+    file.write_text(f"77\n1\n{of_five.upper()}\n", "utf-8-sig")  # as Windows writes it
     result = run("forget", path, "--documents", file, "--missing-ok")
     assert result.exit_code == 0, result.output
     assert f"not in the store: {file}, line 1: number 77" in result.output
@@ -318,6 +319,7 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
     assert "forgot 0 documents" in run("forget", path, "--documents", file).output
     for text, words in (
         ("hello world\n", "line 1: 'hello world'; expected the number of a document"),
+        (5000 * "7" + "\n", f"line 1: '{40 * '7'}'; expected the number of a document"),
         ("\n", "lists no document"),
         ("0\n2\n3\n4\n", "these are all of its documents"),
     ):
@@ -327,6 +329,27 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
     assert "copy it there with `feature-store convert`" in refused(
         "forget", "s3://bucket/a.zarr", "--documents", file
     )
+
+
+def test_time_for_the_texts_of_a_folder(
+    copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds of a tokenizer grow with the bytes of all files that it reads."""
+    seen, real = list[int](), arguments.within_bounds
+
+    def within_bounds(data: bytes, text_bytes: int, *rest: Any) -> Any:
+        seen.append(text_bytes)
+        return real(data, text_bytes, *rest)
+
+    monkeypatch.setattr(arguments, "within_bounds", within_bounds)
+    texts = [tmp_path / "texts" / name for name in ("a.txt", "inner/b.txt")]
+    texts[1].parent.mkdir(parents=True)
+    for text in texts:
+        text.write_text("the story of 東京\n" * 9, "utf-8")
+    path = copy("zarr")
+    line = refused("forget", path, "--texts", tmp_path / "texts", "--texts", texts[0])
+    assert "documents to forget not in the store" in line
+    assert seen == [3 * texts[0].stat().st_size]
 
 
 @pytest.mark.parametrize("small", ("zarr",), indirect=True)

@@ -115,9 +115,11 @@ ARGUMENTS = {"seed": 0, "mask_prob": 0.15, "precision": "fp32", "limit": 5, "dev
 
 
 def store_of(path: Path, changes: dict[str, Any], **config: Any) -> Path:
-    """A store of one part; `changes` are of the teacher's identity and of the arguments."""
+    """A store of one part; `changes` are of the teacher's identity and of the arguments, or are
+    the teacher's whole identity."""
+    teacher = {key: changes.get(key, value) for key, value in TEACHER.items()}
     identity = {
-        "teacher": {key: changes.get(key, value) for key, value in TEACHER.items()},
+        "teacher": changes.get("teacher", teacher),
         "corpus": {"sources": [{"name": path.name}]},
         "arguments": {key: changes.get(key, value) for key, value in ARGUMENTS.items()},
     }
@@ -167,6 +169,17 @@ def test_merge_names_what_differs(tmp_path: Path, changes: dict[str, Any], told:
     line = refused("merge", one, two, tmp_path / "all.h5")
     assert f"1.h5 and {two} cannot be merged: {told}; dump one of them again" in line
     assert "limit" not in line and "corpus" not in line
+
+
+def test_captures_of_teachers_with_other_names_are_not_merged(tmp_path: Path) -> None:
+    """An imported capture has no hash of the weights, which would allow another name."""
+    one, two, again = (
+        store_of(tmp_path / f"{number}.h5", {"teacher": {"id": name, "captured_by": "distillkit"}})
+        for number, name in enumerate(("tiny", "large", "tiny"))
+    )
+    line = refused("merge", one, two, tmp_path / "all.h5")
+    assert f"0.h5 and {two} cannot be merged: teacher.id is 'tiny' and 'large'; dump" in line
+    assert run("merge", one, again, tmp_path / "all.h5").exit_code == 0
 
 
 def test_merge_compares_the_teachers_configuration(tmp_path: Path) -> None:

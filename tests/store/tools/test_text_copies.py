@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from teachonce.store import StoreError, open_store
+from teachonce.store import StoreError, UserError, open_store
 from teachonce.store.read import change_watch, derived_copies
 from teachonce.store.read.derived_copies import list_of, record_copy
 from teachonce.store.tools.copy import convert, upload
@@ -107,6 +107,20 @@ def test_lines_name_a_remedy(path: Path, tmp_path: Path) -> None:
     assert run("page", path).exit_code == 0
     (tmp_path / "list").write_text("2")
     assert "a-page.html" in run("forget", path, "--documents", tmp_path / "list").output
+
+
+@pytest.mark.parametrize("command", ("to_parquet", "convert", "merge"))
+def test_a_refused_copy_is_not_named(path: Path, tmp_path: Path, command: str) -> None:
+    other = tmp_path / "other.zarr"
+    make_store(other, SMALL, parts=1)
+    works: dict[str, Callable[[], object]] = {
+        "to_parquet": lambda: open_store(path).to_parquet(other),
+        "convert": lambda: convert(path, other),
+        "merge": lambda: merge([path, other], other),
+    }
+    with pytest.raises(UserError, match=f"{other}: exists already"):
+        works[command]()
+    assert forgotten(path)["copies"] == []
 
 
 def test_an_untrusted_list_removes_nothing_else(path: Path, tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ import pytest
 from teachonce import UserError, student_table
 
 
-def write_student(folder: Path, loss: dict[str, float], figure: float | None, **more: Any) -> Path:
-    """Write the record of a training."""
+def write_student(
+    folder: Path, loss: dict[str, float], figure: float | None, content: str = "aa", **more: Any
+) -> Path:
+    """Write the record of a training. content: the hash of its store."""
     settings = {"loss": loss, "vocab": "5k", "store": f"{folder}.zarr", **more}
-    report: dict[str, Any] = {"settings": settings, "store": {}, "environments": []}
+    report: dict[str, Any] = {"settings": settings, "environments": []}
+    report["store"] = {"content": content}
     if figure is not None:
         report["result"] = {"parameters": 1200, "valid_mlm_per_character": figure, "valid_loss": 9}
     folder.mkdir()
@@ -38,6 +41,23 @@ def test_students_are_ranked_by_a_figure_that_is_comparable(tmp_path: Path) -> N
     shown = found._repr_html_()
     assert "<th>valid_mlm_per_character</th>" in shown and "<td>mlm=1,hidden=30</td>" in shown
     assert "<td>&lt;b&gt;two</td>" in shown and "<b>" not in shown
+
+
+def test_students_of_different_stores_are_not_ranked(tmp_path: Path) -> None:
+    worse = write_student(tmp_path / "worse", {"mlm": 1.0}, 2.5)
+    better = write_student(tmp_path / "better", {"mlm": 1.0}, 2.25, content="bb")
+    found = student_table(worse, better)
+    assert [row["folder"] for row in found] == ["worse", "better"]
+    assert found.varied == ("store",) and found[0]["store"] == f"{worse}.zarr"
+
+
+def test_masks_that_differ_are_no_rank(tmp_path: Path) -> None:
+    """A validation with fewer masks is easier: the better figure is not the better student."""
+    folders = [
+        write_student(tmp_path / str(share), {"mlm": 1.0}, 3 - share, mask_prob=share)
+        for share in (0.15, 0.5)
+    ]
+    assert [row["folder"] for row in student_table(*folders)] == ["0.15", "0.5"]
 
 
 def test_what_is_no_finished_student_is_refused(tmp_path: Path) -> None:
