@@ -206,7 +206,7 @@ def _spec(names: Iterable[str]) -> str:
     words = [
         f"groups:{name.removeprefix('groups').split('.')[0]}"
         if name.startswith("groups")
-        else name.replace("layer", "layer:")
+        else {"mean0": "mean:0"}.get(name, name.replace("layer", "layer:"))
         for name in names
     ]
     # The N features of `groups:N` give the same word.

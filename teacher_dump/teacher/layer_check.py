@@ -14,6 +14,7 @@ from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
 LENGTH = 130  # tokens of a text: more than a window or chunk of sparse attention, which may pad
+PROBE = 16  # tokens of the text on which a head is compared with its decoder
 CLOSE = 1e-4  # tolerance relative to the largest value; both sides are of one forward pass
 # Tolerances relative to the norm of a token's or text's vector. Rounding depends on the shape of a
 # batch: up to 1e-5 in float32, and some per cent in 24 layers of bfloat16.
@@ -86,6 +87,31 @@ def padding_changes_numbers(teacher: Any) -> bool:
         if (off > most * right[0].float().norm(dim=-1)).any():  # false for NaN: see `forward`
             return True
     return False
+
+
+@torch.inference_mode()
+def reads_ahead(teacher: Any) -> bool:
+    """Return whether the output for a token depends on later tokens, so that a causal head does not
+    predict the next one. Raises UserError as `padding_changes_numbers` does."""
+    length = min(LENGTH, teacher.max_length() or LENGTH)
+    ids = np.arange(length)[None] % teacher.vocabulary
+    other, present = ids.copy(), np.ones(ids.shape, bool)
+    other[0, -1] = (other[0, -1] + 1) % teacher.vocabulary
+    with _refusing(f"{teacher.name}: {type(teacher.base).__name__}", length):
+        one, two = (teacher.run(each, present).head_input[0, :-1].float() for each in (ids, other))
+    most = ALIKE_NARROW if teacher.narrow else ALIKE
+    return bool(((one - two).norm(dim=-1) > most * one.norm(dim=-1)).any())
+
+
+@torch.inference_mode()
+def head_outputs(name: str, network: Any) -> torch.Tensor:
+    """Return the `logits` of a network for a short text, float32: those of its head, or the input
+    of the decoder that was split from it. Raises UserError as `check_layers` does."""
+    pieces, device = int(network.config.vocab_size), next(network.parameters()).device
+    ids = torch.arange(PROBE, device=device)[None] % pieces
+    with _refusing(f"{name}: {type(network).__name__}", PROBE):
+        found: torch.Tensor = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return found.flatten(0, -2).float()
 
 
 @contextmanager

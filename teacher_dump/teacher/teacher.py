@@ -42,7 +42,14 @@ from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.heads import Decoder, split_decoder
-from teachonce.teacher_dump.teacher.layer_check import check_layers, padding_changes_numbers
+from teachonce.teacher_dump.teacher.layer_check import (
+    ALIKE,
+    ALIKE_NARROW,
+    check_layers,
+    head_outputs,
+    padding_changes_numbers,
+    reads_ahead,
+)
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
@@ -339,14 +346,11 @@ def load_teacher(
     check_pieces(tokenizer, config.vocab_size, resolved.name)
     network, found = load_with_head(resolved, config, head, options)
     pairs = read_classifier(resolved) if found == "classification" else SentenceSettings()
-    fit_tokenizer(tokenizer, pairs)
+    fit_tokenizer(tokenizer, pairs, shorten=True)
     task = task_of(network.config, found, resolved.name)
-    decoder = None
-    if found in FACTORIES:
-        outputs = len(task.labels) if task else int(network.config.vocab_size)
-        cap = _take_cap(network) if found == "causal" else None  # only causal heads apply it
-        decoder = replace(split_decoder(network, outputs), cap=cap).to(device)
     network = network.eval().to(device)
+    outputs = len(task.labels) if task else int(network.config.vocab_size)
+    decoder = _split(resolved.name, network, outputs, found) if found in FACTORIES else None
     how = None
     if found == EMBEDDING:
         how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
@@ -361,8 +365,30 @@ def load_teacher(
         notes=[*unread(resolved, network.config), *_replaced(resolved, vectors)],
     )
     teacher.check_layers()
+    if found == "causal" and reads_ahead(teacher):
+        raise UserError(
+            f"{resolved.name}: {type(network).__name__} reads the tokens behind a token, too, so"
+            " its head does not predict the next one; choose a decoder, or use --head none"
+        )
     teacher.one_length = padding_changes_numbers(teacher)
     return teacher
+
+
+def _split(name: str, network: PreTrainedModel, outputs: int, head: str) -> Decoder:
+    """Split the decoder from the network. Raises UserError if the network does more with its
+    logits, which a store would lack."""
+    expected = head_outputs(name, network)
+    cap = _take_cap(network) if head == "causal" else None  # only causal heads apply it
+    decoder = replace(split_decoder(network, outputs), cap=cap)
+    found = torch.cat([each for _, each in decoder.logits(head_outputs(name, network))])
+    narrow = next(network.parameters()).itemsize < 4
+    off = (found - expected).norm(dim=-1) if found.shape == expected.shape else None
+    if off is None or (off > (ALIKE_NARROW if narrow else ALIKE) * expected.norm(dim=-1)).any():
+        raise UserError(
+            f"{name}: {type(network).__name__} changes the outputs of its last linear layer, as by"
+            " a cap that is not known here, and a store would hold others; use --head none"
+        )
+    return decoder
 
 
 def _take_cap(network: PreTrainedModel) -> float | None:
@@ -400,7 +426,12 @@ def _static_teacher(
     device: str,
     vectors: VectorOptions,
 ) -> Teacher:
-    """Load a table of word vectors as a teacher; its hidden states are rows of the table."""
+    """Load a table of word vectors as a teacher. Raises UserError for hidden states, which it does
+    not have."""
+    if hidden != "none":
+        raise UserError(
+            f"{model.name}: a table of word vectors has no hidden states; give --hidden none"
+        )
     network, tokenizer = load_static(model, subfolder)
     check_pieces(tokenizer, network.config.vocab_size, model.name)
     how = text_vectors(model, tokenizer, network.config.hidden_size, *vectors)

@@ -18,6 +18,8 @@ from teachonce.teacher_dump.corpus.labelled_text import Message
 # A mark in place of a content shows what the template writes around it. Private-use characters:
 # no template looks for them, and blanks at the ends would be trimmed.
 PLACE = "\ue0f0{}\ue0f1"
+OTHER_ROLES = ("system", "developer", "user", "tool", "function", "ipython")
+"""Roles whose messages are no answers of the model."""
 
 
 class ChatRenderer:
@@ -66,6 +68,13 @@ class ChatRenderer:
     def _render(
         self, messages: Sequence[Message], document: Document
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
+        roles = list(dict.fromkeys(role for role, _ in messages))
+        if self._learn != "all" and not {"assistant", *OTHER_ROLES}.issuperset(roles):
+            raise UserError(
+                f"{document.source}, chat {document.number + 1}: has the roles {', '.join(roles)},"
+                " and students are trained on the messages of `assistant`; rename the role of the"
+                " answers, or give --learn all"
+            )
         text = self._apply(messages, document)
         # Contents are not searched for in the text: a content may be a word of the template, too.
         marks = [(role, PLACE.format(n)) for n, (role, _) in enumerate(messages)]
@@ -100,8 +109,10 @@ class ChatRenderer:
         found = []
         for (role, _), (begin, end) in zip(messages, spans, strict=True):
             if self._learn == "all" or role == "assistant":
-                closing = next((each for each in self._ends if text.startswith(each, end)), "")
-                found.append((begin, end + len(closing)))
+                # Llama 2 writes a blank between an answer and its end.
+                at = end + len(text[end:]) - len(text[end:].lstrip(" \n"))
+                closing = next((each for each in self._ends if text.startswith(each, at)), "")
+                found.append((begin, at + len(closing) if closing else end))
         return tuple(found)
 
 
@@ -121,12 +132,16 @@ def _filled(around: str, contents: Sequence[str]) -> tuple[str, list[tuple[int, 
     return None if PLACE[0] in around else (text, spans)
 
 
-def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array) -> Array:
+def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text: str) -> Array:
     """Mark the tokens of a window, with `offsets` [T,2], that are inside a span of its document.
 
-    begin: the character of the document at which the window starts.
+    A token may begin with blanks before the span. begin: the character of the document at which the
+    window, with `text`, starts.
     """
+    pieces = [text[low:high] for low, high in offsets.tolist()]
+    blanks = [len(each) - len(each.lstrip(" ")) if each.strip(" ") else 0 for each in pieces]
     low, high = (offsets + begin).T
+    low = low + np.array(blanks, low.dtype)
     edges = np.array(spans, np.int64).reshape(-1, 2)
     place = np.searchsorted(edges[:, 0], low, "right") - 1
     # Special tokens have an empty span, which lies inside of none.

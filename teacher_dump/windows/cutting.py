@@ -106,8 +106,11 @@ def encoder(backend: Any) -> Encode:
 
     def encode(texts: list[Any]) -> list[Any]:
         # transformers sets truncation and padding on the backend and does not reset them.
-        backend.no_truncation()
-        backend.no_padding()
+        # Not if nothing is set: tokenizers 0.22 refuses to change a tokenizer in use by a thread.
+        if backend.truncation is not None:
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
         return list(backend.encode_batch(texts))
 
     return encode
@@ -166,7 +169,7 @@ def _annotated(window: Window, document: Document) -> Window:
     """Add the document's gold labels, and the marks of the tokens that students are trained on, to
     a window."""
     if document.learn is not None:
-        learn = learnt_of(document.learn, window.document_begin, window.offsets)
+        learn = learnt_of(document.learn, window.document_begin, window.offsets, window.text)
         window = replace(window, learn=learn)
     return replace(window, gold=document.gold) if document.gold else window
 

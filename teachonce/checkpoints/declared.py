@@ -50,7 +50,8 @@ DECLARED = {
 def declared_head(architectures: Sequence[str]) -> str | None:
     """Return the key in DECLARED of the first class that has a task head or causal-LM head; None if
     there is none, as for a masked LM."""
-    for name in architectures:
+    # A FlaubertWithLMHeadModel ends as a GPT2LMHeadModel does.
+    for name in (name for name in architectures if not name.endswith(MASKED)):
         for kind, head in DECLARED.items():
             # `endswith(())` is False: `mlm`, which lists no ends, is never returned here.
             if name.endswith(head.architectures):
@@ -152,7 +153,8 @@ def first_position(config: Mapping[str, Any]) -> int:
     kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0
-    padding = 1 if kind == "mpnet" else config.get("pad_token_id")  # MPNet ignores the config
+    # MPNet ignores the config; 1 is the default of the others.
+    padding = 1 if kind == "mpnet" else config.get("pad_token_id", 1)
     if not isinstance(padding, int) or padding < 0:
         raise UserError(
             f"config.json: pad_token_id is {padding!r:.40}, expected the number of a piece"

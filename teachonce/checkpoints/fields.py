@@ -235,7 +235,9 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
     "LayerNorm": (honoured("dimension", "sentence-transformers"),),
     "Dropout": (harmless("dropout", "used in training only"),),
     LENGTHS: (
-        honoured("max_seq_length", "us: the longest text in tokens, up to 512 by default"),
+        honoured(
+            "max_seq_length", "us: the longest text in tokens, by default up to 256 in a dump"
+        ),
         honoured("do_lower_case", "us: a Lowercase normalizer before the tokenizer's"),
         refused(
             "transformer_task",

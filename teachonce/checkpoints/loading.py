@@ -400,7 +400,7 @@ def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, 
     tokenizer = _padding_tokenizer(model)
     network, found = load_with_head(model, config, head, {"dtype": torch.float32})
     if found == "classification":
-        fit_tokenizer(tokenizer, read_classifier(model))
+        fit_tokenizer(tokenizer, read_classifier(model), shorten=True)
     _match_inputs(tokenizer, network)
     return tokenizer, network
 

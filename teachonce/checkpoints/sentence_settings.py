@@ -191,12 +191,16 @@ def check_activation(where: str, name: object, file: str) -> None:
         )
 
 
-def fit_tokenizer(tokenizer: Any, settings: SentenceSettings) -> None:
-    """Apply the folder's lower-casing and longest text to a fast tokenizer. As in the library,
-    lower-casing and a longer text override the tokenizer's own files."""
+def fit_tokenizer(tokenizer: Any, settings: SentenceSettings, shorten: bool = False) -> None:
+    """Apply the folder's lower-casing and longest text to a fast tokenizer. As in the library, they
+    override the tokenizer's own files.
+
+    shorten: apply also a longest text below the tokenizer's, as of a CrossEncoder. An embedder's
+        bounds texts by default, but `--max-length` may be larger.
+    """
     if settings.lower_case:
         _lower_case(tokenizer.backend_tokenizer)
-    if settings.max_length and settings.max_length > tokenizer.model_max_length:
+    if settings.max_length and (shorten or settings.max_length > tokenizer.model_max_length):
         tokenizer.model_max_length = settings.max_length
 
 

@@ -104,7 +104,7 @@ def test_a_student_is_trained_on_word_vectors(
         *(teacher_dump, *words, "--head", "embedding", "--hidden", "layer:1"),
         *("--out", tmp_path / "c.zarr"),
     )
-    assert "layer:1: the teacher has layers 0 (embeddings) to 0" in line
+    assert "a table of word vectors has no hidden states; give --hidden none" in line
 
 
 def test_a_damaged_table_is_one_line(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from typing import Any
 import pytest
 
 from teachonce.downstream.cli import main as downstream
+from teachonce.store import open_store
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep import job, processes
 from teachonce.student_train.sweep import main as student_sweep
-from teachonce.student_train.sweep import processes
 from teachonce.student_train.sweep.execution import Work
+from teachonce.student_train.sweep.scores import Task, check_scored
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
 from tests.support.leased import held
@@ -98,6 +102,29 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
     again = ok(student_sweep, *words)
     assert states(out) == ["finished", "pruned"] and "[2/2]" not in again
     says(refused(student_sweep, *words[:-1], "median"), "--prune median", "add --trials N")
+
+
+def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
+    """The hash in its name has only the last component of a path: what it hides is compared."""
+    paths = [tmp_path / folder / store.name for folder in ("en", "ru")]
+    for path in paths:
+        path.parent.mkdir()
+        path.symlink_to(store)
+    options = TrainOptions(store, out=tmp_path / "out", loss={"mlm": 1.0}, vocab="450")
+    en, ru = (replace(options, init=f"svd:{path}").resolved() for path in paths)
+    assert en.digest() == ru.digest()
+    init = f"init was {en.init} and is {ru.init}"
+    with open_store(store) as opened:
+        with pytest.raises(UserError, match=f"two students of this sweep .*{init}"):
+            job._check([en, ru], [opened])
+        report = {"settings": en.describing(), "store": {"content": opened.manifest.content()}}
+        report |= {"environments": [], "tokenizer": "", "result": {"steps": 2}}
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/training.json").write_text(json.dumps(report))
+        for stores in ([opened], []):  # of all students before the first, and of each
+            with pytest.raises(UserError, match=f"finished student of other settings: {init}"):
+                job._check([ru], stores) if stores else Work(ru, ()).train([], None, None, print)
+    assert Work(en, ()).train([], None, None, print) == {"steps": 2}
 
 
 def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> None:
@@ -198,6 +225,21 @@ def test_several_at_once_that_are_scored(
     again = invoke(student_sweep, *words)  # what is scored is not scored again
     assert again.output.count("finished before") == 2 and "scores  " not in again.output
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
+
+
+@pytest.mark.parametrize("task", ("classify", "speed"))
+def test_scores_of_a_reference_model_are_its_own(tmp_path: Path, task: str) -> None:
+    """Its name in [models] was that of another model in an earlier sweep."""
+    model = {"model": "/models/bert-tiny"}
+    scores = {"models": [model | {"disk_bytes": 7}], "devices": []} if task == "speed" else model
+    reference = Task("mood", ("--task", task))
+    folder = reference.folder(tmp_path, "teacher")
+    folder.mkdir(parents=True)
+    (folder / "scores.json").write_text(json.dumps(scores))
+    check_scored(reference, "/models/bert-tiny", "teacher", tmp_path)
+    with pytest.raises(UserError) as error:
+        check_scored(reference, "/models/bert-base", "teacher", tmp_path)
+    says(str(error.value), f"{folder}: has the scores of /models/bert-tiny", "is /models/bert-base")
 
 
 @pytest.mark.slow

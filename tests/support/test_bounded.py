@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import suppress
@@ -72,6 +73,18 @@ def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
     if function is not exit_early:
         assert isinstance(error.value, LimitExceeded)
         assert "crashed, or needed more than 1 GB of memory" in str(error.value)
+
+
+def test_a_system_without_a_bound_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On macOS, setrlimit refuses to limit the address space; the function runs without it."""
+    (tmp_path / "resource.py").write_text(
+        "RLIMIT_CORE, RLIMIT_CPU, RLIMIT_AS = range(3)\n"
+        "def setrlimit(which, bounds):\n    if which == RLIMIT_AS:\n        raise ValueError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run_bounded(math.gcd, 12, 18, seconds=20) == 6
 
 
 def test_arguments_are_values_of_json() -> None:

@@ -82,8 +82,8 @@ def test_what_a_killed_write_leaves_is_removed_by_the_next(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_a_name_that_continues_another_is_left_alone(tmp_path: Path) -> None:
-    """What is written to `rows-f16` is no leftover of `rows`; a killed process's folder is one."""
+def test_a_write_leaves_a_longer_name_alone(tmp_path: Path) -> None:
+    """A write to `rows` removes leftovers of `rows`, and not the open folder of `rows-f16`."""
     left = tmp_path / f"{files.UNFINISHED}rows-{'0f' * 8}"
     left.mkdir()
     with files.atomic_path(tmp_path / "rows-f16") as other:

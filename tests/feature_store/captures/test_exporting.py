@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from teachonce.feature_store.captures import exporting
 from teachonce.feature_store.captures.exporting import export_store
-from teachonce.store import StoreError, open_store
+from teachonce.store import LogitsSpec, StoreError, open_store
 from teachonce.store.read.derived_copies import list_of
 from tests.feature_store.captures.conftest import run
 from tests.feature_store.captures.making import packed
@@ -35,14 +35,19 @@ def test_everything_is_written(store: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.parquet"]
 
 
-def test_a_capture_is_of_sound_parts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows in their order, in files of a few; for a part with the logits of another, none."""
+def test_distillkit_files_have_all_rows_of_a_sound_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are in the store's order, ROWS_A_FILE in each file. A store whose parts have each
+    other's logits is refused."""
     monkeypatch.setattr(exporting, "ROWS_A_FILE", 5)
     path, made = tmp_path / "a.zarr", tmp_path / "made"
-    features = replace(features_of(tier="next-topk", views=1), hidden=(), attention=())
+    features = replace(
+        features_of(views=1), hidden=(), attention=(), logits=LogitsSpec("topk", 5, next_token=True)
+    )
     writer = begin(path, features)
     parts = [make_part(features, 0) for _ in range(2)]  # of equal shapes
-    parts[1].logits[0]["logprobs"] -= 1
+    parts[1].logits[0]["ids"] = (parts[1].logits[0]["ids"] + 1) % features.vocabulary
     for number, part in enumerate(parts):
         put_part(writer, number, part)
     writer.seal()
@@ -56,11 +61,11 @@ def test_a_capture_is_of_sound_parts_alone(tmp_path: Path, monkeypatch: pytest.M
         logprobs = np.array(row["compressed_logprobs"], np.uint8).view("<f4")
         assert np.array_equal(logprobs, logits.logprobs)
 
-    chunks = [path / f"parts/{number}/view0/logits/logprobs/c/0/0" for number in range(2)]
+    chunks = [path / f"parts/{number}/view0/logits/ids/c/0/0" for number in range(2)]
     contents = [chunk.read_bytes() for chunk in chunks]
     for chunk, content in zip(chunks, reversed(contents), strict=True):
         chunk.write_bytes(content)
-    with pytest.raises(StoreError, match="view0/logits/logprobs"):
+    with pytest.raises(StoreError, match="view0/logits/ids"):
         export_store(str(path), tmp_path / "b", "distillkit", None, "float32")
     left = sorted(each.name for each in tmp_path.iterdir())
     assert left == [list_of(path).name, "a.zarr", "made"]

@@ -166,29 +166,35 @@ class Counting:
         return self.backend.decode_batch(ids, **options)
 
 
+def with_splits(backend: Any, ids: list[int]) -> tuple[list[int], int]:
+    """Split one in 100 pieces, if both parts are pieces. Returns the ids and the number of
+    splits."""
+    found, splits = list[int](), 0
+    for place, one in enumerate(ids):
+        piece = backend.id_to_token(one)
+        parts = [backend.token_to_id(part) for part in (piece[:1], piece[1:])]
+        split = place % 100 == 0 and None not in parts
+        found += parts if split else [one]
+        splits += split
+    return found, splits
+
+
 def test_the_work_of_a_long_sample_is_linear(make_tokenizer: Callable[[str], Any]) -> None:
-    """Of 100 pieces about one is split as its tokenizer never does; a stretch is what lies between
-    two of them, however long that is."""
+    """Each stretch reaches to the next piece that the tokenizer splits differently. The tokenised
+    characters grow with the length of the sample."""
     backend = make_tokenizer("bpe-plain").backend_tokenizer
-    characters = list[int]()
-    whole = backend.encode(" ".join(3 * [*ENGLISH, *RUSSIAN])).ids
+    whole, characters = backend.encode(" ".join(9 * [*ENGLISH, *RUSSIAN])).ids, list[int]()
     for size in (2000, 4000):
-        ids, splits = list[int](), 0
-        for place, one in enumerate((whole * 9)[:size]):
-            piece = backend.id_to_token(one)
-            halves = [backend.token_to_id(half) for half in (piece[:1], piece[1:]) if half]
-            split = place % 100 == 0 and len(halves) == 2 and None not in halves
-            ids += halves if split else [one]
-            splits += split
+        ids, splits = with_splits(backend, whole[:size])
         tokenizer, tally = RoundTripTokenizer(backend), Counter[str]()
-        plain, tokenizer.tokenizer = tokenizer.tokenizer, Counting(tokenizer.tokenizer)
+        tokenizer.tokenizer = counting = Counting(tokenizer.tokenizer)
         found = list(stretches([sample(ids)], tokenizer, tally))
         for each in found:
-            own = plain.encode(each.window.text).ids
-            assert own == ids[each.begin : each.begin + len(own)]
-        assert len(found) == splits > size / 200 and tally["tokens"] <= 2 * splits
-        assert max(len(each.ids) for each in found) > 350
-        characters.append(tokenizer.tokenizer.characters)
+            assert each.ids.tolist() == ids[each.begin : each.begin + len(each.ids)]
+            assert backend.encode(each.window.text).ids == each.ids.tolist()
+        assert len(found) == splits and tally["tokens"] <= 2 * splits
+        assert max(len(each.ids) for each in found) > 400  # more than are compared at first
+        characters.append(counting.characters)
     assert characters[1] < 3 * characters[0]
 
 

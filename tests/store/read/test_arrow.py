@@ -100,7 +100,7 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     "blocks", ([[0, 2], [5, 7]], [[5, 7], [0, 2]], [[3, 4], [11, 12], [12, 15]])
 )
 def test_blocks_apart_in_one_batch(tmp_path: Path, blocks: list[list[int]]) -> None:
-    """Also columns that a batch does not have are of the rows of the blocks, in their order."""
+    """Columns that are read from the parts follow the blocks, as the columns of the batch do."""
     features = dataclasses.replace(features_of(tier=None, views=1), hidden=(), attention=())
     writer = begin(tmp_path / "a.zarr", features)
     for number in range(2):

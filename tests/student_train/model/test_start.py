@@ -207,6 +207,42 @@ def test_heads_of_other_families(
     assert said[-1] == "masked-LM head"
 
 
+def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
+    store: FeatureStore, tiny_teacher: Callable[..., Path]
+) -> None:
+    """Which has no token types: a random row of them would be added to every token."""
+    teacher, tokenizer = tiny_teacher("distilbert"), student_tokenizer("teacher", store)
+    student: Any = make_student("bert:32x4x4", tokenizer, 64)
+    how = f"layers:1,2,3,4@{teacher}"
+    initialise(student, how, store, vocabulary_map(store, tokenizer))
+    assert not student.bert.embeddings.token_type_embeddings.weight.any()
+    batch = tokenizer(list(store.texts())[:4], padding=True, return_tensors="pt", max_length=64,
+                      truncation=True)  # fmt: skip
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    models = student.bert, AutoModelForMaskedLM.from_pretrained(teacher).distilbert
+    with torch.no_grad():
+        own, theirs = (model(**given).last_hidden_state for model in models)
+    cosines = torch.nn.functional.cosine_similarity(own, theirs, dim=-1)
+    assert cosines[given["attention_mask"].bool()].min() > 0.999
+
+
+def test_layers_of_an_electra_read_more_than_its_embeddings(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A small ELECTRA has a projection between both, which a BERT lacks."""
+    corpus = write_corpus(tmp_path / "a.txt", 1)
+    store = open_store(dumped(tiny_teacher("electra"), corpus, tmp_path / "a.zarr"))
+    tokenizer = student_tokenizer("teacher", store)
+    student: Any = make_student("bert:16x2x2", tokenizer, 64)
+    found = vocabulary_map(store, tokenizer)
+    before = [layer.clone() for layer in student.bert.encoder.parameters()]
+    why = "the teacher's embeddings are narrower than its layers"
+    assert initialise(student, "teacher", store, found)[1] == f"random layers: {why}"
+    assert all(map(torch.equal, before, student.bert.encoder.parameters()))
+    with pytest.raises(UserError, match=f"layers:1,3: layers cannot be copied: {why}"):
+        initialise(student, "layers:1,3", store, found)
+
+
 def test_svd_of_another_teacher_with_the_same_pieces(
     started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:

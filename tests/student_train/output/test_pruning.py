@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, 
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
 from teachonce.student_train.output.pruning import prune_student
 from teachonce.support.errors import UserError
@@ -70,6 +71,20 @@ def test_the_student_of_a_task_keeps_its_labels(store: FeatureStore, tmp_path: P
     models = [AutoModelForTokenClassification.from_pretrained(f) for f in (whole, tmp_path / "pruned")]  # fmt: skip  # noqa: E501
     assert torch.equal(models[0].classifier.weight, models[1].classifier.weight)
     assert models[1].config.id2label == {0: "O", 1: "B", 2: "I"}
+
+
+def test_a_static_student_reads_the_same_of_a_text(store: FeatureStore) -> None:
+    """The end of a long text that its teacher reads, and no special piece in the mean."""
+    tokenizer = student_tokenizer("400", store)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
+    tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
+    whole = make_student("static:16", tokenizer, 64)
+    pieces = shared_pieces(tokenizer, train_wordpiece(ENGLISH * 3, 200, None), "small")
+    student, cut = pruned(whole, tokenizer, pieces)
+    assert cut.truncation_side == cut.init_kwargs["truncation_side"] == "left"
+    special = cut.convert_ids_to_tokens(student.config.special_ids)
+    assert special == tokenizer.convert_ids_to_tokens(whole.config.special_ids)
+    assert "<mark>" in special
 
 
 def test_what_cannot_be_pruned_is_refused_in_a_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ SPACE: Space = {"lr": Interval(1e-4, 1e-1, True, False), "dropout": (0.0, 0.1)}
 
 
 def begun(
-    folder: Path, count: int, space: Space = SPACE, prune: str = "median"
+    folder: Path, count: int, space: Space = SPACE, prune: str = "median", **fixed: Any
 ) -> tuple[Trials, Runs]:
     runs = Runs(folder, space, list(space), searched=True)
 
     def make(point: Mapping[str, Any]) -> Run:
         number = len(runs.runs) + 1
-        options = TrainOptions(store="s", out=folder / f"student{number}", **point)
+        options = TrainOptions(store="s", **fixed, **point)
+        options = replace(options, out=options.folder_in(folder))
         return runs.add(Run(number, {n: str(v) for n, v in point.items()}, options))
 
     return Trials(space, count, 7, runs, make, prune), runs
@@ -72,7 +74,11 @@ def test_other_ranges_are_refused(tmp_path: Path) -> None:
         begun(tmp_path, 1, {"lr": (0.1, 0.2)})
 
 
-def test_a_bad_trial_is_pruned_and_stays_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fixed", "state"), [({}, "pruned"), ({"steps": 9}, "finished")])
+def test_a_bad_trial_is_pruned_and_stays_so(
+    tmp_path: Path, fixed: dict[str, Any], state: str
+) -> None:
+    """Unless the command is repeated with another fixed option: that is another student."""
     trials, runs = begun(tmp_path, 6)
     for _ in range(5):
         run = trials.next()
@@ -86,9 +92,9 @@ def test_a_bad_trial_is_pruned_and_stays_so(tmp_path: Path) -> None:
     bad.state = "pruned"
     trials.ended(bad)
     runs.write()
-    again, _ = begun(tmp_path, 6)
+    again, _ = begun(tmp_path, 6, **fixed)
     assert len(all_of(again, again.runs)) == 6
-    assert again.runs.runs[-1].state == "pruned"
+    assert again.runs.runs[-1].state == state
 
 
 def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_folders_of_students_keep_their_names() -> None:
     starts = [replace(plain, init=f"svd:{path}") for path in ("a/b.zarr", "../b.zarr")]
     folders = {each.folder_in(Path("sweep"), ["init"]) for each in starts}
     assert len(folders) == 1 and folders.pop().name.startswith("svdb.zarr-")
+    layers = ("layers:1,2@/m/bert", "layers:1,2@/elsewhere/bert", "layers:3,4@/m/bert")
+    one, moved, other = (replace(plain, init=init).folder_in(Path("sweep")) for init in layers)
+    assert one == moved != other
 
 
 def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path: Path) -> None:

@@ -66,6 +66,6 @@ def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
     copy_part(writer, 0, store, 0, store, 0)
     writer.seal()
     (line,) = verify(tmp_path / "wrong.zarr").problems
-    assert "is not a finite float32 [180, d]" in line
+    assert "is not a float32 [180, d]" in line
     with pytest.raises(StoreError, match="a row for each piece"):
         MixedVocab.of(open_store(tmp_path / "wrong.zarr"))

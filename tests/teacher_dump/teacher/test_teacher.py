@@ -220,7 +220,7 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
     )
     parts = {"segment_means_seq_len": 64, "num_landmarks": 8}  # reads 64 tokens, no more, no fewer
     line = refusal("Nystromformer", "ForMaskedLM", "mean", "none", **parts)
-    assert "NystromformerModel cannot read a batch of texts of 128 tokens" in line
+    assert "NystromformerForMaskedLM cannot read a batch of texts of 16 tokens" in line
     blocks = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64}
     line = refusal("Funnel", "ForMaskedLM", "mean", "none", **blocks)
     assert "FunnelModel has no list (ModuleList) of its 2 layers" in line
