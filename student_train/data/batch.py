@@ -320,7 +320,7 @@ class StudentBatch:
     inputs: Inputs
     masked: Tensor  # int64 [M]
     labels: Tensor  # int64 [M]
-    characters: int
+    characters: float
     tokens: int
     aligned: dict[str, Distillation]
     vectors: Tensor | None = None

@@ -220,7 +220,7 @@ class Collator:
             inputs=Inputs.of(read.ids, native.start, self.padding, self._types(native)),
             masked=torch.from_numpy(masked),
             labels=torch.from_numpy(read.labels[masked]),
-            characters=int((native.offsets[asked, 1] - native.offsets[asked, 0]).sum()),
+            characters=_characters(native, asked),
             predicted_bytes=(
                 predicted_bytes(batch.texts, native, self.vocabulary.student_bytes, read.learnt)
                 if self.causal
@@ -403,6 +403,17 @@ class Collator:
         if "shared" in wanted.teacher:
             shared, some = reader.shared_of(batch.logits, rows)
         return Runs.of(student[chosen][some]), targets, shared
+
+
+def _characters(tokens: Tokens, asked: Array) -> float:
+    """Count the characters of the tokens at flat positions `asked`. A character that several
+    byte-level tokens cover counts once, so that the number is comparable between vocabularies."""
+    text = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
+    spans = np.column_stack([text, tokens.offsets])
+    new = np.append(True, (spans[1:] != spans[:-1]).any(axis=1))[: len(spans)]
+    group = np.cumsum(new) - 1
+    shares = np.bincount(group, minlength=1)[group[asked]]
+    return float(((spans[asked, 2] - spans[asked, 1]) / shares).sum())
 
 
 def _float(values: Array | None) -> Tensor | None:

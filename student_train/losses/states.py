@@ -93,8 +93,9 @@ def contrastive(student: Tensor, teacher: Tensor) -> Tensor:
     """
     if len(student) == 0:
         return student.sum() * 0.0
-    own = functional.normalize(student[:CONTRASTED].float(), dim=1)
-    others = functional.normalize(teacher[:CONTRASTED], dim=1)
-    return functional.cross_entropy(
-        SHARPNESS * own @ others.T, torch.arange(len(own), device=own.device)
-    )
+    with torch.autocast(student.device.type, enabled=False):  # as in `vectors.cosines`
+        own = functional.normalize(student[:CONTRASTED].float(), dim=1)
+        others = functional.normalize(teacher[:CONTRASTED].float(), dim=1)
+        return functional.cross_entropy(
+            SHARPNESS * own @ others.T, torch.arange(len(own), device=own.device)
+        )

@@ -16,7 +16,12 @@ from typing import Any
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
-from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks
+from teachonce.student_train.data.blocks import (
+    chosen_blocks,
+    output_kind_of,
+    split_blocks,
+    view_of,
+)
 from teachonce.student_train.losses.registry import Term, reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
@@ -105,6 +110,8 @@ class TrainPlan:
         """List the options, as typed, that no loss of the training reads."""
         losses = [term.loss for term in self.terms]
         masks = not (self.shape.causal or self.store.task) and reads_masked_tokens(losses)
+        # A masked view has the masks of its dump.
+        masks = masks and view_of(0, self.store.features, self.options.view) == 0
         readers = {
             "temperature": any(loss.tempered for loss in losses),
             "targets": any(loss.feature == "logits" for loss in losses),

@@ -165,7 +165,7 @@ class _Sums:
         self.terms = sorted(terms, key=lambda term: term.loss.of_gold)
         self.sums = dict[str, float]()
         self.counts = dict[str, float]()
-        self.characters = self.bytes = 0
+        self.characters, self.bytes = 0.0, 0
         self.judged: list[tuple[torch.Tensor, TaskTargets]] = []
         self.spread = StateSpread()
 

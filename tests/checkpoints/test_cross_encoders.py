@@ -21,8 +21,14 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import TinyTeacher, changed
+from tests.texts import ENGLISH
 
-PAIRS = (("The OLD stories", "were long"), ("A house", "by the Sea"), ("short", "also short"))
+PAIRS = (
+    ("The OLD stories", "were long"),
+    ("A house", "by the Sea"),
+    ("short", "also short"),
+    (ENGLISH[0], ENGLISH[6]),
+)
 IDENTITY = "torch.nn.modules.linear.Identity"
 SCORES: dict[str, Any] = {"head": "score", "logits": None, "text_column": "one,two"}
 
@@ -64,6 +70,22 @@ def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Pa
     assert about["activation_fn"] == IDENTITY
     tokenizer, _ = load_with_tokenizer(resolve_model(str(folder)), "classification")
     assert tokenizer("OLD")["input_ids"] == tokenizer("old")["input_ids"]
+
+
+def test_pairs_are_cut_to_the_longest_text_of_the_folder(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    """Which is below the 128 tokens of its tokenizer."""
+    folder = saved(tiny_teacher, tmp_path / "m")
+    before = predicted(folder)
+    changed(folder, LENGTHS, max_seq_length=12)
+    wanted = predicted(folder)
+    assert not np.allclose(before, wanted, atol=1e-3)
+    store, found = scores(folder, tmp_path)
+    assert max(len(record.token_ids) for record in store) == 12
+    assert np.allclose(found, logit(wanted), atol=1e-5)
+    tokenizer, _ = load_with_tokenizer(resolve_model(str(folder)), "classification")
+    assert tokenizer.model_max_length == 12
 
 
 def test_what_the_library_does_by_itself_is_not_noted(

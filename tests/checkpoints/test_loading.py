@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from teachonce.checkpoints.declared import DECLARED, another_head
+from teachonce.checkpoints.declared import DECLARED, another_head, declared_head
 from teachonce.checkpoints.loading import load, load_network
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_training import train_mlm
@@ -152,6 +152,24 @@ def test_a_sound_checkpoint_is_the_one_of_transformers(folder: Path) -> None:
     assert not missing and all(map(torch.equal, network.state_dict().values(), plain.values()))
 
 
+def test_weights_in_several_files_of_pickles_are_loaded(folder: Path) -> None:
+    """As older releases of transformers save a large model."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {key: f"pytorch_model-0000{1 + n % 2}-of-00002.bin" for n, key in enumerate(weights)}
+    for file in set(places.values()):
+        part = {key: value for key, value in weights.items() if places[key] == file}
+        torch.save(part, folder / file)
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    network, missing = load_network(AutoModelForMaskedLM, resolve_model(str(folder)))
+    assert not missing and all(
+        torch.equal(value, weights[key])
+        for key, value in network.state_dict().items()
+        if key in weights
+    )
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_progress_bars_are_then_as_before(
     folder: Path, shown: bool, monkeypatch: pytest.MonkeyPatch
@@ -262,16 +280,19 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("architectures", "heads"),
+    ("architectures", "heads", "declared"),
     [
-        (["XLMWithLMHeadModel"], {"mlm", "causal"}),
-        (["BertForMaskedLM", "BertForTokenClassification"], {"mlm", "tagging"}),
-        (["BertForPreTraining"], {"mlm"}),
-        (["BertForTokenClassification"], {"tagging"}),
-        ([], {"mlm", "causal", "classification", "tagging"}),
+        (["XLMWithLMHeadModel"], {"mlm", "causal"}, None),
+        (["FlaubertWithLMHeadModel"], {"mlm", "causal"}, None),
+        (["GPT2LMHeadModel"], {"causal"}, "causal"),
+        (["BertForMaskedLM", "BertForTokenClassification"], {"mlm", "tagging"}, "tagging"),
+        (["BertForPreTraining"], {"mlm"}, None),
+        (["BertForTokenClassification"], {"tagging"}, "tagging"),
+        ([], {"mlm", "causal", "classification", "tagging"}, None),
     ],
 )
 def test_the_class_decides_which_heads_a_checkpoint_may_have(
-    architectures: list[str], heads: set[str]
+    architectures: list[str], heads: set[str], declared: str | None
 ) -> None:
     assert {head for head in DECLARED if not another_head(architectures, head)} == heads
+    assert declared_head(architectures) == declared

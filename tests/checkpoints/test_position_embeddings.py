@@ -45,3 +45,10 @@ def test_the_first_token_takes_the_row_that_the_model_looks_up(kind: str) -> Non
     first = first_position(config.to_dict())
     assert seen[0].reshape(-1)[:4].tolist() == list(range(first, first + 4))
     assert (first == 0) == (kind in FROM_ZERO)
+
+
+@pytest.mark.parametrize("kind", ["camembert", "roberta", "xlm-roberta"])
+def test_the_padding_id_of_a_config_without_one_is_that_of_transformers(kind: str) -> None:
+    config = AutoConfig.for_model(kind).to_dict()
+    assert config.pop("pad_token_id") == 1
+    assert first_position(config) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,33 @@ def test_the_contents_are_learnt_and_the_marks_are_not(
     assert "marked tokens" in ok(feature_store, "info", path)
     ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
     assert "nothing to do" in ok(teacher_dump, *words, "--learn", learn, "--max-length", "128")
+
+
+def test_roles_without_an_assistant_are_refused_unless_all_is_learnt(
+    tmp_path: Path, model: Path
+) -> None:
+    chat = [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]
+    path = tmp_path / "a.zarr"
+    words = words_for(model, write_chats(tmp_path / "chats.jsonl", [chat]), path)
+    line = refused(teacher_dump, *words)
+    says(line, "chats.jsonl, chat 1", "the roles human, gpt", "or give --learn all")
+    ok(teacher_dump, *words, "--learn", "all")
+    assert learnt_texts(open_store(path), 0) == ["a<end>", "b<end>"]
+
+
+def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> None:
+    """Of Llama 2: the first token of the answer begins with a blank, and so does its end."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+        "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+    )
+    llama = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
+    turns = [("user", "the"), ("assistant", "the story"), ("user", "a"), ("assistant", "\u0416")]
+    chat = [{"role": role, "content": content} for role, content in turns]
+    path = tmp_path / "a.zarr"
+    ok(teacher_dump, *words_for(llama, write_chats(tmp_path / "chats.jsonl", [chat]), path))
+    print(learnt_texts(open_store(path), 0), [(r.text[a:b],l) for r in open_store(path) for (a,b),l in zip(r.offsets, r.learn)])
+    assert learnt_texts(open_store(path), 0) == [" the story <end>", ""]
 
 
 def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> None:

@@ -22,7 +22,8 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import job, processes
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.execution import Work
-from teachonce.student_train.sweep.scores import Task, check_scored
+from teachonce.student_train.sweep.runs import Runs
+from teachonce.student_train.sweep.scores import ScoringPlan, Task
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
@@ -227,19 +228,34 @@ def test_several_at_once_that_are_scored(
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
 
 
-@pytest.mark.parametrize("task", ("classify", "speed"))
-def test_scores_of_a_reference_model_are_its_own(tmp_path: Path, task: str) -> None:
-    """Its name in [models] was that of another model in an earlier sweep."""
-    model = {"model": "/models/bert-tiny"}
-    scores = {"models": [model | {"disk_bytes": 7}], "devices": []} if task == "speed" else model
-    reference = Task("mood", ("--task", task))
-    folder = reference.folder(tmp_path, "teacher")
+SCORED = {"measures": {"right": "accuracy"}, "mean": {"dev": {"accuracy": 0.5}}, "seeds": [{}]}
+
+
+@pytest.mark.parametrize(
+    ("scores", "figures"),
+    (
+        ({"model": "/models/bert-tiny", **SCORED}, {"right": 50.0}),
+        (
+            {"models": [{"model": "/models/bert-tiny", "disk_bytes": 7}], "devices": []},
+            {"disk_bytes": 7},
+        ),
+    ),
+    ids=("classify", "speed"),
+)
+def test_scores_of_a_reference_model_are_its_own(
+    tmp_path: Path, scores: dict[str, Any], figures: dict[str, float]
+) -> None:
+    """In an earlier sweep its name in [models] may be the name of another model."""
+    task, runs = Task("mood", ("--seeds", "1")), Runs(tmp_path, {}, [], searched=False)
+    folder = task.folder(tmp_path, "teacher")
     folder.mkdir(parents=True)
     (folder / "scores.json").write_text(json.dumps(scores))
-    check_scored(reference, "/models/bert-tiny", "teacher", tmp_path)
-    with pytest.raises(UserError) as error:
-        check_scored(reference, "/models/bert-base", "teacher", tmp_path)
-    says(str(error.value), f"{folder}: has the scores of /models/bert-tiny", "is /models/bert-base")
+    same, other = (ScoringPlan((task,), {"teacher": f"/models/bert-{n}"}) for n in ("tiny", "base"))
+    assert job._references(same, runs, print) == []
+    assert runs.references == {"teacher": {"mood": figures}}
+    (line,) = job._references(other, runs, print)
+    says(line, f"{folder}: has the scores of /models/bert-tiny", "teacher is /models/bert-base")
+    assert runs.references == {"teacher": {}}
 
 
 @pytest.mark.slow

@@ -172,9 +172,12 @@ def test_merge_names_what_differs(tmp_path: Path, changes: dict[str, Any], told:
 
 
 def test_captures_of_teachers_with_other_names_are_not_merged(tmp_path: Path) -> None:
-    """An imported capture has no hash of the weights, which would allow another name."""
+    """An imported capture has no hash of the weights, so its teacher's name counts."""
     one, two, again = (
-        store_of(tmp_path / f"{number}.h5", {"teacher": {"id": name, "captured_by": "distillkit"}})
+        store_of(
+            tmp_path / f"{number}.h5",
+            {"views": 1, "teacher": {"id": name, "captured_by": "distillkit"}},
+        )
         for number, name in enumerate(("tiny", "large", "tiny"))
     )
     line = refused("merge", one, two, tmp_path / "all.h5")

@@ -15,9 +15,10 @@ from transformers import AutoModelForMaskedLM
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.model_folder import ModelFolder
 from teachonce.student_train.model.start import embedding_means, initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.model.teacher_layers import layer_groups
+from teachonce.student_train.model.teacher_layers import cut_layers, layer_groups
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
@@ -227,20 +228,18 @@ def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
 
 
 def test_layers_of_an_electra_read_more_than_its_embeddings(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    started: Start, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """A small ELECTRA has a projection between both, which a BERT lacks."""
-    corpus = write_corpus(tmp_path / "a.txt", 1)
-    store = open_store(dumped(tiny_teacher("electra"), corpus, tmp_path / "a.zarr"))
-    tokenizer = student_tokenizer("teacher", store)
-    student: Any = make_student("bert:16x2x2", tokenizer, 64)
-    found = vocabulary_map(store, tokenizer)
-    before = [layer.clone() for layer in student.bert.encoder.parameters()]
+    """A small ELECTRA projects its embeddings to the width of its layers, which no BERT does."""
+    student, _, _ = started("random")
+    before = [weight.clone() for weight in student.bert.encoder.parameters()]
+    electra = ModelFolder(str(tiny_teacher("electra")), "--init teacher")
     why = "the teacher's embeddings are narrower than its layers"
-    assert initialise(student, "teacher", store, found)[1] == f"random layers: {why}"
+    with torch.no_grad():
+        assert cut_layers(student, "teacher", "", electra) == f"random layers: {why}"
+        with pytest.raises(UserError, match=f"layers:1,3: layers cannot be copied: {why}"):
+            cut_layers(student, "layers:1,3", "1,3", electra)
     assert all(map(torch.equal, before, student.bert.encoder.parameters()))
-    with pytest.raises(UserError, match=f"layers:1,3: layers cannot be copied: {why}"):
-        initialise(student, "layers:1,3", store, found)
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(

@@ -226,6 +226,35 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
     assert "FunnelModel has no list (ModuleList) of its 2 layers" in line
 
 
+CAPPED = "changes the outputs of its last linear layer, as by a cap that is not known here"
+AHEAD = "reads the tokens behind a token, too, so its head does not predict the next one"
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "fields", "why"),
+    [
+        ("RecurrentGemma", "ForCausalLM", {"logits_soft_cap": 3.0, "lru_width": 32}, CAPPED),
+        ("XLNet", "LMHeadModel", {"d_inner": 64}, AHEAD),
+        ("Bert", "LMHeadModel", {}, AHEAD),
+        ("Bert", "LMHeadModel", {"is_decoder": True}, None),
+    ],
+)
+def test_heads_that_do_not_predict_the_next_token_as_stored_are_refused(
+    sparse_teacher: Callable[..., Path],
+    family: str,
+    head: str,
+    fields: dict[str, Any],
+    why: str | None,
+) -> None:
+    folder = sparse_teacher(family, head, **fields)
+    if why is None:
+        assert load_teacher(str(folder), hidden="none", attention="none").head == "causal"
+        return
+    with pytest.raises(UserError, match=f"{family}{head} {why}.* use --head none$") as error:
+        load_teacher(str(folder), hidden="none", attention="none")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("family", ["FNet", "ConvBert", "Yoso"])
 @pytest.mark.parametrize("kind", ["ForMaskedLM", "ForSequenceClassification"])
 def test_padding_that_changes_numbers_is_left_out(
