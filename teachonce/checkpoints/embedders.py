@@ -89,12 +89,7 @@ class Embedder:
         self.cuts.add(self.model, [_prompt(self.model, role) + text for text in texts])
         found = encode(list(texts), normalize_embeddings=cosine, show_progress_bar=False)
         found = np.asarray(found, np.float32)
-        # NaN sorts anywhere, so that a ranking by such vectors would still have a score.
-        if not np.isfinite(found).all():
-            raise UserError(
-                f"model {self.name}: gives NaN or infinity; its weights are damaged, train it again"
-            )
-        return found
+        return _finite(found, self.name)
 
     def parameters(self) -> int:
         """Count the parameters."""
@@ -123,7 +118,17 @@ class PairScorer:
         """Score pairs as float32 [N]; larger is more similar."""
         self.cuts.add(self.model, list(pairs))
         found = self.model.predict(list(pairs), show_progress_bar=False)
-        return np.asarray(found, np.float32).reshape(-1)
+        return _finite(np.asarray(found, np.float32).reshape(-1), self.name)
+
+
+def _finite(found: Floats, name: str) -> Floats:
+    """Return vectors or scores. Raises UserError for NaN and infinity."""
+    # NaN sorts anywhere, so that a ranking would still have a score.
+    if not np.isfinite(found).all():
+        raise UserError(
+            f"model {name}: gives NaN or infinity; its weights are damaged, train it again"
+        )
+    return found
 
 
 def has_modules(name: str) -> bool:

@@ -61,6 +61,9 @@ def _refuse_early(options: ExportOptions) -> None:
     export the kind of the student, before torch loads."""
     if options.out.exists():
         raise UserError(f"--out {options.out}: exists already; choose another")
+    if not options.folder.is_dir():
+        near = suggest_path(options.folder)
+        raise UserError(f"{options.folder}: no such folder; {near}give the folder of a student")
     if options.check is not None and not options.check.is_file():
         near = suggest_path(options.check)
         raise UserError(f"--check {options.check}: no such file; {near}check the path")

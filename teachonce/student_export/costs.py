@@ -65,6 +65,10 @@ def size_of(path: Path) -> int:
 def _measured(
     format: str | None, path: Path, output: str, singles: list[Inputs], batch: Inputs
 ) -> tuple[float, float, float, int | None]:
+    if format in (None, "torchscript"):
+        import torch
+
+        torch.set_num_threads(1)
     load = _loader(format, path, output)
     with suppress(OSError):  # so that a peak of the imports is not the model's
         reset_peak()
@@ -87,11 +91,8 @@ def _measured(
 def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]:
     """Import the libraries of a format, and return the function that loads the model."""
     if format is None:
-        import torch
-
         from teachonce.student_export.loaded_student import load_student
 
-        torch.set_num_threads(1)
         return lambda: load_student(path).run
     from teachonce.student_export.formats.registry import FORMATS
 

@@ -121,7 +121,12 @@ class Predictor:
         """Yield the output of each tokenized row, without the batch."""
         size = MASKED_BATCH if self.student.kind == "mlm" else BATCH
         for begin in range(0, len(rows), size):
-            yield from self.run(self.student.batch(rows[begin : begin + size]))
+            for output in self.run(self.student.batch(rows[begin : begin + size])):
+                if not np.isfinite(output).all():  # an answer would be any label
+                    raise UserError(
+                        "the student gives NaN or infinity: its weights are damaged; train it again"
+                    )
+                yield output
 
     def _truncated(self, texts: Sequence[Sequence[str]]) -> tuple[list[Array], list[Answer]]:
         """Return the outputs of texts or pairs, given by side, and the `cut` of their answers."""

@@ -110,12 +110,11 @@ def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> N
         "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
     )
     llama = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
-    turns = [("user", "the"), ("assistant", "the story"), ("user", "a"), ("assistant", "\u0416")]
+    turns = [("user", "the"), ("assistant", "the story"), ("user", "a"), ("assistant", "b")]
     chat = [{"role": role, "content": content} for role, content in turns]
     path = tmp_path / "a.zarr"
     ok(teacher_dump, *words_for(llama, write_chats(tmp_path / "chats.jsonl", [chat]), path))
-    print(learnt_texts(open_store(path), 0), [(r.text[a:b],l) for r in open_store(path) for (a,b),l in zip(r.offsets, r.learn)])
-    assert learnt_texts(open_store(path), 0) == [" the story <end>", ""]
+    assert learnt_texts(open_store(path), 0) == [" the story <end>", " b <end>"]
 
 
 def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> None:

@@ -11,9 +11,15 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
+from transformers import (
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks
 
 
@@ -31,6 +37,14 @@ class BatchMasking(DataCollatorForLanguageModeling):
         seed = zlib.crc32(ids.tobytes(), self.base)
         self.generator = torch.Generator().manual_seed(seed)
         return dict(super().torch_call(examples))
+
+
+def on_one_device(arguments: TrainingArguments) -> TrainingArguments:
+    """Keep the Trainer from DataParallel, which gives each GPU a share of a batch, while
+    `MlmTrainer` chooses positions of the whole batch."""
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
@@ -71,11 +85,26 @@ class MlmTrainer(Trainer):
     def __init__(self, *, fixed_dev: MaskedBatches, ranks: Ranks = ALONE, **kwargs: Any) -> None:
         super().__init__(eval_dataset=fixed_dev, **kwargs)
         self.fixed_dev, self.ranks = fixed_dev, ranks
+        self._validated: list[tuple[float, int]] = []  # sum and number of tokens of each batch
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the dev batches, whose masks are fixed."""
         # Without a generator of its own, each validation would draw from that of dropout.
         return DataLoader(self.fixed_dev, batch_size=None, generator=torch.Generator())
+
+    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
+        """Validate; the loss is the mean over all labelled tokens. Raises UserError if there is
+        none."""
+        self._validated.clear()
+        found = super().evaluation_loop(*arguments, **named)
+        total, count = map(sum, zip(*self._validated, strict=True))
+        if not count:
+            raise UserError("the text to validate on is so short that no token is masked; add text")
+        # The Trainer takes the mean of batches, in which the last, shorter one counts as much.
+        metrics: Any = found.metrics
+        (name,) = (key for key in metrics if key.endswith("_loss"))
+        metrics[name] = total / count
+        return found
 
     def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:
         """Sum the gradients of all processes. The mean of the returned losses over the processes is
@@ -110,6 +139,8 @@ class MlmTrainer(Trainer):
         # Every process validates on all batches, so that counts are summed in training alone.
         if model.training:
             count = int(self.ranks.summed({"": count})[""])
+        else:
+            self._validated.append((float(total), count))
         loss = total / max(1, count)
         return (loss, {"loss": loss}) if return_outputs else loss
 

@@ -33,6 +33,7 @@ from teachonce.downstream.mlm.masked_trainer import (
     Rows,
     StepsOfThisRun,
     TrainingMinutes,
+    on_one_device,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out
 from teachonce.downstream.options import OPTION
@@ -230,7 +231,7 @@ def _every(settings: MlmSettings, blocks: int) -> int:
 def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> TrainingArguments:
     # The first process makes and masks each batch, as a single one does, and shares it out.
     shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
-    return TrainingArguments(
+    found = TrainingArguments(
         accelerator_config=shares,
         # NCCL, the usual backend, needs GPUs.
         ddp_backend="gloo" if ranks.size > 1 and not torch.cuda.is_available() else None,
@@ -259,6 +260,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
         remove_unused_columns=False,
         report_to="none",
     )
+    return on_one_device(found)
 
 
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:

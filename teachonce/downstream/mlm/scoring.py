@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from teachonce.checkpoints.loading import checked_length, load_config, load_with_head
 from teachonce.checkpoints.names import resolve_model
-from teachonce.downstream.mlm.masked_trainer import MlmTrainer
+from teachonce.downstream.mlm.masked_trainer import MlmTrainer, on_one_device
 from teachonce.downstream.mlm.masked_training import (
     SETTINGS_FILE,
     check_loss,
@@ -145,7 +145,7 @@ def _scores(
             rows = cut(tokenizer, flat, length, f"text {tests[name]}")
             say(f"{tests[name]}: {counted(len(rows), 'block')}, the whole file")
             batches = held_out_batches(tokenizer, rows)
-            trainer = MlmTrainer(model=network, args=arguments, fixed_dev=batches)
+            trainer = MlmTrainer(model=network, args=on_one_device(arguments), fixed_dev=batches)
             Scoring(str(tests[name])).follow(trainer)
             loss = trainer.evaluate()["eval_loss"]
             check_loss(loss, "; its weights are damaged, train it again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,19 @@ def retrieved(
             yield vectors
 
     asked = queries.vectors(list(collection.queries.values()), "query")
-    places = nearest(asked, blocks(), depth).places
+    # One more, as a document with the name of the query is left out (`without_itself`).
+    places = nearest(asked, blocks(), depth + 1).places
     found = zip(collection.queries, places.tolist(), strict=True)
-    return {query: [names[place] for place in row] for query, row in found}
+    return {
+        query: without_itself(query, [names[place] for place in row])[:depth]
+        for query, row in found
+    }
+
+
+def without_itself(query: str, ranking: Sequence[str]) -> list[str]:
+    """Leave the query itself out of its ranking, as BEIR's evaluation does: queries of some
+    collections, such as ArguAna, are documents."""
+    return [name for name in ranking if name != query]
 
 
 def check_space(model: str, documents_by: str) -> None:
@@ -132,6 +142,7 @@ def reranked(
     Candidates with equal scores stay in their order. Raises UserError for a query without a
     candidate, for a candidate that is not in the corpus, and for a model that cannot be loaded.
     """
+    candidates = {query: without_itself(query, row) or row for query, row in candidates.items()}
     texts = texts_of(collection, candidates, where)
     pairwise = reads_pairs(model)
     scores: Any = _by_pairs if pairwise else _by_vectors

@@ -226,6 +226,7 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
     assert "FunnelModel has no list (ModuleList) of its 2 layers" in line
 
 
+CAPPED_FIELDS = {"logits_soft_cap": 3.0, "block_types": ["recurrent", "attention"]}
 CAPPED = "changes the outputs of its last linear layer, as by a cap that is not known here"
 AHEAD = "reads the tokens behind a token, too, so its head does not predict the next one"
 
@@ -233,8 +234,8 @@ AHEAD = "reads the tokens behind a token, too, so its head does not predict the 
 @pytest.mark.parametrize(
     ("family", "head", "fields", "why"),
     [
-        ("RecurrentGemma", "ForCausalLM", {"logits_soft_cap": 3.0, "lru_width": 32}, CAPPED),
-        ("XLNet", "LMHeadModel", {"d_inner": 64}, AHEAD),
+        ("RecurrentGemma", "ForCausalLM", CAPPED_FIELDS, CAPPED),
+        ("XLNet", "LMHeadModel", {"d_inner": 64, "d_head": 16}, AHEAD),
         ("Bert", "LMHeadModel", {}, AHEAD),
         ("Bert", "LMHeadModel", {"is_decoder": True}, None),
     ],
