@@ -341,7 +341,8 @@ def _check_numbers(config: Any, name: str) -> None:
 def load_with_fresh_head(
     model: ResolvedModel, factory: Any, head: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Load tokenizer and network (float32) of a checkpoint with a new, random head.
+    """Load tokenizer and network (float32) of a checkpoint with a new, random head; with its own,
+    if that has the same labels.
 
     factory: an AutoModelFor... of transformers.
     head: fields of the config that the head needs.
@@ -350,15 +351,23 @@ def load_with_fresh_head(
     fast tokenizer with a padding token.
     """
     config = load_config(model)
+    labels = dict(config.id2label)
     config.update(head)
     tokenizer = _padding_tokenizer(model)
-    network, _ = load_network(
+    network, missing = load_network(
         factory,
         model,
         config=config,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # the checkpoint's head may have other labels
     )
+    own = [name for name, _ in network.named_children() if name != network.base_model_prefix]
+    loaded = network.base_model is not network and not {k.split(".")[0] for k in missing} & {*own}
+    if loaded and "id2label" in head and labels != network.config.id2label:
+        # A head of the same size, whose outputs mean other labels.
+        fresh = factory.from_config(config)
+        for name in own:
+            setattr(network, name, getattr(fresh, name))
     _match_inputs(tokenizer, network)
     return tokenizer, network
 

@@ -58,30 +58,21 @@ def scores(folder: Path, tmp_path: Path) -> Any:
 
 
 def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
-    """Of a folder that lower-cases, with an activation that is in its settings alone."""
+    """The settings of the folder have an activation, lower-casing, and a longest text that is
+    below the 128 tokens of the tokenizer."""
     folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())
+    changed(folder, LENGTHS, max_seq_length=12)
     before = predicted(folder)
     changed(folder, LENGTHS, do_lower_case=True)
     wanted = predicted(folder)
     assert not np.allclose(before, wanted, atol=1e-3)
     store, found = scores(folder, tmp_path)
     assert np.allclose(found, wanted, atol=1e-6)
+    assert max(len(record.token_ids) for record in store) == 12
     about = store.teacher_settings("config.json")["sentence_transformers"]
     assert about["activation_fn"] == IDENTITY
     tokenizer, _ = load_with_tokenizer(resolve_model(str(folder)), "classification")
     assert tokenizer("OLD")["input_ids"] == tokenizer("old")["input_ids"]
-
-
-def test_pairs_are_cut_to_the_longest_text_of_the_folder(
-    tiny_teacher: TinyTeacher, tmp_path: Path
-) -> None:
-    """Which is below the 128 tokens of its tokenizer."""
-    folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())
-    changed(folder, LENGTHS, max_seq_length=12)
-    store, found = scores(folder, tmp_path)
-    assert max(len(record.token_ids) for record in store) == 12
-    assert np.allclose(found, predicted(folder), atol=1e-6)
-    tokenizer, _ = load_with_tokenizer(resolve_model(str(folder)), "classification")
     assert tokenizer.model_max_length == 12
 
 

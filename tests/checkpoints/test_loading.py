@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     BartConfig,
@@ -26,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from teachonce.checkpoints.declared import DECLARED, another_head, declared_head
-from teachonce.checkpoints.loading import load, load_network
+from teachonce.checkpoints.loading import load, load_network, load_with_fresh_head
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_training import train_mlm
 from teachonce.downstream.settings import MlmSettings
@@ -292,3 +293,18 @@ def test_the_class_decides_which_heads_a_checkpoint_may_have(
 ) -> None:
     assert {head for head in DECLARED if not another_head(architectures, head)} == heads
     assert declared_head(architectures) == declared
+
+
+@pytest.mark.parametrize(("labels", "kept"), [(("neg", "pos"), True), (("apples", "pears"), False)])
+def test_a_head_of_other_labels_is_not_taken_over(
+    tiny_teacher: Callable[..., Path], labels: tuple[str, ...], kept: bool
+) -> None:
+    """A checkpoint with as many outputs for other labels: their head would name them wrongly."""
+    folder = tiny_teacher("bert", "classification", ("neg", "pos"))
+    own = load_file(folder / "model.safetensors")["classifier.weight"]
+    head = {"num_labels": 2, "id2label": dict(enumerate(labels))}
+    model = resolve_model(str(folder))
+    torch.manual_seed(7)
+    _, network = load_with_fresh_head(model, AutoModelForSequenceClassification, head)
+    assert torch.equal(network.classifier.weight, own) == kept
+    assert network.config.id2label[1] == labels[1]

@@ -211,6 +211,23 @@ def test_wrong_vocabulary_sizes_are_refused(size: str) -> None:
         train_tokenizer(SENTENCES, size, 64)
 
 
+def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """A last batch of one block counts as one block, not as a whole batch."""
+    folder = tiny_teacher("bert")
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = blocks(tokenizer, SENTENCES, 32, "text")[:5]
+    held_out = MaskedBatches(BatchMasking(tokenizer, 0.3, 0), rows, 4)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    found = MlmTrainer(model=model, args=arguments, fixed_dev=held_out).evaluate()["eval_loss"]
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for batch in (held_out[0], held_out[1]):
+            tokens = int(batch["labels"].ne(-100).sum())
+            total, count = total + float(model(**batch).loss) * tokens, count + tokens
+    assert found == pytest.approx(total / count, rel=1e-5)
+
+
 def test_a_named_file_is_scored_whole_and_a_sample_is_told(
     tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

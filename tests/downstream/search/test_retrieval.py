@@ -13,6 +13,7 @@ import pytest
 
 from teachonce.checkpoints.embedders import Embedder, PairScorer
 from teachonce.downstream.search.collections import read_collection
+from teachonce.downstream.search.rankings import without_itself
 from tests.downstream.search.collections import collection, judge, write
 from tests.downstream.test_as_is import refused
 from tests.downstream.test_cli import run
@@ -119,6 +120,10 @@ def test_documents_by_another_model(
     line = refused(*words, "--out", tmp_path / "no", "--documents-by", wide)
     assert "vectors have 32 numbers" in line and "projection" in line
     assert not (tmp_path / "no").exists()
+
+
+def test_a_query_is_no_answer_to_itself() -> None:
+    assert without_itself("b", ["a", "b", "c"]) == ["a", "c"]
 
 
 def test_an_answer_that_is_not_in_the_corpus_is_told(folder: Path, tmp_path: Path) -> None:
