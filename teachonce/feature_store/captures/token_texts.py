@@ -108,9 +108,9 @@ class RoundTripTokenizer:
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
         """Find the end of the longest stretch from `begin`, with its text and encoding."""
-        rest, size, alike = ids[begin:], COMPARED, len(ids)
+        rest, size = ids[begin:], COMPARED
         # In growing pieces: a long sample of many stretches would be tokenised whole for each.
-        while alike >= min(size, len(rest)) - BACK:
+        while True:
             (text,) = self.texts([rest[:size]], self.decoders[-1])
             given = self.tokenizer.encode(text).ids
             pairs = enumerate(zip(given, rest[:size], strict=False))
@@ -120,6 +120,8 @@ class RoundTripTokenizer:
                 (found,) = self.round_trips([rest])
                 if found is not None:
                     return len(ids), found
+                break
+            if alike < size - BACK:
                 break
             size *= 4
         # A text that ends earlier may give other last tokens, so shorter stretches are tried too.

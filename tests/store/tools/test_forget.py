@@ -25,6 +25,7 @@ from teachonce.store import StoreError, UserError, open_store
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.identity import count_numbers, format_runs, parse_runs
 from teachonce.store.format.layout import part_arrays
+from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.store.tools.copy import selected, take_part
 from teachonce.store.tools.documents import document_texts
 from teachonce.store.tools.forget import FORGETTING, forget
@@ -341,13 +342,13 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
 
 def test_time_for_the_texts_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit of a tokenizer counts the bytes of all files in the folder."""
-    seen, real = list[int](), arguments.within_bounds
+    seen = list[int]()
 
-    def within_bounds(data: bytes, text_bytes: int, *rest: Any) -> Any:
+    def recorded(data: bytes, text_bytes: int, *rest: Any) -> Any:
         seen.append(text_bytes)
-        return real(data, text_bytes, *rest)
+        return within_bounds(data, text_bytes, *rest)
 
-    monkeypatch.setattr(arguments, "within_bounds", within_bounds)
+    monkeypatch.setattr(arguments, "within_bounds", recorded)
     texts = [tmp_path / "texts" / name for name in ("a.txt", "inner/b.txt")]
     texts[1].parent.mkdir(parents=True)
     for text in texts:
