@@ -123,8 +123,10 @@ def check_same_student(out: Path, before: Mapping[str, Any], settings: Mapping[s
     """Raise UserError if the finished student of a sweep in `out` has other settings: the hash in
     the name of its folder has only the last component of a path."""
     now = json.loads(json.dumps(settings))
-    # An earlier version had fewer options; a store that was moved is the same store.
-    known = now.keys() & before["settings"].keys() - {"store", "others"}
+    # An earlier version had fewer options; a store that was moved is the same store, and `auto` is
+    # another precision on another machine.
+    place = {"store", "others", "device", "precision"}
+    known = now.keys() & before["settings"].keys() - place
     changed = describe_changes(before["settings"], {name: now[name] for name in sorted(known)})
     if changed:
         raise UserError(

@@ -27,10 +27,12 @@ def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> s
     """
     # Only the last path component of a store enters the hash: a store that was moved, or is spelled
     # as a relative path, gives the same folder.
+    kind, colon, named = settings["init"].partition(":")
+    layers, at, path = named.rpartition("@")  # of layers:1,2@DIR
     names = {
         "store": Path(settings["store"]).name,
         "others": [Path(other).name for other in settings["others"]],
-        "init": _short(settings["init"]),
+        "init": f"{kind}{colon}{layers}{at}{Path(path).name}",
     }
     digest = hashlib.sha256(json.dumps({**chosen, **names}, sort_keys=True).encode()).hexdigest()
     return digest[:6]
@@ -63,13 +65,8 @@ def _word(name: str, value: Any) -> str:
         text = ",".join(map(str, value))
     else:
         text = f"{value:g}" if isinstance(value, float) else str(value).rstrip("/")
-    short = _short(text).replace(",", ".").replace(":", "")
+    short = re.sub(r"[^,:@]*/", "", text).replace(",", ".").replace(":", "")
     return short if name in BY_VALUE else name + short
-
-
-def _short(text: str) -> str:
-    """Return a value with only the last component of each path in it, as in `layers:1,2@DIR`."""
-    return re.sub(r"[^,:@]*/", "", text)
 
 
 def path_next_to(store: str, suffix: str) -> Path:

@@ -118,7 +118,10 @@ def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
     with open_store(store) as opened:
         with pytest.raises(UserError, match=f"two students of this sweep .*{init}"):
             job._check([en, ru], [opened])
-        report = {"settings": en.describing(), "store": {"content": opened.manifest.content()}}
+        report: dict[str, Any] = {
+            "settings": en.describing(),
+            "store": {"content": opened.manifest.content()},
+        }
         report |= {"environments": [], "tokenizer": "", "result": {"steps": 2}}
         (tmp_path / "out").mkdir()
         (tmp_path / "out/training.json").write_text(json.dumps(report))
