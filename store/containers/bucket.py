@@ -195,8 +195,8 @@ class Bucket:
 
         async def one(item: tuple[str, Path]) -> None:
             name, file = item
-            # A file is read when its request may start: at most AT_ONCE files are in memory. In a
-            # thread, as zarr-python uses the same loop.
+            # A file is read when its request may start: at most AT_ONCE files are in memory.
+            # A thread reads it, because zarr-python uses the same loop.
             data = await asyncio.to_thread(file.read_bytes)
             await self.retrier.send(name, lambda: self._put(name, data), len(data))
 

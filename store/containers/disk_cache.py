@@ -150,7 +150,7 @@ class DiskCache:
             prefetch(path, 0, max(1, abs(end)))
         except OSError:
             return False
-        return os.path.exists(path)  # macOS has no way to ask for reading ahead: nothing was opened
+        return os.path.exists(path)  # without posix_fadvise nothing was opened
 
     def get(self, store: str, name: str, begin: int, end: int) -> FetchedBytes | None:
         """Read an entry; None if there is none. `store` is the checksum of the store. A damaged

@@ -90,8 +90,8 @@ class HttpAnswer(NamedTuple):
     message: str
 
 
-# This is no OSError and so never retried. Retries would download the whole object each time:
-# 26 times in five minutes, as measured.
+# Not an OSError, so `Retrier` never repeats it: each try would download the whole object, 26 times
+# in five minutes.
 class RangeIgnored(Exception):
     """A server sent a whole object although a range of its bytes was requested."""
 

@@ -275,7 +275,10 @@ class EmbeddingSpec:
         found = _object(value, "embedding", ("width", "pooling"), more)
         # A default has one form: its key is missing.
         if empty := [key for key in more if found.get(key) in (False, "")]:
-            raise StoreError(f"features: embedding has {empty[0]} {found[empty[0]]!r}, its default")
+            raise StoreError(
+                f"features: embedding has {empty[0]} {found[empty[0]]!r}, its default: the key must"
+                " be absent"
+            )
         return EmbeddingSpec(**found)
 
 

@@ -18,8 +18,8 @@ def making_command(identity: Mapping[str, Any]) -> str:
     corpus = identity.get("corpus")
     # Keys of an identity are free (FORMAT.md, section 4), so a corpus may have any form.
     given = corpus if isinstance(corpus, Mapping) else {}
-    # First: a grown or merged store may have forgotten documents since, and only `forget` can
-    # continue it then (FORMAT.md, section 9).
+    # Tested first: a grown or merged store may have forgotten documents since, and only `forget`
+    # can continue it then (FORMAT.md, section 9).
     if "forgotten" in given:
         made = (
             "`feature-store forget` with the same documents where that was stopped; what was lost"

@@ -66,7 +66,7 @@ class Entry(NamedTuple):
             get = value.get
             shape, dtype, sha256 = get("shape"), get("dtype"), get("sha256")
             if isinstance(shape, list) and isinstance(dtype, str) and isinstance(sha256, str):
-                # Written out without calls: this runs for each array of each part, 170,000 times
+                # Few calls: this runs for each array of each part, 170,000 times
                 # for 10,000 parts.
                 for size in shape:
                     if type(size) is not int or size < 0:

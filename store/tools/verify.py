@@ -234,7 +234,7 @@ def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
     none."""
     for group in sorted(groups):
         try:
-            # `all`: over a network a single answer may be altered.
+            # A problem only if every attempt returns attributes: one response may be corrupted.
             if all(store.source.attributes(group) for _ in fetch_attempts(store.source.remote)):
                 yield Problem(
                     f"group {group}: its attributes were altered", part_of(group), group=group

@@ -406,8 +406,8 @@ class Collator:
 
 
 def _characters(tokens: Tokens, asked: Array) -> float:
-    """Count the characters of the tokens at flat positions `asked`. A character that several
-    byte-level tokens cover counts once, so that the number is comparable between vocabularies."""
+    """Count the characters of the tokens at flat positions `asked`. Byte-level tokens with the same
+    offsets share their characters, so that the number is comparable between vocabularies."""
     text = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     spans = np.column_stack([text, tokens.offsets])
     new = np.append(True, (spans[1:] != spans[:-1]).any(axis=1))[: len(spans)]

@@ -348,8 +348,8 @@ def named(names: Iterable[str]) -> list[Loss]:
 
     Losses of other packages come last, if `find` has loaded them. No code is imported.
     """
-    # Sorted: a set of texts has another order in each process, and `jsd:0.3` and `jsd:0.5` share an
-    # entry.
+    # Sorted, because the order of a set differs between processes. Variants such as `jsd:0.3` and
+    # `jsd:0.5` share an entry.
     wanted = sorted(set(names))
     outside = [_OUTSIDE[name] for name in sorted(_OUTSIDE) if name in wanted]
     return [each for loss in LOSSES for each in loss.variants(wanted)] + outside

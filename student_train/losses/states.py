@@ -24,7 +24,7 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     that a few channels of large variance do not dominate. For `hidden-raw` they are not normalised
     (Kolesnikova et al. 2022, appendix B.2: MSE of averaged states).
     """
-    # Not a constant: a training takes a loss without a gradient for one of frozen weights.
+    # Times 0 below, not a constant: the loop refuses a loss without a gradient.
     if len(student) == 0:
         return student.sum() * 0.0
     # A student's states are bfloat16 under autocast; errors are squared in float32.

@@ -15,7 +15,7 @@ SHARPNESS = 20.0  # 1 / temperature of the cosines, as sentence-transformers sca
 
 def cosines(vectors: Tensor) -> Tensor:
     """Compute the cosines [B,B] between vectors [B,D]."""
-    # Autocast would multiply in bfloat16: near convergence half of a gradient would be rounding.
+    # Autocast would multiply in bfloat16: near convergence up to half of a gradient was rounding.
     with torch.autocast(vectors.device.type, enabled=False):
         own = functional.normalize(vectors.float(), dim=1)
         return own @ own.T

@@ -76,8 +76,8 @@ def _renumber(processor: Any, number: dict[str, int]) -> None:
             processor[role][1] = number[processor[role][0]]
 
 
-# Of a tokenizer: inputs include token types if the student has them, and the side is that of the
-# teacher, which may have read the end of long texts.
+# Settings that a pruned tokenizer retains: its inputs (with token types or not), and the side at
+# which texts are truncated.
 RETAINED = ("model_input_names", "truncation_side")
 
 

@@ -30,7 +30,7 @@ from teachonce.support.errors import UserError
 
 BIAS = "decoder.bias"
 RANDOM = "random weights"
-# Of BERT's relatives, of ModernBERT, of GPT-2, and of Llama and Qwen3.
+# The names of BERT and its relatives, ModernBERT, GPT-2, and Llama and Qwen3, in this order.
 WORDS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
 )

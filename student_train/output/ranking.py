@@ -112,7 +112,7 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
     varied: the settings that vary in the sweep.
     """
-    values = (measure.of(figures) for measure in _validated(varied))
+    values = (measure.of(figures) for measure in comparable(varied))
     return next(filter(math.isfinite, values), math.inf)
 
 
@@ -142,10 +142,10 @@ def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
     # `flat` joins a task and its score by a space, which no other column has.
     names = dict.fromkeys(name for row in rows for name in row if " " in name)
     tasks = [_of_task(name) for name in names if not name.endswith(NO_SCORE)]
-    return [m for m in (*tasks, *_validated(varied)) if any(m.of(row) < math.inf for row in rows)]
+    return [m for m in (*tasks, *comparable(varied)) if any(m.of(row) < math.inf for row in rows)]
 
 
-def _validated(varied: Collection[str]) -> list[Measure]:
+def comparable(varied: Collection[str]) -> list[Measure]:
     """List the measures of validations that are comparable if these settings vary."""
     able = [measure for measure in MEASURES if not measure.of_text.intersection(varied)]
     return [*able, LOSS] if compares_losses(varied) else able

@@ -179,7 +179,7 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
         say("losses    none of them uses the text vectors in the store")
     # Not refused: the students of a sweep over losses share their other options.
     for option in plan.unread():
-        say(f"losses    none of them reads {option}")
+        say(f"losses    none of this training uses {option}: it has no effect")
 
 
 def _make_folder(plan: TrainPlan, out: Path, report: Mapping[str, Any]) -> None:

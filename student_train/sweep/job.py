@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from teachonce.student_train.arguments import check_early, checked_from
-from teachonce.student_train.output.ranking import SWEEP, compares_losses, describe_best, ranked
+from teachonce.student_train.output.ranking import (
+    SWEEP,
+    comparable,
+    compares_losses,
+    describe_best,
+    ranked,
+)
 from teachonce.student_train.output.report import (
     check_same_student,
     read_report,
@@ -84,6 +90,12 @@ class Sweep:
         if compares_losses(changed) and len(losses) > 1:
             # The default depends on the student: values of different losses cannot be compared.
             changed = [*changed, "loss"]
+        if self.trials and not comparable(changed):
+            raise UserError(
+                f"--trials: students that differ in {', '.join(changed)} are validated on different"
+                " texts or masks, so no figure compares them; list the settings without --trials,"
+                " and score the students on a task (--downstream)"
+            )
         for _, options in planned:
             check_early(options)
         with closing(_sweep_lease(self.folder)) as lease:

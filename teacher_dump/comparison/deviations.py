@@ -99,7 +99,8 @@ class Errors:
     def attention(self, record: Record, view: int, name: str, live: Floats) -> None:
         """Compare maps [L,L] of probabilities."""
         stored = record.views[view].attention[name]
-        # The bound grows with the encoded probability, which is neither: the larger one is taken.
+        # The bound grows with the probability that was encoded, which is unknown here: the larger
+        # of the two is used.
         promised = bound(self.features.level, "attention", np.maximum(live, stored))
         slack = self.tolerance * (0.1 + stored)
         path = f"view{view}/attention/{name}"

@@ -223,7 +223,6 @@ class _Sample(Corpus):
             if place >= DOCUMENTS:
                 place = chance.randrange(place + 1)
             if place < DOCUMENTS:
-                # The slice also appends, as long as there are fewer than DOCUMENTS.
                 self._documents[place : place + 1] = [_shortened(document)]
         self.sampled_characters = sum(len(document.text) for document in self._documents)
         self.exact = self.sampled_characters == self.characters

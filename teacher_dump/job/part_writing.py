@@ -194,7 +194,8 @@ def calibration(
         f"calibrate {counted(tokens, 'teacher token')}{how} before it is written, for mean"
         " and deviation of the states"
     )
-    # A tally to discard, unless the outputs are stored: otherwise the dump reads and counts again.
+    # If the outputs are not stored, the dump reads and counts this part again: the tally is
+    # discarded.
     tally, read = Counter[str](), None
     if whole:
         # Numbered from 0: a grown store, whose new sequences follow copied ones, is not calibrated.

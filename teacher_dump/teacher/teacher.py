@@ -367,8 +367,8 @@ def load_teacher(
     teacher.check_layers()
     if found == "causal" and reads_ahead(teacher):
         raise UserError(
-            f"{resolved.name}: {type(network).__name__} reads the tokens behind a token, too, so"
-            " its head does not predict the next one; choose a decoder, or use --head none"
+            f"{resolved.name}: {type(network).__name__} attends to later tokens, so its head does"
+            " not predict the next one; choose a decoder, or use --head none"
         )
     teacher.one_length = padding_changes_numbers(teacher)
     return teacher
@@ -385,8 +385,8 @@ def _split(name: str, network: PreTrainedModel, outputs: int, head: str) -> Deco
     off = (found - expected).norm(dim=-1) if found.shape == expected.shape else None
     if off is None or (off > (ALIKE_NARROW if narrow else ALIKE) * expected.norm(dim=-1)).any():
         raise UserError(
-            f"{name}: {type(network).__name__} changes the outputs of its last linear layer, as by"
-            " a cap that is not known here, and a store would hold others; use --head none"
+            f"{name}: {type(network).__name__} scales or caps its logits in a way that a store"
+            " cannot hold; use --head none"
         )
     return decoder
 

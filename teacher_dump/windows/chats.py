@@ -68,11 +68,12 @@ class ChatRenderer:
     def _render(
         self, messages: Sequence[Message], document: Document
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
-        roles = list(dict.fromkeys(role for role, _ in messages))
-        if self._learn != "all" and not {"assistant", *OTHER_ROLES}.issuperset(roles):
+        roles = dict.fromkeys(role for role, _ in messages)
+        unknown = [role for role in roles if role not in OTHER_ROLES]
+        if self._learn != "all" and unknown and "assistant" not in unknown:
             raise UserError(
-                f"{document.source}, chat {document.number + 1}: has the roles {', '.join(roles)},"
-                " and students are trained on the messages of `assistant`; rename the role of the"
+                f"{document.source}, chat {document.number + 1}: has no message of `assistant`, on"
+                f" which students are trained, but of {', '.join(unknown)}; rename the role of the"
                 " answers, or give --learn all"
             )
         text = self._apply(messages, document)

@@ -365,7 +365,7 @@ def load_with_fresh_head(
     loaded = network.base_model is not network and not {k.split(".")[0] for k in missing} & {*own}
     if loaded and "id2label" in head and labels != network.config.id2label:
         # A head of the same size, whose outputs mean other labels.
-        fresh = factory.from_config(config)
+        fresh = factory.from_config(config, dtype=torch.float32)
         for name in own:
             setattr(network, name, getattr(fresh, name))
     _match_inputs(tokenizer, network)

@@ -58,8 +58,8 @@ def scores(folder: Path, tmp_path: Path) -> Any:
 
 
 def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
-    """The settings of the folder have an activation, lower-casing, and a longest text that is
-    below the 128 tokens of the tokenizer."""
+    """The settings of the folder have an activation, lower-casing, and a longest text of 12 tokens;
+    the tokenizer allows 128."""
     folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())
     changed(folder, LENGTHS, max_seq_length=12)
     before = predicted(folder)

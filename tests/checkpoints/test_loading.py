@@ -153,8 +153,8 @@ def test_a_sound_checkpoint_is_the_one_of_transformers(folder: Path) -> None:
     assert not missing and all(map(torch.equal, network.state_dict().values(), plain.values()))
 
 
-def test_weights_in_several_files_of_pickles_are_loaded(folder: Path) -> None:
-    """As older releases of transformers save a large model."""
+def test_a_sharded_pytorch_model_is_loaded(folder: Path) -> None:
+    """Older releases of transformers save large models as shards of pytorch_model.bin."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     places = {key: f"pytorch_model-0000{1 + n % 2}-of-00002.bin" for n, key in enumerate(weights)}

@@ -98,13 +98,14 @@ def test_roles_without_an_assistant_are_refused_unless_all_is_learnt(
     path = tmp_path / "a.zarr"
     words = words_for(model, write_chats(tmp_path / "chats.jsonl", [chat]), path)
     line = refused(teacher_dump, *words)
-    says(line, "chats.jsonl, chat 1", "the roles human, gpt", "or give --learn all")
+    says(line, "chats.jsonl, chat 1", "of human, gpt;", "or give --learn all")
     ok(teacher_dump, *words, "--learn", "all")
     assert learnt_texts(open_store(path), 0) == ["a<end>", "b<end>"]
 
 
 def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> None:
-    """Of Llama 2: the first token of the answer begins with a blank, and so does its end."""
+    """Llama 2 writes a blank before an answer, which is part of its first token, and a blank before
+    the end token. All of these tokens are learnt."""
     template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
         "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"

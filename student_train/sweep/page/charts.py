@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure, compares_losses
+from teachonce.student_train.output.ranking import LOSS, Measure, comparable
 from teachonce.support.extras import library
 from teachonce.support.json_file import LARGEST
 
@@ -194,12 +194,13 @@ def _figure_of_curves(
     """Return the validation figure to draw for a measure; None if no student has it.
 
     If the measure is a score of a task, this is a figure that all students can share: the loss if
-    it is comparable, else the first of `MEASURES` that a student has.
+    it is comparable, else the first comparable one that a student has.
     """
     if measure.name.startswith("valid_"):
         candidates: Sequence[Measure] = [measure]
     else:
-        candidates = [LOSS, *MEASURES] if compares_losses(varied) else MEASURES
+        able = comparable(varied)
+        candidates = [*(each for each in able if each is LOSS), *able]
     validated = {name for student in students for _, figures in student.curve for name in figures}
     return next((each.name for each in candidates if each.name in validated), None)
 

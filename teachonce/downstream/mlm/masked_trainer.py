@@ -97,13 +97,13 @@ class MlmTrainer(Trainer):
         none."""
         self._validated.clear()
         found = super().evaluation_loop(*arguments, **named)
-        total, count = map(sum, zip(*self._validated, strict=True))
+        count = sum(tokens for _, tokens in self._validated)
         if not count:
             raise UserError("the text to validate on is so short that no token is masked; add text")
         # The Trainer takes the mean of batches, in which the last, shorter one counts as much.
         metrics: Any = found.metrics
         (name,) = (key for key in metrics if key.endswith("_loss"))
-        metrics[name] = total / count
+        metrics[name] = sum(total for total, _ in self._validated) / count
         return found
 
     def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:

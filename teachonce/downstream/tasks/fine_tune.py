@@ -231,9 +231,7 @@ def _one_seed(
         }
         tracked.add_scores(scores)
         if save_to is not None:
-            own = trainer.accelerator.unwrap_model(trainer.model)
-            task.restore_scale(own)
-            own.save_pretrained(save_to)
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(save_to)
             files.apply_umask(save_to)
             save_tokenizer(tokenizer, save_to)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")

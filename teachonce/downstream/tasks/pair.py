@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from teachonce.downstream.tasks.example_rows import Row, read_rows
@@ -89,14 +87,6 @@ class PairScore(Task):
     def labels(self, examples: Sequence[Pair]) -> list[float]:
         """Return the scores on the scale that `prepare` found."""
         return [(pair.score - self.shift) / self.scale for pair in examples]
-
-    def restore_scale(self, network: Any) -> None:
-        """Multiply the head, so that the saved model gives scores as in the examples."""
-        heads = [m for m in network.modules() if isinstance(m, nn.Linear) and m.out_features == 1]
-        if heads:
-            with torch.no_grad():
-                heads[-1].weight.mul_(self.scale)
-                heads[-1].bias.mul_(self.scale).add_(self.shift)
 
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any

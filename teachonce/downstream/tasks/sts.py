@@ -85,9 +85,6 @@ class SentenceSimilarity(PairScore):
         scores = np.array([pair.score for pair in splits["train"]])
         self.shift, self.scale = float(scores.min()), float(np.ptp(scores))
 
-    def restore_scale(self, network: Any) -> None:
-        """Do nothing: cosines have no head."""
-
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
         """Raise UserError if all scores of a split are equal. The model's own head is not used."""
         check_scores(splits)

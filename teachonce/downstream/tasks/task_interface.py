@@ -110,10 +110,6 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Compute each of `measures` from the Trainer's predictions for the rows."""
 
-    def restore_scale(self, network: Any) -> None:
-        """Change a trained network to answer in the numbers of the examples, before it is saved."""
-        return  # labels have no scale
-
     def collator(self, tokenizer: Any) -> Any:
         """Return the collator that makes batches of rows."""
         return DataCollatorWithPadding(tokenizer)

@@ -227,8 +227,8 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
 
 
 CAPPED_FIELDS = {"logits_soft_cap": 3.0, "block_types": ["recurrent", "attention"]}
-CAPPED = "changes the outputs of its last linear layer, as by a cap that is not known here"
-AHEAD = "reads the tokens behind a token, too, so its head does not predict the next one"
+CAPPED = "scales or caps its logits in a way that a store cannot hold"
+AHEAD = "attends to later tokens, so its head does not predict the next one"
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,9 @@ AHEAD = "reads the tokens behind a token, too, so its head does not predict the 
         ("Bert", "LMHeadModel", {}, AHEAD),
         ("Bert", "LMHeadModel", {"is_decoder": True}, None),
     ],
+    ids=["RecurrentGemma", "XLNet", "Bert", "decoder"],
 )
-def test_heads_that_do_not_predict_the_next_token_as_stored_are_refused(
+def test_causal_heads_that_a_store_cannot_hold_are_refused(
     sparse_teacher: Callable[..., Path],
     family: str,
     head: str,
