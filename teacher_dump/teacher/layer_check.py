@@ -104,13 +104,19 @@ def reads_ahead(teacher: Any) -> bool:
 
 
 @torch.inference_mode()
-def head_outputs(name: str, network: Any) -> torch.Tensor:
+def head_outputs(name: str, network: Any, limit: int | None) -> torch.Tensor:
     """Return the `logits` of a network for a short text, float32: those of its head, or the input
-    of the decoder that was split from it. Raises UserError as `check_layers` does."""
+    of the decoder that was split from it.
+
+    limit: the longest input in tokens. Raises UserError as `check_layers` does.
+    """
+    length = min(PROBE, limit or PROBE)
     pieces, device = int(network.config.vocab_size), next(network.parameters()).device
-    ids = torch.arange(PROBE, device=device)[None] % pieces
-    with _refusing(f"{name}: {type(network).__name__}", PROBE):
-        found: torch.Tensor = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    ids = torch.arange(length, device=device)[None] % pieces
+    cache = {"use_cache": False} if getattr(network.config, "use_cache", False) else {}
+    with _refusing(f"{name}: {type(network).__name__}", length):
+        output = network(input_ids=ids, attention_mask=torch.ones_like(ids), **cache)
+    found: torch.Tensor = output.logits
     return found.flatten(0, -2).float()
 
 

@@ -350,7 +350,11 @@ def load_teacher(
     task = task_of(network.config, found, resolved.name)
     network = network.eval().to(device)
     outputs = len(task.labels) if task else int(network.config.vocab_size)
-    decoder = _split(resolved.name, network, outputs, found) if found in FACTORIES else None
+    positions = getattr(config, "max_position_embeddings", None)
+    limit = longest_input(tokenizer.model_max_length, positions, config.to_dict())
+    decoder = None
+    if found in FACTORIES:
+        decoder = _split(resolved.name, network, outputs, found == "causal", limit)
     how = None
     if found == EMBEDDING:
         how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
@@ -374,13 +378,15 @@ def load_teacher(
     return teacher
 
 
-def _split(name: str, network: PreTrainedModel, outputs: int, head: str) -> Decoder:
+def _split(
+    name: str, network: PreTrainedModel, outputs: int, causal: bool, limit: int | None
+) -> Decoder:
     """Split the decoder from the network. Raises UserError if the network does more with its
-    logits, which a store would lack."""
-    expected = head_outputs(name, network)
-    cap = _take_cap(network) if head == "causal" else None  # only causal heads apply it
+    logits, which a store would lack. limit: the longest input in tokens."""
+    expected = head_outputs(name, network, limit)
+    cap = _take_cap(network) if causal else None  # only causal heads apply it
     decoder = replace(split_decoder(network, outputs), cap=cap)
-    found = torch.cat([each for _, each in decoder.logits(head_outputs(name, network))])
+    found = torch.cat([each for _, each in decoder.logits(head_outputs(name, network, limit))])
     narrow = next(network.parameters()).itemsize < 4
     off = (found - expected).norm(dim=-1) if found.shape == expected.shape else None
     if off is None or (off > (ALIKE_NARROW if narrow else ALIKE) * expected.norm(dim=-1)).any():

@@ -111,7 +111,7 @@ class ChatRenderer:
         for (role, _), (begin, end) in zip(messages, spans, strict=True):
             if self._learn == "all" or role == "assistant":
                 # Llama 2 writes a blank between an answer and its end.
-                at = end + len(text[end:]) - len(text[end:].lstrip(" \n"))
+                at = end + len(text[end:]) - len(text[end:].lstrip(" "))
                 closing = next((each for each in self._ends if text.startswith(each, at)), "")
                 found.append((begin, at + len(closing) if closing else end))
         return tuple(found)

@@ -147,14 +147,18 @@ AFTER_PADDING = frozenset(
 )
 
 
+OTHER_PADDING = {"lilt": 0, "markuplm": 0, "esm": None}
+"""The padding id of a config.json without one, in transformers; of other families it is 1."""
+
+
 def first_position(config: Mapping[str, Any]) -> int:
     """Return the index of the first token's position embedding: 0, or in some families the index
     after the padding id. Raises UserError if the padding id is not a valid id."""
     kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0
-    # MPNet ignores the config; 1 is the default of the others.
-    padding = 1 if kind == "mpnet" else config.get("pad_token_id", 1)
+    # MPNet ignores the config.
+    padding = 1 if kind == "mpnet" else config.get("pad_token_id", OTHER_PADDING.get(kind, 1))
     if not isinstance(padding, int) or padding < 0:
         raise UserError(
             f"config.json: pad_token_id is {padding!r:.40}, expected the number of a piece"
