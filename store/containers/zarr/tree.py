@@ -297,7 +297,8 @@ class ZarrSource:
             mapped = partial(MappedShard, layout=layout)
             opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
             return ShardSlices(layout, where, opened), chunk
-        assert self.ranges is not None  # without maps, files are behind a URL
+        if self.ranges is None:  # without maps and a URL, tests compare with zarr-python
+            return None
         with _present(where, shard):
             return RemoteSlices(self.ranges, shard, layout, where), chunk
 
