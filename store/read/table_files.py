@@ -36,9 +36,8 @@ def write_parquet(
 ) -> list[Path]:
     """Write a table to a file, or to files of about `file_bytes` each in a new folder.
 
-    Returns their paths. See `FeatureStore.to_parquet`.
+    Returns their paths. See `FeatureStore.to_parquet`, which has called `check_free`.
     """
-    check_free(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_path(path) as new:

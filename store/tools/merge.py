@@ -73,7 +73,7 @@ def may_differ(features: Features) -> frozenset[str]:
 
 
 def _free_facts(store: FeatureStore) -> frozenset[str]:
-    """Return the keys of `facts` in which a store may differ from one with these features."""
+    """Return the keys of `facts` in which stores that are merged with this one may differ."""
     free = may_differ(store.features)
     # An imported capture has no hash of the teacher's weights, only its name.
     hashed = "weights_hash" in (store.identity.get("teacher") or {})
@@ -82,7 +82,7 @@ def _free_facts(store: FeatureStore) -> frozenset[str]:
 
 def _check_alike(stores: Sequence[FeatureStore]) -> None:
     """Raise UserError unless every store would encode a sequence in the same way."""
-    first = stores[0]
+    first, free = stores[0], _free_facts(stores[0])
     for other in stores[1:]:
         if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
             raise UserError(
@@ -93,7 +93,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
         unlike = [
             f"{key} is {one} and {two}"
             for key, one, two in fact_differences(facts(first), facts(other))
-            if key.split(".")[0] != "corpus" and key not in _free_facts(first)
+            if key.split(".")[0] != "corpus" and key not in free
         ]
         if unlike:
             raise UserError(

@@ -104,13 +104,13 @@ def reads_ahead(teacher: Any) -> bool:
 
 
 @torch.inference_mode()
-def head_outputs(name: str, network: Any, limit: int | None) -> torch.Tensor:
+def head_outputs(name: str, network: Any, limit: int) -> torch.Tensor:
     """Return the `logits` of a network for a short text, float32: those of its head, or the input
     of the decoder that was split from it.
 
     limit: the longest input in tokens. Raises UserError as `check_layers` does.
     """
-    length = min(PROBE, limit or PROBE)
+    length = min(PROBE, limit)
     pieces, device = int(network.config.vocab_size), next(network.parameters()).device
     ids = torch.arange(length, device=device)[None] % pieces
     cache = {"use_cache": False} if getattr(network.config, "use_cache", False) else {}

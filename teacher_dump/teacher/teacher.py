@@ -23,6 +23,7 @@ from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
     check_pieces,
+    input_limit,
     load_config,
     load_tokenizer,
     load_with_head,
@@ -350,10 +351,9 @@ def load_teacher(
     task = task_of(network.config, found, resolved.name)
     network = network.eval().to(device)
     outputs = len(task.labels) if task else int(network.config.vocab_size)
-    positions = getattr(config, "max_position_embeddings", None)
-    limit = longest_input(tokenizer.model_max_length, positions, config.to_dict())
     decoder = None
     if found in FACTORIES:
+        limit = input_limit(config, tokenizer)
         decoder = _split(resolved.name, network, outputs, found == "causal", limit)
     how = None
     if found == EMBEDDING:
@@ -378,9 +378,7 @@ def load_teacher(
     return teacher
 
 
-def _split(
-    name: str, network: PreTrainedModel, outputs: int, causal: bool, limit: int | None
-) -> Decoder:
+def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limit: int) -> Decoder:
     """Split the decoder from the network. Raises UserError if the network does more with its
     logits, which a store would lack. limit: the longest input in tokens."""
     expected = head_outputs(name, network, limit)

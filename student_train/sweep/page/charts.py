@@ -199,8 +199,7 @@ def _figure_of_curves(
     if measure.name.startswith("valid_"):
         candidates: Sequence[Measure] = [measure]
     else:
-        able = comparable(varied)
-        candidates = [*(each for each in able if each is LOSS), *able]
+        candidates = sorted(comparable(varied), key=lambda each: each is not LOSS)
     validated = {name for student in students for _, figures in student.curve for name in figures}
     return next((each.name for each in candidates if each.name in validated), None)
 
