@@ -111,6 +111,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
 
+    def end_headers(self) -> None:
+        # Without this header a client may send its next request on a connection that ends.
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        super().end_headers()
+
     def _token(self) -> str | None:
         found = self.headers.get("Authorization", "")
         return found.removeprefix("Bearer ") or None

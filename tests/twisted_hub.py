@@ -106,7 +106,7 @@ def silence(handler: Handler, status: int, headers: Headers, body: bytes) -> Non
 def circle(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """A redirect to the same address."""
     address = handler.hub.address + handler.path
-    handler.send(307, {"Location": address, "Connection": "close"}, b"")
+    handler.send(307, {"Location": address}, b"")
 
 
 def to_file(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
