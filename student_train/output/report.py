@@ -92,11 +92,9 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
     before = check_output(out, resume)
     if before is None:
         return None
-    # As it is read back from the file, where a tuple is a list.
-    report = json.loads(json.dumps(report))
-    now = report["settings"]
-    for which, paths in (("store", [now["store"]]), ("others", now["others"])):
-        if before.get(which, []) != report[which]:
+    settings = report["settings"]
+    for which, paths in (("store", [settings["store"]]), ("others", settings["others"])):
+        if before.get(which, []) != json.loads(json.dumps(report[which])):
             stores = ", ".join(paths) or "a single store"
             problem = f"{stores} is not the store it was started with"
             raise UserError(
@@ -104,34 +102,44 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
                 if resume
                 else f"{out} exists already, a finished student: {problem}; give another --out"
             )
-    del now["store"], now["others"]  # a store that was moved is the same store
-    if differences := describe_changes(before["settings"], now):
-        raise UserError(
-            f"{out}: cannot resume with other settings: {differences}; give the earlier settings,"
-            " or another --out"
-            if resume
-            else f"{out} exists already, a finished student of other settings: {differences};"
-            " give another --out"
-        )
+    check_same_settings(out, before, settings, resume=resume)
     # They are there if a kill came between the result and their removal.
     if "result" in before:
         remove_checkpoints(out / "checkpoints")
     return before
 
 
-def check_same_student(out: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise UserError if the finished student of a sweep in `out` has other settings: the hash in
-    the name of its folder has only the last component of a path."""
-    now = json.loads(json.dumps(settings))
-    # An earlier version had fewer options; a store that was moved is the same store, and `auto` is
-    # another precision on another machine.
-    place = {"store", "others", "device", "precision"}
-    known = now.keys() & before["settings"].keys() - place
-    changed = describe_changes(before["settings"], {name: now[name] for name in sorted(known)})
-    if changed:
+def check_same_settings(
+    out: Path,
+    before: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    resume: bool = False,
+    of_sweep: bool = False,
+) -> None:
+    """Raise UserError if the student in `out`, with the report `before`, has other settings.
+
+    of_sweep: ignore `device`, `precision` and the options that an earlier version lacked. In a
+        sweep the hash in the folder's name covers the options, but of a path only the last
+        component.
+    """
+    ignored = {"store", "others"}  # a store that was moved is the same store
+    if of_sweep:
+        # `auto` is another precision on another machine.
+        ignored |= {"device", "precision", *(settings.keys() - before["settings"].keys())}
+    now = {name: value for name, value in settings.items() if name not in ignored}
+    # As it is read back from the file, where a tuple is a list.
+    changed = describe_changes(before["settings"], json.loads(json.dumps(now)))
+    if changed and resume:
         raise UserError(
-            f"{out} exists already, a finished student of other settings: {changed}; give another"
-            " --out, or the folder or store another name"
+            f"{out}: cannot resume with other settings: {changed}; give the earlier settings,"
+            " or another --out"
+        )
+    if changed:
+        also = ", or the folder or store another name" if of_sweep else ""
+        raise UserError(
+            f"{out} exists already, a finished student of other settings: {changed};"
+            f" give another --out{also}"
         )
 
 

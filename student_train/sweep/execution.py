@@ -46,7 +46,7 @@ class Work:
         say: Say,
     ) -> dict[str, Any]:
         """Train the student, or resume it, unless it is finished; return its result."""
-        from teachonce.student_train.output.report import check_same_student, read_report
+        from teachonce.student_train.output.report import check_same_settings, read_report
         from teachonce.student_train.output.run import train_student
         from teachonce.student_train.plan.train_plan import plan_of
         from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
@@ -73,7 +73,7 @@ class Work:
                 remove_checkpoints(out / "checkpoints")  # a pruned training is never resumed
                 raise
         else:
-            check_same_student(out, report, redacted(self.options.describing()))
+            check_same_settings(out, report, redacted(self.options.describing()), of_sweep=True)
         return dict(report["result"])
 
 

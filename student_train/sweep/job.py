@@ -21,7 +21,7 @@ from teachonce.student_train.output.ranking import (
     ranked,
 )
 from teachonce.student_train.output.report import (
-    check_same_student,
+    check_same_settings,
     read_report,
     store_contents,
 )
@@ -232,7 +232,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
         if before and store_contents(before) != contents:
             raise UserError(f"{out} was trained on another store; give another --out")
         if before and "result" in before:
-            check_same_student(out, before, redacted(settings))
+            check_same_settings(out, before, redacted(settings), of_sweep=True)
         else:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
