@@ -31,6 +31,7 @@ from teachonce.student_train.model.student_tokenizer import (
 )
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
+from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
@@ -118,7 +119,8 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
     """Set the max length of a student's tokenizer, and the outputs that it needs for text pairs,
     also in the saved files.
 
-    Raises UserError for a tokenizer without a token between two texts.
+    Raises UserError for a tokenizer without a token between two texts, and for one that truncates
+    the start of a text if an alignment truncates the end.
     """
     if plan.store.features.separator is not None:
         check_pair_form(tokenizer, plan.options.vocab, plan.store)
@@ -139,6 +141,19 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
     # The teacher has read the end of a long text, so the student must read the same end.
     if read.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
+    _check_truncation(tokenizer, plan)
+
+
+def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:
+    used = {term.alignment for term in plan.terms if term.alignment}
+    # Of the teacher's tokens, `align_reduce` retains the first.
+    second = sorted(name for name in used if ALIGNMENTS[name].second_input)
+    if second and tokenizer.truncation_side == "left":
+        raise UserError(
+            f"--align {second[0]}: truncates the end of a long text, but the student's tokenizer"
+            " truncates the start (truncation_side of tokenizer_config.json, of the teacher or of"
+            f" --vocab {plan.options.vocab}, is left); use --align span or match"
+        )
 
 
 def _positions(plan: TrainPlan) -> int | None:

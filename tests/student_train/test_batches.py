@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -177,6 +178,27 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=told):
         StudentBatches(store, "400", **settings)
+
+
+@pytest.mark.parametrize("align", ["span", "match", "reduce"])
+def test_a_long_text_is_truncated_at_the_side_of_its_tokenizer(
+    store: FeatureStore, batches: StudentBatches, align: str
+) -> None:
+    tokenizer = copy.deepcopy(batches.tokenizer)
+    tokenizer.truncation_side = "left"
+    words: dict[str, Any] = {"loss": "hidden=1", "align": align, "max_length": 10, "view": 0}
+    if align == "reduce":
+        with pytest.raises(UserError, match="--align reduce: truncates the end .* --align span"):
+            StudentBatches(store, tokenizer, **words)
+        return
+    collator = StudentBatches(store, tokenizer, **words).collator
+    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
+    native, taught = collator._native(raw), collator(raw, 0, (0,)).distillation
+    last = native.start[1:] - 2  # a special token follows
+    assert native.offsets[last, 1].tolist() == [len(text) for text in raw.texts]
+    # Of each text, the last tokens are compared.
+    assert taught is not None and len(taught.runs.begin) > len(last)
+    assert torch.isin(torch.from_numpy(last), taught.runs.member).all()
 
 
 def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> None:
