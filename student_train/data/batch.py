@@ -310,20 +310,20 @@ class StudentBatch:
 
     masked, labels: flat positions of the masked tokens, and their ids. For a decoder: the position
         before each token, and its id.
-    characters, predicted_bytes: the number of characters of these tokens; for a decoder, their
-        bytes as well.
     tokens: the number of student tokens.
     aligned: the teacher's targets, by the name of each alignment in use.
     vectors: the teacher's text vectors, float32 [B,W].
+    characters, predicted_bytes: the number of characters of the predicted tokens; for a decoder,
+        their bytes as well. Only batches of a validation have them; else 0.
     """
 
     inputs: Inputs
     masked: Tensor  # int64 [M]
     labels: Tensor  # int64 [M]
-    characters: float
     tokens: int
     aligned: dict[str, Distillation]
     vectors: Tensor | None = None
+    characters: float = 0.0
     predicted_bytes: int = 0
 
     def __repr__(self) -> str:

@@ -209,7 +209,6 @@ class Collator:
         else:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
-        asked = masked + 1 if self.causal else masked
         try:
             aligned = self._aligned(batch, native, read, view, key)
         except AlignmentError as error:
@@ -217,19 +216,26 @@ class Collator:
                 f"{self.path}: its tokens do not match its texts: {error}; {VERIFY}"
             ) from error
         return StudentBatch(
-            inputs=Inputs.of(read.ids, native.start, self.padding, self._types(native)),
+            inputs=self._inputs(read.ids, native),
             masked=torch.from_numpy(masked),
             labels=torch.from_numpy(read.labels[masked]),
-            characters=_characters(native, asked),
-            predicted_bytes=(
-                predicted_bytes(batch.texts, native, self.vocabulary.student_bytes, read.learnt)
-                if self.causal
-                else 0
-            ),
             tokens=len(native.ids),
             aligned=aligned,
             vectors=_float(batch.embedding) if "embedding" in self.wanted else None,
         )
+
+    def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
+        """Make a student batch, and count the characters and bytes that it predicts."""
+        made, native = self(batch, view, key), self._native(batch)
+        predicted = made.masked.numpy() + (1 if self.causal else 0)
+        count = 0
+        if self.causal:
+            learnt, pieces = self._learnt(batch, native), self.vocabulary.student_bytes
+            count = predicted_bytes(batch.texts, native, pieces, learnt)
+        return replace(made, characters=_characters(native, predicted), predicted_bytes=count)
+
+    def _inputs(self, ids: Array, tokens: Tokens) -> Inputs:
+        return Inputs.of(ids, tokens.start, self.padding, self._types(tokens))
 
     def _learnt(self, batch: Batch, native: Tokens) -> Array | None:
         """Mark the student's tokens that it is trained on; None for all."""
@@ -278,7 +284,7 @@ class Collator:
         if wanted.strategy.second_input:
             # The student sees the teacher's masks in its second input; view 0 has none.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
-            inputs = Inputs.of(read.ids, student.start, self.padding, self._types(student))
+            inputs = self._inputs(read.ids, student)
         logit_runs: Runs | None = None
         logits: LogitTargets | None = None
         head: HeadTargets | None = None

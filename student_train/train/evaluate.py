@@ -101,7 +101,7 @@ def held_out(
     )
     for number, raw in enumerate(batches):
         # Keys of training batches have three numbers: no training draws these masks.
-        yield collator(raw, view, (0, 0, number, 1))
+        yield collator.for_validation(raw, view, (0, 0, number, 1))
 
 
 VARYING = "states_varying"

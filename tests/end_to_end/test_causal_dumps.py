@@ -157,8 +157,8 @@ def test_overlapping_windows_are_learnt_once(
     batches = StudentBatches(
         store.path, "300", student="llama:32x2x4", loss={"next": 1.0, "kl-next": 1.0}
     )
-    collator, places = batches.collator, np.arange(len(store))
-    (batch,) = (collator(each, 0, (0,)) for each in store.gather([places]))
+    (raw,) = store.gather([np.arange(len(store))])
+    batch = batches.collator.for_validation(raw, 0, (0,))
     targets = batch.aligned["bytes"].logits
     assert isinstance(targets, NextTargets)
     assert len(targets.rest) <= len(batch.labels) < batch.tokens * 0.8

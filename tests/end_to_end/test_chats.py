@@ -127,7 +127,8 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
             path, vocab, student="llama:32x2x4", loss={"next": 1, "kl-next": 1}
         )
         places = np.arange(len(store))
-        (batch,) = (batches.collator(each, 0, (0,)) for each in store.gather([places]))
+        (raw,) = store.gather([places])
+        batch = batches.collator.for_validation(raw, 0, (0,))
         answers = [m["content"] + "<end>" for row in rows for m in row if m["role"] == "assistant"]
         if vocab == "teacher":
             assert batch.predicted_bytes == sum(len(answer.encode()) for answer in answers)

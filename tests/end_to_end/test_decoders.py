@@ -99,6 +99,7 @@ def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
     with torch.no_grad():
         expected = model(batch.inputs.ids, batch.inputs.present.long(), labels=labels).loss
     assert float(found["next"].detach()) == pytest.approx(float(expected), rel=1e-5)
+    batch = next(batches.held_out())
     texts = [
         batches.tokenizer.decode(row[here][1:])
         for row, here in zip(batch.inputs.ids, batch.inputs.present, strict=True)

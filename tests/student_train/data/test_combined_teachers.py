@@ -94,7 +94,7 @@ def test_each_alignment_is_joined_for_itself_and_logits_of_shared_pieces_are_ave
     def batch(by: float) -> StudentBatch:
         inputs = Inputs.of(np.arange(4), np.array([0, 4]), 0)
         aligned = {"match": taught(by, 2), "span": taught(10 * by, 3)}
-        return StudentBatch(inputs, torch.arange(0), torch.arange(0), 0, 4, aligned)
+        return StudentBatch(inputs, torch.arange(0), torch.arange(0), 4, aligned)
 
     found = combine_teachers([batch(1.0), batch(4.0)], V_TEACHER).aligned
     for name, mean, count in (("match", 2.5, 2), ("span", 25.0, 3)):

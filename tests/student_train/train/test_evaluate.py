@@ -40,6 +40,7 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
     )
     for number, raw in enumerate(batches):
         batch = collator(raw, 1, (0, 0, number, 1)).to(torch.device("cpu"))
+        assert not batch.characters  # counted for validations alone
         with torch.no_grad():
             logits = model(batch.inputs.ids, attention_mask=batch.inputs.present.long()).logits
             hidden.append(distiller(batch)["hidden"].item())
