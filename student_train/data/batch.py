@@ -313,6 +313,8 @@ class StudentBatch:
     tokens: the number of student tokens.
     aligned: the teacher's targets, by the name of each alignment in use.
     vectors: the teacher's text vectors, float32 [B,W].
+    unmasked: the input of the student's text vectors; None if it is `inputs`, or if there are no
+        `vectors`.
     characters, predicted_bytes: the number of characters of the predicted tokens; for a decoder,
         their bytes as well. Only batches of a validation have them; else 0.
     """
@@ -323,6 +325,7 @@ class StudentBatch:
     tokens: int
     aligned: dict[str, Distillation]
     vectors: Tensor | None = None
+    unmasked: Inputs | None = None
     characters: float = 0.0
     predicted_bytes: int = 0
 

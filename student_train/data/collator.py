@@ -209,6 +209,9 @@ class Collator:
         else:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
+        vectors = "embedding" in self.wanted
+        # The teacher has made its vector of the unmasked text.
+        second = vectors and not np.array_equal(read.ids, native.ids)
         try:
             aligned = self._aligned(batch, native, read, view, key)
         except AlignmentError as error:
@@ -221,7 +224,8 @@ class Collator:
             labels=torch.from_numpy(read.labels[masked]),
             tokens=len(native.ids),
             aligned=aligned,
-            vectors=_float(batch.embedding) if "embedding" in self.wanted else None,
+            vectors=_float(batch.embedding) if vectors else None,
+            unmasked=self._inputs(native.ids, native) if second else None,
         )
 
     def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:

@@ -175,14 +175,14 @@ class Distiller(nn.Module):
         weights = {term.name: term.weight for term in (self.terms if terms is None else terms)}
         return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
 
-    def vectors(self, batch: StudentBatch, read: Outputs) -> Tensor:
-        """Compute the student's vectors [B,D] of the texts."""
+    def vectors(self, inputs: Inputs, read: Outputs) -> Tensor:
+        """Compute the student's vectors [B,D] of texts from its outputs."""
         head = self.vector_head
         assert head is not None
         # The modules of sentence-transformers take padded batches.
         states = read.last.new_zeros(*read.present.shape, read.last.shape[1])
         states[read.present] = read.last
-        present = pooled_tokens(self.student, batch.inputs.ids, batch.inputs.present)
+        present = pooled_tokens(self.student, inputs.ids, inputs.present)
         vectors: Tensor = head(states, present)
         if self.compared is not None:
             self.compared[VECTORS] = vectors.detach()

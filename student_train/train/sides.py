@@ -31,7 +31,8 @@ MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the fir
 class Sides:
     """The inputs of every loss for one batch: the student's side and the teacher's.
 
-    The student runs once over the batch, and once more for each alignment with its own input ids.
+    The student runs once over the batch, once more for each alignment with its own input ids, and
+    once more for text vectors if the batch is masked.
     terms: the losses that are computed.
     """
 
@@ -43,10 +44,14 @@ class Sides:
         maps = any(term.loss.student == "maps" for term in terms)
         own = any(term.loss.of_text_alone for term in terms)
         causal = any(term.loss.of_next for term in terms)
-        seconds = [wanted.inputs for wanted in batch.aligned.values()]
+        vectors = batch.vectors is not None
         # Left out if nothing reads it: under `reduce` alone the student reads only its second
         # input.
-        if own or not seconds or None in seconds or batch.vectors is not None:
+        if (
+            own
+            or any(wanted.inputs is None for wanted in batch.aligned.values())
+            or (vectors and batch.unmasked is None)
+        ):
             native = distiller.encode(batch.inputs, maps)
         # The order of these decides the last bits of gradients.
         self._native = native.last if own else None
@@ -63,7 +68,12 @@ class Sides:
             )
             for name, wanted in batch.aligned.items()
         }
-        self._vectors = distiller.vectors(batch, native) if batch.vectors is not None else None
+        self._vectors: Tensor | None = None
+        if vectors and batch.unmasked is not None:
+            read = distiller.encode(batch.unmasked)
+            self._vectors = distiller.vectors(batch.unmasked, read)
+        elif vectors:
+            self._vectors = distiller.vectors(batch.inputs, native)
 
     def of(self, term: Term | str) -> list[tuple[Any, ...]]:
         """Return the arguments of a term's formula, a tuple for each teacher feature that it reads.

@@ -1,0 +1,59 @@
+"""The student makes text vectors of unmasked text, as the teacher does, with any other loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.data.batch import Inputs
+from teachonce.student_train.prepared_student import prepare
+from teachonce.student_train.train import distiller as module
+from tests.end_to_end.support import dumped, write_corpus
+from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
+
+
+@pytest.fixture(scope="module")
+def store(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has vectors, and states of a masked view as well."""
+    folder = tmp_path_factory.mktemp("vectors")
+    corpus = write_corpus(folder / "corpus.txt", 30)
+    model = modules(
+        pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder / "model"
+    )
+    words: dict[str, Any] = {"head": "embedding", "logits": None, "hidden": "layer:4", "views": 2}
+    return dumped(model, corpus, folder / "store.zarr", **words)
+
+
+@pytest.mark.parametrize(
+    ("loss", "view", "passes"),
+    [
+        ("mlm=1,embedding=1", 0, 2),
+        ("embedding=1,hidden=1", 1, 2),
+        ("embedding=1", 1, 1),
+        ("embedding=1,hidden=1", 0, 1),
+    ],
+)
+@torch.no_grad()
+def test_vectors_are_of_the_whole_text(
+    store: Path, loss: str, view: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = StudentBatches(store, "400", student="16x1x2", loss=loss, view=view, batch_texts=8)
+    distiller = batches.distiller(prepare(batches.options, batches.store)[0]).eval()
+    read = list[Inputs]()
+    run = module.shared_pass
+    monkeypatch.setattr(
+        module, "shared_pass", lambda student, *more: read.append(more[0]) or run(student, *more)
+    )
+    batch = next(iter(batches))
+    ((found, _),) = distiller.sides(batch).of("embedding")
+    assert len(read) == passes
+    raw = next(iter(batches.store.stream(0, 0, batch_texts=8, blocks=batches._blocks, features=())))
+    plain = batches.tokenizer(raw.texts, padding=True, return_tensors="pt")
+    inputs = Inputs(plain["input_ids"], plain["attention_mask"].bool())
+    torch.testing.assert_close(found, distiller.vectors(inputs, distiller.encode(inputs)))
+    # Masked tokens are still predicted from masked text.
+    assert torch.equal(batch.inputs.ids, inputs.ids) == (view == 0 and "mlm" not in loss)
