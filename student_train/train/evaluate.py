@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from teachonce.store import FeatureStore
+from teachonce.store.format.features import OutputKind
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
@@ -166,7 +168,7 @@ class _Sums:
         self.sums = dict[str, float]()
         self.counts = dict[str, float]()
         self.characters, self.bytes = 0.0, 0
-        self.judged: list[tuple[torch.Tensor, TaskTargets]] = []
+        self.judged: list[_Judged] = []
         self.spread = StateSpread()
 
     def add(
@@ -184,7 +186,7 @@ class _Sums:
         self.characters += batch.characters
         self.bytes += batch.predicted_bytes
         if taught and logits is not None:
-            self.judged.append((logits, taught))
+            self.judged.append(_Judged.of(logits, taught))
 
     def figures(self) -> dict[str, float]:
         """Return the figures of `evaluate`."""
@@ -203,21 +205,52 @@ class _Sums:
         return result | self.spread.figures() | (_right(self.judged) if self.judged else {})
 
 
-def _right(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
-    if judged[0][0].shape[1] == 1 or judged[0][1].output_kind == "numbers":
-        return _ranked(judged)
-    if judged[0][1].output_kind == "several labels":
-        same = [(own > 0) == (t.logits > 0) for own, t in judged if t.logits is not None]
-        return {"valid_agreement": float(torch.cat(same).float().mean())} if same else {}
-    best = torch.cat([logits.argmax(dim=1) for logits, _ in judged])
-    gold = torch.cat([targets.gold for _, targets in judged])
+@dataclass(frozen=True)
+class _Judged:
+    """Holds, on the CPU, what the student and its teacher answer for G texts or tokens: the best
+    label of one, [G]; which labels of several are given, bool [G,C]; numbers, [G,C].
+
+    teacher: None without its logits. gold: int64 [G].
+    """
+
+    # Not the logits of labels: a tagger of 20 labels had 160 bytes of each held-out token on the
+    # device, of both sides.
+    output_kind: OutputKind
+    own: torch.Tensor
+    teacher: torch.Tensor | None
+    gold: torch.Tensor
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, task: TaskTargets) -> _Judged:
+        """Take the answers from the student's logits [G,C] and the targets."""
+        kind: OutputKind = "numbers" if logits.shape[1] == 1 else task.output_kind
+        teacher = None if task.logits is None else _answers(task.logits, kind)
+        return cls(kind, _answers(logits, kind), teacher, task.gold.cpu())
+
+
+def _answers(logits: torch.Tensor, kind: OutputKind) -> torch.Tensor:
+    if kind == "numbers":
+        return logits.float().cpu()
+    return (logits > 0 if kind == "several labels" else logits.argmax(dim=1)).cpu()
+
+
+def _right(judged: list[_Judged]) -> dict[str, float]:
+    kind, own = judged[0].output_kind, torch.cat([each.own for each in judged])
+    answers = [each.teacher for each in judged if each.teacher is not None]
+    teacher = torch.cat(answers) if answers else None
+    if kind == "numbers":
+        return {} if teacher is None else _ranked(own, teacher)
+    if kind == "several labels":
+        return {} if teacher is None else {"valid_agreement": _share(own, teacher)}
+    gold = torch.cat([each.gold for each in judged])
     found, known = dict[str, float](), gold != NO_LABEL
     if known.any():
-        found |= _same_labels("valid_accuracy", best[known], gold[known])
-    if judged[0][1].logits is not None:
-        teacher = torch.cat([t.logits.argmax(dim=1) for _, t in judged if t.logits is not None])
-        found |= _same_labels("valid_agreement", best, teacher)
-    return found
+        found |= _same_labels("valid_accuracy", own[known], gold[known])
+    return found if teacher is None else found | _same_labels("valid_agreement", own, teacher)
+
+
+def _share(own: torch.Tensor, other: torch.Tensor) -> float:
+    return float((own == other).float().mean())
 
 
 MATTHEWS = "_matthews"
@@ -232,8 +265,8 @@ def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str,
         return {}
     correlation = 0.0
     if len(torch.cat([own, other]).unique()) > 1:  # of a single label scikit-learn warns
-        correlation = float(matthews_corrcoef(other.cpu().numpy(), own.cpu().numpy()))
-    return {name: float((own == other).float().mean()), f"{name}{MATTHEWS}": correlation}
+        correlation = float(matthews_corrcoef(other.numpy(), own.numpy()))
+    return {name: _share(own, other), f"{name}{MATTHEWS}": correlation}
 
 
 def warning_of_one_label(found: Mapping[str, float]) -> str:
@@ -248,15 +281,12 @@ def warning_of_one_label(found: Mapping[str, float]) -> str:
     return ""
 
 
-def _ranked(judged: list[tuple[torch.Tensor, TaskTargets]]) -> dict[str, float]:
-    """Return the rank correlation with the teacher's numbers, mean over the outputs, or {} if an
-    output is constant."""
+def _ranked(student: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+    """Return the rank correlation with the teacher's numbers [G,C], mean over the outputs, or {} if
+    an output is constant."""
     from scipy.stats import spearmanr
 
-    if judged[0][1].logits is None:
-        return {}
-    own = torch.cat([logits for logits, _ in judged]).float().cpu().numpy().T
-    teacher = torch.cat([t.logits for _, t in judged if t.logits is not None]).cpu().numpy().T
+    own, teacher = student.numpy().T, other.numpy().T
     if own.shape[1] < 2 or not (own.std(axis=1) * teacher.std(axis=1)).all():
         return {}
     found = [spearmanr(one, other).statistic for one, other in zip(own, teacher, strict=True)]

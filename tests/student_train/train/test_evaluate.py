@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch.nn.functional import cross_entropy
 
 from teachonce.store import FeatureStore
+from teachonce.store.format.features import OutputKind
+from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
+from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import (
     StateSpread,
+    _Sums,
     check_validation,
     evaluate,
     warning_of_constant_states,
@@ -22,6 +29,17 @@ from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 
 ONES = torch.ones(3, 2)
+
+
+def batch_of(task: TaskTargets) -> StudentBatch:
+    """A batch with the targets of a task alone."""
+    none = torch.zeros(0, dtype=torch.int64)
+    inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool))
+    targets = Distillation(
+        None, Runs(none, none), None, logits=None, shared=None, map_pooling=None, task=task,
+        encoded=None,
+    )  # fmt: skip
+    return StudentBatch(inputs, none, none, 4, {"span": targets})
 
 
 def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore) -> None:
@@ -129,3 +147,37 @@ def test_a_validation_that_is_not_finite_ends_the_training(value: float) -> None
     words = rf"step 7: the held-out loss .* {figures}; .* too large"
     with pytest.raises(UserError, match=words):
         check_validation({"valid_kl": 0.5, "valid_logit": value, "valid_loss": value}, 7)
+
+
+def held(value: Any) -> int:
+    """The bytes of all tensors in it."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if hasattr(value, "__dataclass_fields__"):
+        value = list(vars(value).values())
+    return sum(map(held, value)) if isinstance(value, list | tuple) else 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_of_a_token"),
+    [("one label", 3 * 8), ("several labels", 2 * 20 + 8), ("numbers", 2 * 80 + 8)],
+)
+def test_a_validation_holds_the_answers_to_a_task(kind: OutputKind, bytes_of_a_token: int) -> None:
+    """Not the logits, which a tagger has for each held-out token and label."""
+    own = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    teacher = own[[2, 3, 2, 3]]  # two of four tokens have another row
+    gold = own.argmax(dim=1)
+    gold[0] += 1
+    sums, device = _Sums(()), torch.device("cpu")
+    for rows in (slice(0, 3), slice(3, 4)):
+        task = TaskTargets(None, teacher[rows], gold[rows], kind)
+        sums.add(batch_of(task).to(device), {}, own[rows])
+    assert held(sums.judged) == 4 * bytes_of_a_token
+    found = sums.figures()
+    if kind == "one label":
+        assert (found["valid_accuracy"], found["valid_agreement"]) == (0.75, 0.5)
+    elif kind == "several labels":
+        assert found["valid_agreement"] == float(((own > 0) == (teacher > 0)).float().mean())
+    else:
+        ranks = (spearmanr(own[:, n], teacher[:, n]).statistic for n in range(20))
+        assert found["valid_spearman"] == pytest.approx(sum(ranks) / 20)
