@@ -17,7 +17,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.arguments import default_losses, fill_in_batch, fill_in_decoder
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.spelled_text import check_spelling
-from teachonce.student_train.data.stream import READY, Epochs
+from teachonce.student_train.data.stream import Epochs, ready
 from teachonce.student_train.model.student_tokenizer import (
     check_student_tokenizer,
     student_tokenizer,
@@ -131,7 +131,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         worker = get_worker_info()
         if worker is None:
             batches = self._batches(self._epochs, 0, 1)
-            return prefetched((batch.to(self.device) for batch in batches), READY)
+            return prefetched((batch.to(self.device) for batch in batches), ready(self.collator))
         # A forked worker cannot use the threads and file handles of its parent: open them again.
         store = copy.copy(self.store)
         epochs = self._epochs_of(store)

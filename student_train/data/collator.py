@@ -191,6 +191,13 @@ class Collator:
                 pieces = first_pieces(self.vocabulary)
             self.readers[predicted] = TargetReader(pieces, self.head, self.logits)
 
+    @property
+    def dense(self) -> bool:
+        """Return whether a batch has a logit for each run and shared piece: gigabytes, of which
+        few fit in memory ahead of the step."""
+        shared = any("shared" in each.teacher for each in self.alignments.values())
+        return shared and self.head is not None
+
     def features(self) -> list[str]:
         """List the feature groups that must be streamed."""
         return [name for name in self.wanted if name not in self.source.resident]

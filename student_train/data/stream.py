@@ -23,10 +23,16 @@ from teachonce.support.background import prefetched
 from teachonce.support.environment import variable
 from teachonce.support.errors import UserError, first_line
 
-# Batches prepared ahead: enough to hide a slow block, and small compared with the store's own pool.
+# Batches prepared ahead: enough to hide a slow block, and small compared with the store's own pool,
+# unless they are dense.
 READY = 4
 CPU = torch.device("cpu")
 Batch = TypeVar("Batch")
+
+
+def ready(collator: Collator) -> int:
+    """Return the number of batches to prepare ahead."""
+    return 1 if collator.dense else READY
 
 
 class Epochs:
@@ -110,7 +116,8 @@ def prepared_batches(
     """
     if not workers:
         # `check` compares arrays with their checksums: a student must not be trained on damage.
-        return prefetched(student_batches(store, collator, blocks, check=True, **order), READY)
+        batches = student_batches(store, collator, blocks, check=True, **order)
+        return prefetched(batches, ready(collator))
     if order.get("device", CPU) != CPU:
         order["device"] = None  # only the training's own process uses the device
     shares = _Shares(store, collator, blocks, order)
@@ -121,7 +128,11 @@ def prepared_batches(
     with variable("PYTHONSAFEPATH", "1"):
         forkserver.ensure_running()
     loader = DataLoader(
-        shares, batch_size=None, num_workers=workers, multiprocessing_context=context
+        shares,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=context,
+        prefetch_factor=1 if collator.dense else 2,  # of each process
     )
     return _raised(store, loader)
 

@@ -13,7 +13,9 @@ import torch
 from teachonce.align import Tokenizations, Tokens
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
+from teachonce.student_train.data import stream
 from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
@@ -104,6 +106,17 @@ def test_a_run_with_a_masked_token_is_not_unmasked(store: FeatureStore) -> None:
         runs[targets] = set(taught.logit_runs.member.tolist())
         assert masked & runs["all"] and not masked & runs.get("unmasked", set())
     assert runs["unmasked"] < runs["all"]
+
+
+@pytest.mark.parametrize(("loss", "number"), [("kl-shared", 1), ("kl", 4)])
+def test_a_logit_for_each_piece_is_prepared_for_few_batches(
+    head: FeatureStore, loss: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, collator, _ = prepared(head, loss={loss: 1.0})
+    seen = list[int]()
+    monkeypatch.setattr(stream, "prefetched", lambda batches, ready: seen.append(ready))
+    prepared_batches(head, collator, head.blocks(), 0, seed=0, view=0, batch_tokens=512)
+    assert seen == [number]
 
 
 def test_an_alignment_by_spans_has_no_shared_pieces() -> None:
