@@ -17,7 +17,7 @@ from teachonce.store import Batch
 from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets
+from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, TeacherHead
 from teachonce.support.arrays import Array, begins, ranges
 from teachonce.support.console import counted
 
@@ -297,6 +297,10 @@ class Distillation:
         """Return the teacher's distributions at `logit_runs`."""
         return self.logits if self.head is None else self.head
 
+    def with_head(self, head: TeacherHead | None) -> Distillation:
+        """Return the targets with this teacher's head, if they are computed from one."""
+        return replace(self, head=replace(self.head, head=head)) if self.head else self
+
     def decoded(self) -> Distillation:
         """Decode the teacher's states and maps on their device. Decoded targets are unchanged."""
         if self.encoded is None:
@@ -348,6 +352,12 @@ class StudentBatch:
     def of_task(self) -> str | None:
         """Return the name of the first alignment with task targets, or None."""
         return next((name for name, each in self.aligned.items() if each.task is not None), None)
+
+    def with_head(self, head: TeacherHead | None) -> StudentBatch:
+        """Return the batch with this teacher's head, if targets are computed from one. Without it a
+        batch is sent between processes, as a head has as many numbers as hundreds of batches."""
+        aligned = {name: each.with_head(head) for name, each in self.aligned.items()}
+        return replace(self, aligned=aligned)
 
     def masked_lm(self) -> dict[str, Tensor]:
         """Return the arguments of a transformers masked-LM model, for its Trainer: `input_ids`,

@@ -134,11 +134,11 @@ def prepared_batches(
         multiprocessing_context=context,
         prefetch_factor=1 if collator.dense else 2,  # of each process
     )
-    return _raised(store, loader)
+    return _raised(store, collator, loader)
 
 
 def _raised(
-    store: FeatureStore, found: Iterable[StudentBatch | UserError | OSError]
+    store: FeatureStore, collator: Collator, found: Iterable[StudentBatch | UserError | OSError]
 ) -> Generator[StudentBatch]:
     for batch in _alive(found):
         if isinstance(batch, FileNotFoundError):
@@ -147,7 +147,7 @@ def _raised(
             raise StoreError(f"{store.path}: {batch.filename}, made of it, was removed; {AGAIN}")
         if isinstance(batch, UserError | OSError):
             raise batch
-        yield batch
+        yield batch.with_head(collator.whole)
 
 
 def _alive(found: Iterable[Batch]) -> Generator[Batch]:
@@ -185,7 +185,8 @@ class _Shares(IterableDataset[StudentBatch | UserError | OSError]):
                 "every": every * worker.num_workers,
                 "check": True,
             }
-            yield from student_batches(store, collator, blocks, **order)
+            for made in student_batches(store, collator, blocks, **order):
+                yield made.with_head(None)
         except (UserError, OSError) as error:
             # Passed on as a value: the loader would put a traceback into its message.
             yield error

@@ -51,16 +51,20 @@ class TeacherHead:
 @dataclass(frozen=True)
 class HeadTargets:
     """Holds the inputs of the teacher's head at G positions, for a student that has the teacher's
-    vocabulary. The targets of all V pieces are computed from them exactly."""
+    vocabulary. The targets of all V pieces are computed from them exactly.
+
+    head: None in a batch on its way from another process (`StudentBatch.with_head`).
+    """
 
     values: Tensor  # float32 [G,D]
     log_partition: Tensor  # float32 [G]
     following: Tensor  # int64 [G]
-    head: TeacherHead
+    head: TeacherHead | None
 
     def whole(self) -> NextTargets:
         """Return the distributions over all pieces. They have G V numbers, so call it for a slice
         of positions."""
+        assert self.head is not None
         logprobs = self.head.logits(self.values) - self.log_partition[:, None]
         # Expanded views: ids [G,V] of int64 would take twice the memory of the logits.
         ids = torch.arange(logprobs.shape[1], device=logprobs.device).expand_as(logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.train import slices
 from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import dumped, write_corpus
@@ -98,3 +100,15 @@ def test_slices_change_nothing_and_no_tensor_has_a_logit_of_every_token(
     assert at_once.most == most > 500 and sliced.most == 128
     assert again == pytest.approx(losses, rel=1e-5) and set(losses) == set(LOSSES)
     assert float((gradient - other).norm() / gradient.norm()) < 1e-5
+
+
+@pytest.mark.slow
+def test_processes_send_batches_without_the_head(store: Path) -> None:
+    batches = StudentBatches(store, "teacher", student="llama:32x1x4", loss={"kl-next": 1.0})
+    order: dict[str, Any] = {"seed": 0, "view": 0, "first": 0, "batch_tokens": 256}
+    with closing(
+        prepared_batches(batches.store, batches.collator, batches._blocks, 1, **order)
+    ) as made:
+        targets = [next(made).aligned["bytes"].head for _ in range(3)]
+    assert batches.collator.whole is not None
+    assert all(each is not None and each.head is batches.collator.whole for each in targets)
