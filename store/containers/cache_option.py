@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import DIGITS
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"
-SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.ASCII)
+SIZE = re.compile(rf"({DIGITS}(?:\.[0-9]+)?) ?(?:([kmgt])(i)?)?b?", re.IGNORECASE | re.ASCII)
 
 
 def is_disk_cache(word: str) -> bool:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from teachonce.support.whole_numbers import DIGITS
+
 
 def making_command(identity: Mapping[str, Any]) -> str:
     """Return the command that made a store, for error messages.
@@ -64,8 +66,7 @@ def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
 
 Run = tuple[int, int]
 """First and last of consecutive numbers."""
-RUN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
-"""At most 18 digits: Python refuses to parse more than 4,300."""
+RUN = re.compile(f"({DIGITS})(?:-({DIGITS}))?")
 
 
 def format_runs(runs: Iterable[Run]) -> str:

@@ -16,6 +16,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
 from teachonce.store.format.features import CONTEXT, LEARN, Features, TaskSpec
 from teachonce.support.arrays import Array
+from teachonce.support.whole_numbers import whole_number
 
 FORMAT = "teachonce"
 VERSIONS = (1, 2)
@@ -30,9 +31,7 @@ EMBEDDING = "sequence/embedding"
 def part_number(name: str) -> int | None:
     """Return the number of the part with this name in the group `parts`; None if no part can have
     this name, such as "01"."""
-    # Python refuses to parse more than 4,300 digits, and a forged name may have them.
-    number = int(name) if name.isdecimal() and len(name) <= len(str(MAX_PART)) else -1
-    # Also leaves out digits of other scripts, which `isdecimal` and `int` accept.
+    number = whole_number(name, len(str(MAX_PART)))
     return number if str(number) == name else None
 
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import whole_number
 
 TEMPLATE = "TemplateProcessing"
 IDS = 2**32  # tokenizers raises OverflowError for larger ones
@@ -16,9 +17,9 @@ def parse_bos(word: str) -> int | None:
     """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other value."""
     if word in ("auto", "none"):
         return None
-    # A number of nine digits is always below IDS; int() raises ValueError for thousands of them.
-    if word.isdecimal() and word.isascii() and len(word) < len(str(IDS)):
-        return int(word)
+    # Fewer digits than IDS has are always below it.
+    if (number := whole_number(word, len(str(IDS)) - 1)) is not None:
+        return number
     raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
 
 

@@ -14,6 +14,7 @@ from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.store.tools.forget import DocumentsToForget
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.corpus.documents import Corpus
@@ -50,7 +51,6 @@ def read_layers(words: str | None) -> tuple[int, ...]:
 
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-LONGEST_NUMBER = 18  # digits; Python refuses to parse more than 4,300
 SHOWN = 40  # characters of a bad line in a message: the file may hold texts instead
 
 
@@ -68,9 +68,8 @@ def read_document_list(file: Path) -> DocumentsToForget:
         # First: a hash may consist of decimal digits alone.
         if SHA256.fullmatch(line):
             hashes[line.lower()] = f"{file}, line {place}: {line[:12]}..."
-        # int() alone would also take `1_000` and `+5`.
-        elif line.isdecimal() and len(line) <= LONGEST_NUMBER:
-            numbers[int(line)] = f"{file}, line {place}: number {int(line)}"
+        elif (number := whole_number(line)) is not None:
+            numbers[number] = f"{file}, line {place}: number {number}"
         elif line:
             raise UserError(
                 f"{file}, line {place}: {line[:SHOWN]!r}; expected the number of a document, or the"
