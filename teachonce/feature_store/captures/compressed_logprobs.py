@@ -51,15 +51,16 @@ class Compression:
     normalize_t: bool = False
 
     @property
-    def id_bits(self) -> int:
-        return index_bits(self.d)
-
-    @property
-    def width(self) -> int:
-        """Return the number of bytes that the log-probabilities of a token take."""
+    def widths(self) -> list[int]:
+        """Return the number of bytes that log-probabilities and ids of a token take."""
         bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
         terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
-        return self.exact_k * BYTES[self.exact_dtype] + terms + bins
+        logprobs = self.exact_k * BYTES[self.exact_dtype] + terms + bins
+        return [logprobs, -(-self.k * index_bits(self.d) // 8)]
+
+    def decode(self, data: Array, packed: Array) -> tuple[Array, Floats]:
+        """Return ids int64 and log-probabilities float32 [T,k] of the stored columns."""
+        return unpacked_ids(packed, index_bits(self.d), self.k), logprobs_of(data, self)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,17 @@ class LegacyCompression:
     polynomial_degree: int
     invert_polynomial: bool = True
     with_sqrt_term: bool = False
+
+    @property
+    def widths(self) -> list[int]:
+        """Return how many words of ids, exact values and coefficients a token has."""
+        tail = self.polynomial_degree + 1 + self.with_sqrt_term if self.k > self.exact_k else 0
+        return [-(-self.k // (64 // index_bits(self.d))), self.exact_k, tail]
+
+    def decode(self, words: Array, exact: Array, terms: Array) -> tuple[Array, Floats]:
+        """Return ids int64 and log-probabilities float32 [T,k] of the stored columns."""
+        ids = words_of_ids(words.astype(np.int64), index_bits(self.d), self.k)
+        return ids, legacy_logprobs_of(exact, terms, self)
 
 
 def index_bits(vocabulary: int) -> int:

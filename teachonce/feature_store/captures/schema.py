@@ -53,7 +53,8 @@ class Numbers:
     """A column or tensor of a capture.
 
     kind: a name in KINDS. dims: names of the dimensions; dimensions with the same name have the
-    same size, at least 1. batched: whether an additional first dimension of size 1 is accepted.
+    same size, at least 1 unless it `may_be_empty`. batched: whether an additional first dimension
+    of size 1 is accepted.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Numbers:
     dims: tuple[str, ...]
     optional: bool = False
     batched: bool = False
+    may_be_empty: bool = False
 
     @property
     def expected(self) -> str:
@@ -174,6 +176,6 @@ def checked(fields: Iterable[Numbers], found: Mapping[str, Any], where: str) -> 
                 raise UserError(
                     f"{where}: {name} has {known:,} {dim}, and {field.name} {size:,}; {OTHER}"
                 )
-            if not size:
+            if not size and not field.may_be_empty:
                 raise UserError(f"{where}: {field.name} holds no {dim}; remove this sample")
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.feature_store.captures.files import numbered, regular
-from teachonce.feature_store.captures.schema import Numbers
+from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import read_small
@@ -20,6 +20,8 @@ from teachonce.support.json_file import read_small
 END = b"\xff\xff\xff\xff\0\0\0\0"  # the end marker of an Arrow stream
 STATE, SPLITS = "state.json", "dataset_dict.json"
 BATCH = 64  # rows in memory at a time; a long sequence takes a few MB
+Cells = Mapping[str, Any]
+"""The cells of a row as Arrow scalars, by column."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Table:
     columns: tuple[str, ...]
     schema: Any
 
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, Cells]]:
         """Yield the location of each row, for messages, and its cells as Arrow scalars.
 
         Raises UserError.
@@ -108,6 +110,37 @@ def open_table(path: Path) -> Table | None:
     return Table(path, files, columns, schema)
 
 
+class TableCapture:
+    """A capture in one table, which must be one that `fits`; `wanted` describes it in messages.
+
+    Raises UserError for any other path.
+    """
+
+    def __init__(self, path: Path, fits: Callable[[Table], object], wanted: str) -> None:
+        table = open_table(path)
+        if table is None or not fits(table):
+            columns = ", ".join(table.columns) if table else "none"
+            raise UserError(
+                f"{path}: no {wanted}; its columns are {columns}: check the path and --format"
+            )
+        self._table: Table = table
+        self.settings: dict[str, Any] = {}
+
+    def files(self) -> list[Path]:
+        """Return the files of the table."""
+        return list(self._table.files)
+
+
+def recogniser(fits: Callable[[Table], object]) -> Callable[[Path], bool]:
+    """Return a function that returns whether a path holds a table that `fits`."""
+
+    def recognises(path: Path) -> bool:
+        table = open_table(path)
+        return table is not None and bool(fits(table))
+
+    return recognises
+
+
 def _types(schema: Any) -> str:
     """Describe the columns and their types, sorted by name."""
     return ", ".join(sorted(f"{field.name} ({field.type})" for field in schema))
@@ -157,51 +190,60 @@ def _schema(path: Path) -> Any:
 
 
 def first_width(table: Table, field: Numbers) -> int:
-    """Return the number of values per token in the first row that has any, of a column of lists.
+    """Return the number of values per token (of a vector: its size) in the first row that has any.
 
     Raises UserError if there is none.
     """
     for where, cells in table.rows([field.name]):
-        if width := int(numbers(field, cells[field.name], where).shape[1]):
+        if width := int(numbers(field, cells, where).shape[-1]):
             return width
     raise UserError(f"{table.path}: holds no row; nothing to import")
 
 
-def numbers(field: Numbers, cell: Any, where: str) -> Array:
-    """Return the numbers of a cell: a list, or a list of lists of equal length.
+def row_arrays(fields: Sequence[Numbers], cells: Cells, where: str) -> dict[str, Array]:
+    """Return the arrays of a row by name. Raises UserError as `checked` does."""
+    return checked(fields, {each.name: _stored(each, cells, where) for each in fields}, where)
+
+
+def numbers(field: Numbers, cells: Cells, where: str) -> Array:
+    """Return the numbers of one column of a row. Raises UserError if they do not fit the field."""
+    return field.array(_stored(field, cells, where), where)
+
+
+def _stored(field: Numbers, cells: Cells, where: str) -> Array:
+    """Return a cell as stored: a list of numbers [T], or a list of lists of equal length [T,B].
 
     Raises UserError for any other cell.
     """
-    read = vector if len(field.dims) == 1 else matrix
-    return field.array(read(cell, where, field.name), where)
-
-
-def vector(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of numbers as an array [T]. Raises UserError for any other
-    cell."""
-    values = getattr(cell, "values", None)
-    if values is None or values.null_count or not _numeric(values.type):
-        raise UserError(f"{where}: column {name} is not a list of numbers")
-    return np.asarray(values.to_numpy(zero_copy_only=False))
-
-
-def matrix(cell: Any, where: str, name: str) -> Array:
-    """Return a cell that is a list of lists of equal length as an array [T,B].
-
-    Raises UserError for any other cell.
-    """
-    rows: Any = getattr(cell, "values", None)
-    inner: Any = rows.flatten() if hasattr(rows, "flatten") else None
-    known = inner is not None and (_numeric(inner.type) or not len(inner))
-    if not known or rows.null_count or inner.null_count:
-        raise UserError(f"{where}: column {name} is not a list of lists of numbers")
-    flat = np.asarray(inner.to_numpy(zero_copy_only=False))
-    lengths = np.unique(np.asarray(rows.value_lengths().to_numpy(zero_copy_only=False)))
-    if len(lengths) > 1:
+    cell, nested = cells[field.name], len(field.dims) == 2
+    rows: Any = cell.values if is_list(cell.type) else None
+    flat = rows
+    if rows is not None and nested:
+        flat = rows.flatten() if is_list(rows.type) else None
+    if (
+        flat is None
+        or not (_numeric(flat.type) or (nested and not len(flat)))
+        or rows.null_count
+        or flat.null_count
+    ):
+        what = "lists of numbers" if nested else "numbers"
+        raise UserError(f"{where}: column {field.name} is not a list of {what}")
+    found = np.asarray(flat.to_numpy(zero_copy_only=False))
+    if not nested:
+        return found
+    if len(np.unique(rows.value_lengths().to_numpy(zero_copy_only=False))) > 1:
         raise UserError(
-            f"{where}: the tokens of column {name} have different numbers of values; remove the row"
+            f"{where}: the tokens of column {field.name} have different numbers of values; remove"
+            " the row"
         )
-    return flat.reshape(len(rows), -1) if len(rows) else flat.reshape(0, 0)
+    return found.reshape(len(rows), -1) if len(rows) else found.reshape(0, 0)
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether an Arrow type is a list of any form."""
+    import pyarrow
+
+    return isinstance(kind, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType)
 
 
 def _numeric(kind: Any) -> bool:

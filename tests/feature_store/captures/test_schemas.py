@@ -227,7 +227,7 @@ TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "NaN": ({"top_values": [[-0.7, float("nan")]] * 3}, "top_values is NaN"),
     "mask": ({"attention_mask": [1.0, float("nan"), 1.0]}, "attention_mask is float64[3]"),
     "rows": ({"token_ids": [[5, 6]] * 2}, "token_ids has 2 tokens, and top_values 3"),
-    "values": ({"top_values": [[-0.7]] * 3}, "values [3, 1]"),
+    "values": ({"top_values": [[-0.7]] * 3}, "token_ids has 2 top-k ids, and top_values 1"),
     "no token": ({"input_ids": [], "token_ids": [], "top_values": []}, "not a list of lists"),
     "text": ({"input_ids": "2 9 3"}, "column input_ids is not a list of numbers"),
 }
