@@ -43,11 +43,9 @@ def identity(
     """Describe the files of a capture as JSON. Equal descriptions mean equal samples."""
     digest, size = hashlib.sha256(), 0
     for path in progress(files, "file"):
-        inner = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                inner.update(block)
-                size += len(block)
+            inner = hashlib.file_digest(file, "sha256")
+            size += file.tell()
         # A capture that was moved stays the same: only paths inside its folder count.
         name = path.relative_to(source) if path.is_relative_to(source) else path.name
         digest.update(f"{name} {inner.hexdigest()}\n".encode())

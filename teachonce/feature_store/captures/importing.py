@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from teachonce.feature_store.captures.files import Progress, file_versions, identity
-from teachonce.feature_store.captures.formats import Format, ImportOptions, format_of
+from teachonce.feature_store.captures.formats import ImportOptions, format_of
 from teachonce.feature_store.captures.proof import ShiftCheck, check_observed, compare_with_model
 from teachonce.feature_store.captures.sample import (
     Capture,
@@ -23,12 +24,7 @@ from teachonce.feature_store.captures.sample import (
     same_length,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
-from teachonce.feature_store.captures.token_texts import (
-    RoundTripTokenizer,
-    Stretch,
-    choose_tokenizer,
-    stretches,
-)
+from teachonce.feature_store.captures.token_texts import Stretch, choose_tokenizer, stretches
 from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter
 from teachonce.store.format.features import Calibration
 from teachonce.support.arrays import Array, starts
@@ -38,24 +34,12 @@ from teachonce.support.installed import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.job.dump import check_finished, written_line
+from teachonce.teacher_dump.job.features import as_started
 from teachonce.teacher_dump.job.option_values import DEFAULT_MAX_LENGTH
 from teachonce.teacher_dump.job.parts import gathered
 
-COUNTS = ("samples", "cut", "lost", "tokens", "partial", "over", "places", "followed")
 LONGEST = 1 << 20  # tokens of a sequence that the format allows
 UNIT = 0.01  # tolerance of length 1, for vectors that were normalised in bfloat16
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Facts about a capture that a first pass over it collects.
-
-    longest: tokens of the longest sample. normalised: whether all vectors have length 1.
-    """
-
-    samples: int
-    longest: int
-    normalised: bool
 
 
 @dataclass(frozen=True)
@@ -126,32 +110,38 @@ def import_capture(
         files = capture.files()
         before = file_versions(files)
         source = identity(chosen.name, options.source, files, progress)
-        survey = _survey(capture, options, stop)
+        samples, longest, normalised = _survey(capture, options, stop)
         tokenizer = None
         if capture.contents.vector is None:
             backend = teacher.tokenizer.backend_tokenizer
             tokenizer = choose_tokenizer(backend, capture.samples(), teacher.name)
-        features = features_of(options, capture, teacher, survey)
-        files_stored = teacher.files(features.max_length)
+        features = _features(options, capture.contents, teacher, longest, normalised)
+        teacher_files = teacher.files(features.max_length)
         if tokenizer:
             # A reader of the store must get these tokens, so the tokenizer as it was chosen
             # is stored: perhaps without the special tokens around a text.
-            files_stored["tokenizer.json"] = tokenizer.file
-        described = _identity(chosen, options, capture, teacher.name, source, files_stored)
-        say(f"capture   {chosen.name}, {survey.samples:,} samples, {_describe(features)}")
+            teacher_files["tokenizer.json"] = tokenizer.file
+        # Two imports with the same identity write the same store.
+        described = {
+            "teacher": {"id": teacher.name, "captured_by": chosen.name},
+            "tokenizer_hash": hashlib.sha256(teacher_files["tokenizer.json"]).hexdigest(),
+            "corpus": {"sources": [source]},
+            "arguments": {"part_tokens": options.part_tokens, **capture.settings},
+        }
+        say(f"capture   {chosen.name}, {samples:,} samples, {_describe(features)}")
         if stored:
             check_finished(options.target, stored, described, features)
             say(f"{options.target}: was finished before, by the same command; nothing to do")
             return ImportSummary(chosen.name, finished_before=True)
         if options.model:
-            say(
-                compare_with_model(capture, survey.samples, options.model, stop.check).line(
-                    options.model
-                )
-            )
+            say(compare_with_model(capture, samples, options.model, stop.check))
         tally: Counter[str] = Counter()
-        parts = _parts(options, capture, teacher, tokenizer, features, tally)
-        _write(options, parts, features, described, files_stored, tally, stop)
+        if tokenizer:
+            found = stretches(capture.samples(), tokenizer, tally)
+        else:
+            found = _tokenised_texts(capture, teacher, features.max_length, tally)
+        parts = gathered(found, options.part_tokens, None)
+        _write(options, parts, described, features, teacher_files, tally, stop)
         # Both passes read the files: after a change the store has rows that the first pass did
         # not check.
         if file_versions(files) != before:
@@ -159,15 +149,15 @@ def import_capture(
                 f"{options.source}: was changed while it was read; remove {options.target}, and"
                 " run the command again while nothing writes to the capture"
             )
-    counts: dict[str, Any] = {key: tally[key] for key in COUNTS}
-    return ImportSummary(chosen.name, **counts)
+    return ImportSummary(chosen.name, **dict[str, Any](tally))
 
 
-def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
+def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, int, bool]:
     """Read all ids and all vectors before anything is written.
 
-    Raises UserError for ids beyond the vocabulary, for a sample that is too long, and as the
-    capture's `samples` does.
+    Returns the number of samples, the tokens of the longest one, and whether all vectors have
+    length 1. Raises UserError for ids beyond the vocabulary, for a sample that is too long, and as
+    the capture's `samples` does.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
     vocabulary, shift = capture.contents.vocabulary, ShiftCheck()
@@ -176,7 +166,8 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
         samples += 1
         _check_rows(sample, capture.contents, shift)
         if sample.ids is None:
-            vector = _vector(sample)
+            vector = sample.rows().vector
+            assert vector is not None
             normalised &= abs(float(np.linalg.norm(vector)) - 1) < UNIT
             continue
         longest = max(longest, len(sample.ids))
@@ -194,7 +185,7 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> Survey:
             f"a sample has {longest:,} tokens, and a store takes {LONGEST:,} at most; capture"
             " shorter samples"
         )
-    return Survey(samples, longest, normalised)
+    return samples, longest, normalised
 
 
 def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) -> None:
@@ -215,48 +206,35 @@ def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) ->
     shift.add(sample.ids, best, logprobs, rest, vocabulary)
 
 
-def _vector(sample: Sample) -> Array:
-    """Return the vector of a sample. Raises UserError if it has a number that is not finite."""
-    found = sample.rows().vector
-    assert found is not None
-    return found
-
-
-def features_of(
-    options: ImportOptions, capture: Capture, teacher: TeacherFiles, survey: Survey
+def _features(
+    options: ImportOptions,
+    contents: CaptureContents,
+    teacher: TeacherFiles,
+    longest: int,
+    normalised: bool,
 ) -> Features:
-    """Return the features of the store that is written from a capture."""
-    contents = capture.contents
-    vector = contents.vector and EmbeddingSpec(
-        contents.vector, "as captured", "", survey.normalised
-    )
-    longest = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
+    """Return the features of the store; `longest` and `normalised` as `_survey` returns them."""
     vocabulary = contents.vocabulary or teacher.vocabulary
-    logits = contents.topk and LogitsSpec(
-        "topk",
+    vector, logits, max_length = None, None, longest
+    if contents.vector:
+        vector = EmbeddingSpec(contents.vector, "as captured", "", normalised)
+        limit = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
+        max_length = options.max_length or limit
+    if contents.topk:
         # Tier topk has at most V ids a token (FORMAT.md, section 5).
-        min(contents.topk, vocabulary),
-        next_token=True,
-        observed=contents.observed,
-        ranked=not _started_unranked(options),
-    )
-    return Features(
-        max_length=(options.max_length or longest) if vector else survey.longest,
+        size, observed = min(contents.topk, vocabulary), contents.observed
+        logits = LogitsSpec("topk", size, next_token=True, observed=observed, ranked=True)
+    features = Features(
+        max_length=max_length,
         # The format requires a width also of a store without states (FORMAT.md, section 5).
         width=contents.width or teacher.width or contents.vector or 1,
         vocabulary=vocabulary,
         codec=options.codec,
         hidden=contents.hidden,
-        logits=logits or None,
-        embedding=vector or None,
+        logits=logits,
+        embedding=vector,
     )
-
-
-def _started_unranked(options: ImportOptions) -> bool:
-    """Return whether an earlier release, which ranked no ids, started the store."""
-    started = StoreWriter.peek(options.target)
-    logits = Features.from_json(started["features"]).logits if started else None
-    return logits is not None and not logits.ranked
+    return as_started(features, StoreWriter.peek(options.target))
 
 
 def _describe(features: Features) -> str:
@@ -266,39 +244,6 @@ def _describe(features: Features) -> str:
     if logits := features.logits:
         return f"topk:{logits.size} of {features.vocabulary:,}, of the next token"
     return f"hidden {', '.join(features.hidden)} (width {features.width})"
-
-
-def _identity(
-    chosen: Format,
-    options: ImportOptions,
-    capture: Capture,
-    name: str,
-    source: dict[str, Any],
-    files: dict[str, bytes],
-) -> dict[str, Any]:
-    """Return the identity of the store: two imports with the same identity write the same store."""
-    return {
-        "teacher": {"id": name, "captured_by": chosen.name},
-        "tokenizer_hash": hashlib.sha256(files["tokenizer.json"]).hexdigest(),
-        "corpus": {"sources": [source]},
-        "arguments": {"part_tokens": options.part_tokens, **capture.settings},
-    }
-
-
-def _parts(
-    options: ImportOptions,
-    capture: Capture,
-    teacher: TeacherFiles,
-    tokenizer: RoundTripTokenizer | None,
-    features: Features,
-    tally: Counter[str],
-) -> Iterator[list[Stretch]]:
-    """Gather the sequences of a capture into parts."""
-    if tokenizer is not None:
-        found = stretches(capture.samples(), tokenizer, tally)
-    else:
-        found = _tokenised_texts(capture, teacher, features.max_length, tally)
-    return gathered(found, options.part_tokens, None)
 
 
 def _tokenised_texts(
@@ -328,8 +273,8 @@ def _tokenised_texts(
 def _write(
     options: ImportOptions,
     parts: Iterator[list[Stretch]],
-    features: Features,
     described: dict[str, Any],
+    features: Features,
     files: dict[str, bytes],
     tally: Counter[str],
     stop: Stop,
@@ -342,19 +287,16 @@ def _write(
     first = next(parts, None)
     if first is None:
         raise UserError(f"{options.source}: no text with a token in the capture; nothing to import")
-    with closing(
-        StoreWriter.create_or_resume(
-            options.target,
-            identity=described,
-            features=features,
-            calibration=_calibration(options, first, features),
-            files=files,
-            software=software(),
-        )
-    ) as writer:
-        part: list[Stretch] | None = first
-        number = 0
-        while part is not None:
+    writer = StoreWriter.create_or_resume(
+        options.target,
+        identity=described,
+        features=features,
+        calibration=_calibration(options, first, features),
+        files=files,
+        software=software(),
+    )
+    with closing(writer):
+        for number, part in enumerate(chain([first], parts)):
             if number in writer.published:
                 check_published(writer, number, [each.window for each in part])
                 for each in part if features.logits else ():
@@ -364,7 +306,6 @@ def _write(
                 with stop.deferred():  # a part is written completely or not at all
                     _write_part(writer, number, part, tally)
                 stop.check()
-            part, number = next(parts, None), number + 1
         writer.seal()
 
 
@@ -404,17 +345,17 @@ def _write_part(
     for place, each in enumerate(part):
         at = np.arange(start[place], start[place + 1])
         span = slice(each.begin, each.begin + len(at))
-        if features.embedding:
-            made.put_embedding([place], _vector(each.sample)[None])
-            continue
         rows = each.sample.rows()
+        if features.embedding:
+            assert rows.vector is not None
+            made.put_embedding([place], rows.vector[None])
         for name in features.hidden:
             made.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
             ids, logprobs, rest = _best_logprobs(each, rows, features, tally)
             # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
-            if rows.observed is not None:
+            if features.logits.observed and rows.observed is not None:
                 # Rounding may leave it above 0, within the slack of `check_observed`.
                 made.put_observed(0, at, np.minimum(rows.observed[span], 0))
     writer.publish(made)

@@ -28,6 +28,7 @@ from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.feature_store.captures.tensors import load_tensors
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.json_file import schema_violation
 
 ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
 META = "_meta.json"
@@ -51,15 +52,11 @@ class Microbatch:
     values: Floats
     ids: Array
 
-    def sample(self, row: int) -> tuple[Array, Array]:
-        """Return ids int64 and log-probabilities float32 [S,K] of sequence `row`."""
-        values = self.values[:, row]
-        return self.ids[:, row].astype(np.int64), np.where(values < EMPTY, -np.inf, values)
-
-
-def recognises(path: Path) -> bool:
-    """Return whether a folder holds archives of Megatron-LM."""
-    return path.is_dir() and bool(_archives(path))
+    def rows(self, row: int, span: slice) -> Rows:
+        """Return ids int64 and log-probabilities float32 of the tokens `span` of sequence `row`."""
+        values = self.values[span, row]
+        ids = self.ids[span, row].astype(np.int64)
+        return Rows(topk=(ids, np.where(values < EMPTY, -np.inf, values)))
 
 
 class Megatron:
@@ -95,22 +92,19 @@ class Megatron:
 
     def _k_of_run(self) -> int:
         """Return K, the number of ids for a token, from the first archive."""
-        found = self._meta(self._files[0]).get("saver")
-        k = found.get("k") if isinstance(found, dict) else None
-        if not isinstance(k, int) or isinstance(k, bool) or not 0 < k <= 1 << 17:
-            raise UserError(f"{self._files[0]}: its {META} has no valid k; copy the archive again")
-        return k
-
-    def _meta(self, path: Path) -> dict[str, Any]:
-        for name, data in _members(path):
-            if name == META:
-                try:
-                    found = json.loads(data)
-                except (ValueError, RecursionError) as error:
-                    raise UserError(f"{path}: {META}: {first_line(error)}") from None
-                return found if isinstance(found, dict) else {}
-            break
-        raise UserError(f"{path}: does not begin with {META}; it is not an archive of Megatron-LM")
+        path = self._files[0]
+        name, data = next(_members(path), ("", b""))
+        if name != META:
+            raise UserError(
+                f"{path}: does not begin with {META}; it is not an archive of Megatron-LM"
+            )
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: {META}: {first_line(error)}") from None
+        if schema_violation(found, {"saver": {"k": int}}) or not 0 < found["saver"]["k"] <= 1 << 17:
+            raise UserError(f"{path}: its {META} has no valid k; copy the archive again")
+        return int(found["saver"]["k"])
 
     def files(self) -> list[Path]:
         """Return the archives, and the file of the tokens."""
@@ -148,7 +142,7 @@ class Megatron:
             ids = np.asarray(self._tokens[first + row, :length], np.int64)
             # Only the first text may be the rest of one that began in the sequence before.
             for begin, end in _texts(ids, self._end):
-                rows = partial(_rows, batch, row, slice(begin, end))
+                rows = partial(batch.rows, row, slice(begin, end))
                 yield Sample(where, rows, ids[begin:end], continues=begin == 0)
 
     def _iterations(self, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
@@ -289,9 +283,6 @@ def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
         begin = place + 1
 
 
-def _rows(batch: Microbatch, row: int, span: slice) -> Rows:
-    ids, values = batch.sample(row)
-    return Rows(topk=(ids[span], values[span]))
-
-
-FORMAT = Format("megatron", recognises, Megatron, frozenset({"model", "tokens"}))
+FORMAT = Format(
+    "megatron", lambda path: bool(_archives(path)), Megatron, frozenset({"model", "tokens"})
+)

@@ -6,8 +6,7 @@ position, or cached for another prompt. Such rows also look like log-probabiliti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,27 +95,11 @@ class ShiftCheck:
                 )
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Differences of captured rows from a model's, in nats: the median row and the largest one."""
-
-    samples: int
-    rows: int
-    median: float
-    largest: float
-
-    def line(self, model: str) -> str:
-        """Describe the agreement for the output of an import."""
-        return (
-            f"proof     {counted(self.rows, 'row')} of {counted(self.samples, 'text')} agree with"
-            f" {model}: within {self.median:.2g} nats (median), {self.largest:.2g} at most"
-        )
-
-
 def compare_with_model(
     capture: Capture, count: int, model: str, check: Callable[[], object]
-) -> Agreement:
-    """Run up to SAMPLES of the `count` texts of a capture through a model, and compare their rows.
+) -> str:
+    """Run up to SAMPLES of the `count` texts of a capture through a model, and compare their rows;
+    return a line about the agreement.
 
     check: called for each text; it may raise to stop. Raises UserError if rows differ by more than
         the precision of an engine, or if the model cannot be the captured one.
@@ -129,20 +112,15 @@ def compare_with_model(
         if number in chosen:
             found.append((sample, _differences(sample, teacher, model)))
     every = np.concatenate([rows for _, rows in found])
-    agreement = Agreement(len(found), len(every), float(np.median(every)), float(every.max()))
+    median = float(np.median(every))
     # `not <=` refuses NaN as well, which a model with NaN among its weights gives.
-    if not agreement.median <= USUAL:
+    if not median <= USUAL:
         raise UserError(
             f"--model {model}: the captured log-probabilities differ from its own by"
-            f" {agreement.median:.2g} nats (median of {len(every):,} rows), expected {USUAL} at"
+            f" {median:.2g} nats (median of {len(every):,} rows), expected {USUAL} at"
             " most: this is not the captured model, or the rows are shifted; give the checkpoint"
             " that the engine ran, or capture again"
         )
-    _refuse_outliers(found, model, agreement.median)
-    return agreement
-
-
-def _refuse_outliers(found: Iterable[tuple[Sample, Floats]], model: str, median: float) -> None:
     for sample, rows in found:
         if (bad := ~(rows <= max(OUTLIER, TIMES * median))).any():
             raise UserError(
@@ -150,6 +128,10 @@ def _refuse_outliers(found: Iterable[tuple[Sample, Floats]], model: str, median:
                 f" {counted(int(bad.sum()), 'row')} of this text are off by up to"
                 f" {rows.max():.2g} nats, and the median row by {median:.2g}: {CAUSES}"
             )
+    return (
+        f"proof     {counted(len(every), 'row')} of {counted(len(found), 'text')} agree with"
+        f" {model}: within {median:.2g} nats (median), {every.max():.2g} at most"
+    )
 
 
 def _causal(model: str) -> Any:

@@ -141,23 +141,15 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
         raise UserError(f"{where}: {field.name} is not a dense tensor of stored numbers; {OTHER}")
     if value.is_complex():
         raise UserError(f"{where}: {field.name} is complex, expected {field.expected}; {OTHER}")
-    own = value.detach()
     try:
-        return np.asarray((own.float() if own.dtype in _narrow() else own).numpy())
+        # NumPy lacks bfloat16 and the types of 8 bits.
+        narrow = value.is_floating_point() and value.element_size() < 4
+        narrow &= value.dtype != torch.float16
+        return np.asarray((value.float() if narrow else value).detach().numpy())
     except (TypeError, RuntimeError):
         raise UserError(
-            f"{where}: {field.name} is {own.dtype}, expected {field.expected}; {OTHER}"
+            f"{where}: {field.name} is {value.dtype}, expected {field.expected}; {OTHER}"
         ) from None
-
-
-def _narrow() -> tuple[Any, ...]:
-    """Return torch's dtypes that NumPy lacks; older releases of torch lack some of them."""
-    import torch
-
-    return tuple(
-        kind for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-        if (kind := getattr(torch, name, None))
-    )  # fmt: skip
 
 
 def checked(fields: Iterable[Numbers], found: Mapping[str, Any], where: str) -> dict[str, Array]:
