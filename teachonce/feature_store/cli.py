@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -45,12 +45,12 @@ def main() -> None:
     """Inspect, verify, repair and copy feature stores."""
 
 
-@main.command(
-    epilog=examples(
-        "feature-store info store.zarr",
-        "feature-store info store.zarr --vocab 5k",
-    )
-)
+def command(*lines: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Add a command whose --help ends in these examples; `feature-store` comes before each."""
+    return main.command(epilog=examples(*(f"feature-store {line}" for line in lines)))
+
+
+@command("info store.zarr", "info store.zarr --vocab 5k")
 @click.argument("path", type=PATH)
 @click.option(
     "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Print the tokens that each alignment pairs."
@@ -79,12 +79,7 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
         yield Output(found, coverage_lines(found))
 
 
-@main.command(
-    epilog=examples(
-        "feature-store verify store.zarr",
-        "feature-store verify store.zarr --model my-teacher --sample 128",
-    )
-)
+@command("verify store.zarr", "verify store.zarr --model my-teacher --sample 128")
 @click.argument("path", type=PATH)
 @allow_partial
 @click.option(
@@ -129,12 +124,7 @@ def verify(
         found.check(path, model)
 
 
-@main.command(
-    epilog=examples(
-        "feature-store repair store.zarr",
-        "feature-store repair store.zarr --json",
-    )
-)
+@command("repair store.zarr", "repair store.zarr --json")
 @click.argument("path", type=PATH)
 @printed
 def repair(path: str) -> Iterator[Output]:
@@ -153,12 +143,7 @@ def repair(path: str) -> Iterator[Output]:
     yield Output(report.facts(path) | facts, [*report.lines(path), *advice])
 
 
-@main.command(
-    epilog=examples(
-        "feature-store seal store.zarr",
-        "feature-store seal store.zarr --json",
-    )
-)
+@command("seal store.zarr", "seal store.zarr --json")
 @click.argument("path", type=PATH)
 @printed
 def seal(path: str) -> Iterator[Output]:
@@ -173,12 +158,7 @@ def seal(path: str) -> Iterator[Output]:
     yield written(path)
 
 
-@main.command(
-    epilog=examples(
-        "feature-store convert store.zarr store.h5",
-        "feature-store convert store.zarr small.zarr --codec small",
-    )
-)
+@command("convert store.zarr store.h5", "convert store.zarr small.zarr --codec small")
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option(
@@ -206,12 +186,7 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
     yield written(target)
 
 
-@main.command(
-    epilog=examples(
-        "feature-store push store.zarr me/my-store",
-        "feature-store push store.zarr me/my-store --private",
-    )
-)
+@command("push store.zarr me/my-store", "push store.zarr me/my-store --private")
 @click.argument("path", type=PATH)
 @click.argument("repository", metavar="USER/NAME")
 @push_options
@@ -229,11 +204,8 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     yield Output({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
 
 
-@main.command(
-    epilog=examples(
-        "feature-store merge news.zarr novels.zarr both.zarr --recode",
-        "feature-store merge news.zarr novels.zarr both.h5 --recode",
-    )
+@command(
+    "merge news.zarr novels.zarr both.zarr --recode", "merge news.zarr novels.zarr both.h5 --recode"
 )
 @click.argument("sources", nargs=-1, required=True, type=PATH)
 @click.argument("target", type=PATH)
@@ -340,12 +312,7 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     yield Output(facts, [headline(facts), *lines, token_table(facts)])
 
 
-@main.command(
-    epilog=examples(
-        "feature-store page store.zarr --sequence 17,42",
-        "feature-store page store.zarr --vocab 5k --out look.html",
-    )
-)
+@command("page store.zarr --sequence 17,42", "page store.zarr --vocab 5k --out look.html")
 @click.argument("path", type=PATH)
 @click.option(
     "--sequence",
