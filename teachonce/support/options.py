@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -39,6 +39,7 @@ from teachonce.support.option_types import Given
 from teachonce.support.plugins import added_object
 
 KEY = "option"  # of a field's metadata
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -128,23 +129,25 @@ def same_option(settings: type[Any], name: str, default: Any, **changes: Any) ->
     return dataclasses.field(default=default, metadata={KEY: about})
 
 
+def _cached(function: Function) -> Function:
+    """Cache a function of classes, which mypy does not count as hashable.
+
+    Recipes and TOML files are checked value by value: without caches, reading the recipes of the
+    package takes 60 ms, and each command with --recipe reads them several times.
+    """
+    return functools.cache(function)  # type: ignore[return-value]
+
+
+@_cached
 def options_of(settings: type[Any]) -> Mapping[str, Option]:
     """Return the options of a dataclass by field name, in the order of the fields."""
-    return _options_of(settings)  # type: ignore[arg-type]  # a class is hashable
-
-
-# Recipes and TOML files are checked value by value: without the caches below, reading the recipes
-# of the package takes 60 ms, and each command with --recipe reads them several times.
-@functools.cache
-def _options_of(settings: type[Any]) -> Mapping[str, Option]:
     fields = dataclasses.fields(settings)
     return {field.name: field.metadata[KEY] for field in fields if KEY in field.metadata}
 
 
 def scoped(settings: type[Any], scope: str) -> frozenset[str]:
     """Return the names of the options that have this scope."""
-    found = options_of(settings)
-    return frozenset(name for name, about in found.items() if scope in about.scope)
+    return frozenset(n for n, about in options_of(settings).items() if scope in about.scope)
 
 
 def flag_of(name: str) -> str:
@@ -160,47 +163,36 @@ def default_of(settings: type[Any], name: str) -> Any:
     return None if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-@functools.cache
-def _hints(settings: type[Any]) -> dict[str, Any]:
-    """Return the types of a dataclass's values, cached: its hints are text, which `typing` would
-    evaluate each time."""
-    hints = typing.get_type_hints(settings)
-    return {
-        name: typing.get_args(hint)[0] if typing.get_origin(hint) is Given else hint
-        for name, hint in hints.items()
-    }
+@dataclass(frozen=True)
+class _ValueType:
+    """The type of an option's values.
+
+    kind: the plain type. optional: whether it may be None. words: the words that it accepts in
+    addition to numbers, such as "epoch" for `int | Literal["epoch"]`. members: of a tuple.
+    """
+
+    kind: type[Any]
+    optional: bool
+    words: tuple[str, ...]
+    members: tuple[Any, ...]
 
 
-def _type_of(settings: type[Any], name: str) -> tuple[type[Any], bool]:
-    """Return the plain type of an option, and whether it may be None."""
-    return _plain_type(settings, name)  # type: ignore[arg-type]  # a class is hashable
+# The hints of a dataclass are text, which `typing` would evaluate each time.
+_hints = _cached(typing.get_type_hints)
 
 
-@functools.cache
-def _plain_type(settings: type[Any], name: str) -> tuple[type[Any], bool]:
-    hint = _hints(settings)[name]  # type: ignore[arg-type]
-    kinds = _kinds(hint)
-    plain = next(k for k in kinds if k is not NoneType and typing.get_origin(k) is not Literal)
-    return typing.get_origin(plain) or plain, NoneType in kinds
-
-
-def _member(settings: type[Any], name: str) -> type[Any]:
-    """Return the type of the members of a tuple."""
-    member: type[Any] = typing.get_args(_hints(settings)[name])[0]  # type: ignore[arg-type]
-    return member
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
+@_cached
+def _type_of(settings: type[Any], name: str) -> _ValueType:
+    hint = _hints(settings)[name]
+    if typing.get_origin(hint) is Given:
+        hint = typing.get_args(hint)[0]
     union = typing.get_origin(hint) in (typing.Union, UnionType)
-    return typing.get_args(hint) if union else (hint,)
-
-
-def _words_of(settings: type[Any], name: str) -> tuple[str, ...]:
-    """Return the words that an option accepts in addition to numbers, such as "epoch" for `int |
-    Literal["epoch"]`."""
-    hint = _hints(settings)[name]  # type: ignore[arg-type]  # a class is hashable
-    literals = (kind for kind in _kinds(hint) if typing.get_origin(kind) is Literal)
-    return tuple(word for kind in literals for word in typing.get_args(kind))
+    kinds = typing.get_args(hint) if union else (hint,)
+    literals = [kind for kind in kinds if typing.get_origin(kind) is Literal]
+    plain = next(kind for kind in kinds if kind is not NoneType and kind not in literals)
+    words = tuple(word for kind in literals for word in typing.get_args(kind))
+    kind = typing.get_origin(plain) or plain
+    return _ValueType(kind, NoneType in kinds, words, typing.get_args(plain))
 
 
 def check_values(settings: Any) -> None:
@@ -224,11 +216,12 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     field is a tuple, a list becomes a tuple, and so does a single value. A path may be text.
     Raises UserError for a text that the option cannot parse; other values are returned unchanged.
     """
-    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    about, kind = options_of(settings)[name], _type_of(settings, name).kind
     if kind is tuple and isinstance(value, os.PathLike):
         value = [value]  # not a comma list: a path may have a comma
     several = isinstance(value, list | tuple)
-    words = [_without_path(each) for each in (value if several else [value])]
+    given = value if several else [value]
+    words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in given]
     texts = bool(words) and all(isinstance(word, str) for word in words)
     if (kind is tuple and value is None) or (kind is Path and isinstance(value, Path)):
         return value
@@ -236,7 +229,7 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     if about.read and texts and not (several and kind is tuple and about.repeated):
         return about.read(tuple(words) if about.repeated else ",".join(words))
     if kind is tuple:
-        return tuple(map(_member(settings, name), words) if texts else words)
+        return tuple(map(_type_of(settings, name).members[0], words) if texts else words)
     if kind is Path and texts:
         if len(words) > 1:
             raise UserError(f"{flag_of(name)}: expected one path, got {len(words)}")
@@ -247,20 +240,16 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     return ",".join(words) if texts else value
 
 
-def _without_path(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
     """Raise UserError if an option of a dataclass does not accept this value."""
-    kind, optional = _type_of(settings, name)
-    if (value is None and optional) or value in (words := _words_of(settings, name)):
+    found = _type_of(settings, name)
+    if (value is None and found.optional) or value in found.words:
         return
     problem = ""
-    if kind in EXPECTED and not _is_of(kind, value):
-        problem = f"expected {EXPECTED[kind]}"
-    elif kind is tuple and value != default_of(settings, name):
-        member = _member(settings, name)
+    if found.kind in EXPECTED and not _is_of(found.kind, value):
+        problem = f"expected {EXPECTED[found.kind]}"
+    elif found.kind is tuple and value != default_of(settings, name):
+        member = found.members[0]
         if not isinstance(value, tuple):
             problem = "expected a tuple"
         elif wrong := [each for each in value if not _is_of(member, each)]:
@@ -270,8 +259,9 @@ def check_value(settings: type[Any], name: str, about: Option, value: Any) -> No
     elif about.within is not None and value not in about.within:
         problem = f"expected {about.within.expected}"
     if problem:
-        problem += "".join(f", or {word}" for word in words)
-        raise UserError(f"{flag_of(name)} {_printed(value)}: {problem}")
+        problem += "".join(f", or {word}" for word in found.words)
+        shown = f"{value:g}" if isinstance(value, float) else value
+        raise UserError(f"{flag_of(name)} {shown}: {problem}")
     if about.check is not None:
         about.check(value)
 
@@ -300,22 +290,18 @@ def _is_of(kind: type[Any], value: Any) -> bool:
     return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
 
 
-def _printed(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     """Return the click type that parses a word of an option."""
-    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    about, kind = options_of(settings)[name], _type_of(settings, name).kind
     if about.choices:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
     command, once = getattr(settings, "SWEEP", ("", ""))
     sweep = "" if once in about.scope else command
-    numbers: dict[type[Any], click.ParamType[Any]] = {int: Count(sweep), float: Number(sweep)}
-    read = numbers.get(kind) or Text(about.words, about.paths)
-    words = _words_of(settings, name)
+    plain = {int: Count(sweep), float: Number(sweep), bool: click.BOOL}
+    read: click.ParamType[Any] = plain.get(kind) or Text(about.words, about.paths)
+    words = _type_of(settings, name).words
     return NumberOrWord(read, words) if words else read
 
 
@@ -328,7 +314,7 @@ def click_option(
     `varied` option may be given several times, each time with another setting. It has no default,
     and its help shows the default of the field.
     """
-    about, (kind, _) = options_of(settings)[name], _type_of(settings, name)
+    about, kind = options_of(settings)[name], _type_of(settings, name).kind
     default = default_of(settings, name)
     shown_default = about.default_text
     if varied and not shown_default and not about.read and isinstance(default, (str, int, float)):
@@ -347,7 +333,7 @@ def click_option(
     if kind is bool:
         spelt = about.flag or f"{flag_of(name)}/--no-{flag_of(name)[2:]}"
         shown = "/" in spelt and not shown_default
-        arguments |= {"type": click.BOOL, "is_flag": True, "show_default": shown}
+        arguments |= {"is_flag": True, "show_default": shown}
     if about.bare:
         arguments |= {"is_flag": False, "flag_value": about.bare}
     if about.repeated or about.read or about.required or varied:
@@ -372,7 +358,7 @@ def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_flag(settings: type[Any], name: str) -> bool:
     """Return whether an option is a flag, which takes no value."""
-    return _type_of(settings, name)[0] is bool
+    return _type_of(settings, name).kind is bool
 
 
 def words_of(table: Mapping[str, Any]) -> list[str]:
@@ -408,8 +394,6 @@ def read_values(
         text = ",".join(map(str, words))
         try:
             read = text if about.read else click_type(settings, name).convert(text, None, None)
-            if is_flag(settings, name):
-                read = click.BOOL.convert(text, None, None)
             found[name] = about.read(read) if about.read else read
             check_value(settings, name, about, found[name])
         except click.UsageError as error:
