@@ -73,7 +73,7 @@ def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
     return ""
 
 
-NAMES = {str: "a text", dict: "an object", bool: "true or false"}
+NAMES = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
 
 
 def _misfit_object(value: Any, shape: dict[str, Any], place: str) -> str:
@@ -112,5 +112,4 @@ def _is_text(value: str) -> bool:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
-    return "null" if value is None else names.get(type(value), "a number")
+    return "null" if value is None else NAMES.get(type(value), "a number")

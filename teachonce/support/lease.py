@@ -16,7 +16,6 @@ import json
 import os
 import secrets
 import socket
-import stat
 import tempfile
 import threading
 import time
@@ -172,15 +171,11 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
     """Open a lease. Raises UserError for a link or a device, because its target would be
     overwritten."""
     try:
-        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return files.open_ordinary(path, flags)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
+        if error.strerror != files.NOT_ORDINARY and error.errno != errno.EISDIR:
             raise
-    else:
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            return file
-        os.close(file)
-    raise UserError(f"{path}: is not a lease but a link, folder or device; remove it")
+        raise UserError(f"{path}: is not a lease but a link, folder or device; remove it") from None
 
 
 def _dead(store: Path, file: int) -> bool:
