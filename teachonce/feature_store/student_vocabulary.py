@@ -33,15 +33,6 @@ VOCABULARY_TOKENS = 2**21
 """Tokens of the sample from which a vocabulary is built; a training builds it from all text."""
 
 
-def check_tokenizer(store: FeatureStore) -> None:
-    """Raise UserError for a store without the teacher's tokenizer."""
-    if "tokenizer.json" not in store.teacher_files():
-        raise UserError(
-            f"{store.path}: holds no tokenizer.json of the teacher, and --vocab is compared with"
-            " its pieces; leave --vocab out, or dump again"
-        )
-
-
 class StudentVocabulary:
     """Tokenises a store's texts as a student with `--vocab VOCAB` does.
 
@@ -51,7 +42,11 @@ class StudentVocabulary:
     """
 
     def __init__(self, vocab: str, store: FeatureStore) -> None:
-        check_tokenizer(store)
+        if "tokenizer.json" not in store.teacher_files():
+            raise UserError(
+                f"{store.path}: holds no tokenizer.json of the teacher, and --vocab is compared"
+                " with its pieces; leave --vocab out, or dump again"
+            )
         check_vocabulary(store)
         self.vocab, self.store, self.separator = vocab, store, store.features.separator
         self.made_of: SpreadSample = spread_sample(store, VOCABULARY_TOKENS)

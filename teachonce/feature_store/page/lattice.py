@@ -83,25 +83,21 @@ def _groups(text: str, tokens: Tokens) -> list[_Group]:
         begin, end = (last, last) if special else _trimmed(text, begin, end)
         if begin == end:
             begin = end = last
-        previous = found[-1] if found else None
-        if previous and (begin < previous.end or begin == end == previous.begin == previous.end):
-            previous.begin, previous.end = min(previous.begin, begin), max(previous.end, end)
-            previous.tokens.append(number)
-            # Offsets may step back in the text, into groups before the previous one.
-            while len(found) > 1 and found[-1].begin < found[-2].end:
-                _merge_last(found)
-        else:
-            found.append(_Group(begin, end, [number]))
+        found.append(_Group(begin, end, [number]))
+        # Offsets may step back in the text, into groups before the previous one.
+        while len(found) > 1 and _together(*found[-2:]):
+            last_group = found.pop()
+            own = found[-1]
+            own.begin, own.end = min(own.begin, last_group.begin), max(own.end, last_group.end)
+            own.tokens += last_group.tokens
         last = found[-1].end
     return found
 
 
-def _merge_last(found: list[_Group]) -> None:
-    """Merge the last two groups."""
-    last = found.pop()
-    own = found[-1]
-    own.begin, own.end = min(own.begin, last.begin), max(own.end, last.end)
-    own.tokens += last.tokens
+def _together(one: _Group, next_one: _Group) -> bool:
+    """Return whether two groups share characters, or have no text at the same place."""
+    places = {one.begin, one.end, next_one.begin, next_one.end}
+    return next_one.begin < one.end or len(places) == 1
 
 
 def _trimmed(text: str, begin: int, end: int) -> Span:

@@ -9,8 +9,8 @@ from typing import Any
 from teachonce.feature_store.coverage import common_sizes, coverage
 from teachonce.feature_store.page.nearest import Nearest, nearest
 from teachonce.feature_store.page.sequence import (
-    DrawnTokens,
     SequenceSection,
+    TokenRow,
     attention_entries,
     sequence_section,
 )
@@ -114,7 +114,7 @@ def _teacher_rows(
 ) -> Iterator[list[str]]:
     """Yield a row of the table for each token of the teacher, with the columns of `_headings`."""
     views = range(store.features.views)
-    for number, (piece, begin, end, special, _, text) in enumerate(each.teacher.rows):
+    for number, (piece, begin, end, special, _, text) in enumerate(each.teacher):
         row = [str(number), piece, "" if special else f"{begin}:{end}", text]
         row += [each.pieces_of(name, number) for name in ALIGNMENTS] if student else []
         row += [each.masked(number)] if len(views) > 1 else []
@@ -123,8 +123,8 @@ def _teacher_rows(
         yield row + ([facts["tag"] or ""] if "tag" in facts else [])
 
 
-def _student_rows(side: DrawnTokens) -> Iterator[tuple[str, ...]]:
-    for number, (piece, begin, end, special, _, text) in enumerate(side.rows):
+def _student_rows(side: Sequence[TokenRow]) -> Iterator[tuple[str, ...]]:
+    for number, (piece, begin, end, special, _, text) in enumerate(side):
         yield str(number), piece, "" if special else f"{begin}:{end}", text
 
 

@@ -24,15 +24,9 @@ OWN = "own"
 """Key of the student's own tokens; an alignment with a second input has tokens under its name."""
 
 
-@dataclass(frozen=True)
-class DrawnTokens:
-    """Tokens as the page draws them.
-
-    rows: for each token its piece, begin, end, whether it is special, whether it replaces text that
-        the vocabulary cannot spell, and its text.
-    """
-
-    rows: list[tuple[str, int, int, bool, bool, str]]
+TokenRow = tuple[str, int, int, bool, bool, str]
+"""A token as the page draws it: piece, begin, end, whether it is special, whether it replaces text
+that the vocabulary cannot spell, and its text."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +41,8 @@ class SequenceSection:
     headline: str
     texts: Sequence[str]
     text: str
-    teacher: DrawnTokens
-    students: Mapping[str, DrawnTokens]
+    teacher: list[TokenRow]
+    students: Mapping[str, list[TokenRow]]
     lattices: Mapping[str, list[Cluster]]
     runs: Mapping[str, list[tuple[int, int, int, int]]]
     views: Sequence[Mapping[str, Any]]
@@ -66,7 +60,7 @@ class SequenceSection:
         assert side is not None
         for t_begin, t_end, s_begin, s_end in self.runs[name]:
             if t_begin <= token < t_end:
-                return " ".join(row[0] for row in side.rows[s_begin:s_end])
+                return " ".join(row[0] for row in side[s_begin:s_end])
         return ""
 
     def most_likely(self, view: int, token: int) -> str:
@@ -94,10 +88,8 @@ def sequence_section(
     teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(whole))
     names = [pieces.name(int(each)) for each in record.token_ids]
     unknown = pieces.names.readable(pieces.names.unknown or "")
-    drawn = DrawnTokens(
-        _token_rows(record.text, teacher, names, np.array([n == unknown for n in names]))
-    )
-    students, lattices, runs = dict[str, DrawnTokens](), dict[str, list[Cluster]](), {}
+    drawn = _token_rows(record.text, teacher, names, np.array([n == unknown for n in names]))
+    students, lattices, runs = dict[str, list[TokenRow]](), dict[str, list[Cluster]](), {}
     if student is None:
         lattices[OWN] = clusters(record.text, [teacher])
     else:
@@ -106,13 +98,14 @@ def sequence_section(
             key = OWN if tokens is sides.student else name
             runs[name] = _flat(pairs)
             if key not in students:
-                students[key] = _student_side(record.text, tokens, student)
+                own = [student.name(int(each)) for each in tokens.ids]
+                students[key] = _token_rows(record.text, tokens, own, student.unknown(tokens))
                 lattices[key] = clusters(record.text, [teacher, tokens])
     masks = _masks(record)
     data = {
         "number": number,
-        "teacher": drawn.rows,
-        "students": {key: side.rows for key, side in students.items()},
+        "teacher": drawn,
+        "students": students,
         "runs": runs,
         "best": [_best(facts) for facts in views],
         "masks": [[list(map(int, span)) for span in view.spans] for view in record.views],
@@ -125,19 +118,12 @@ def sequence_section(
     )
 
 
-def _token_rows(
-    text: str, tokens: Tokens, names: Sequence[str], unknown: Array
-) -> list[tuple[str, int, int, bool, bool, str]]:
+def _token_rows(text: str, tokens: Tokens, names: Sequence[str], unknown: Array) -> list[TokenRow]:
     spans, special = np.asarray(tokens.offsets).tolist(), np.asarray(tokens.special).tolist()
     return [
         (name, begin, end, is_special, bool(lost), "" if is_special else text[begin:end])
         for name, (begin, end), is_special, lost in zip(names, spans, special, unknown, strict=True)
     ]
-
-
-def _student_side(text: str, tokens: Tokens, student: StudentVocabulary) -> DrawnTokens:
-    names = [student.name(int(each)) for each in tokens.ids]
-    return DrawnTokens(_token_rows(text, tokens, names, student.unknown(tokens)))
 
 
 def _flat(pairs: Alignment) -> list[tuple[int, int, int, int]]:
