@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,23 @@ class Table:
         Raises UserError.
         """
         for path in self.files:
-            number, batches = 0, _batches(path, columns)
-            # Each step is wrapped, because Arrow may find damage only when it reads a batch.
-            while batch := _with_arrow(path, partial(next, batches, None)):
-                cells = [batch.column(name) for name in columns]
-                for row in range(batch.num_rows):
-                    values = {n: c[row] for n, c in zip(columns, cells, strict=True)}
-                    yield f"{path}, row {number}", values
-                    number += 1
+            number = 0
+            with _arrow_errors(path):
+                for batch in _batches(path, columns):
+                    cells = {name: batch.column(name) for name in columns}
+                    for row in range(batch.num_rows):
+                        yield (
+                            f"{path}, row {number}",
+                            {name: column[row] for name, column in cells.items()},
+                        )
+                        number += 1
 
 
-def _with_arrow(path: Path, read: Callable[[], Any]) -> Any:
-    """Call a function that reads with Arrow. Raises UserError if it fails."""
+@contextmanager
+def _arrow_errors(path: Path) -> Iterator[None]:
+    """Raise UserError if Arrow fails inside the `with` block."""
     try:
-        return read()
+        yield
     except UserError:
         raise
     except Exception as error:  # the library raises errors of any kind for a bad file
@@ -165,28 +168,27 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _schema(path: Path) -> Any:
-    def read() -> Any:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            return parquet.read_schema(path)
-        import pyarrow
-
-        with pyarrow.memory_map(str(path)) as file:
-            schema = pyarrow.ipc.open_stream(file).schema
-            # pyarrow reads a stream that was cut between two batches as a shorter one.
-            if file.size() >= len(END):
-                file.seek(file.size() - len(END))
-                if file.read() == END:
-                    return schema
-        raise UserError(f"{path}: has no end: the file was cut off; copy it again")
-
-    def read_and_check() -> Any:
-        schema = read()
+    with _arrow_errors(path):
+        schema = _read_schema(path)
         _types(schema)  # raises for names that are not UTF-8
         return schema
 
-    return _with_arrow(path, read_and_check)
+
+def _read_schema(path: Path) -> Any:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_schema(path)
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as file:
+        schema = pyarrow.ipc.open_stream(file).schema
+        # pyarrow reads a stream that was cut between two batches as a shorter one.
+        if file.size() >= len(END):
+            file.seek(file.size() - len(END))
+            if file.read() == END:
+                return schema
+    raise UserError(f"{path}: has no end: the file was cut off; copy it again")
 
 
 def first_width(table: Table, field: Numbers) -> int:

@@ -59,15 +59,14 @@ class RoundTripTokenizer:
         # Sorted keys: the identity of a store has the hash of this file.
         self.file = json.dumps(settings, ensure_ascii=False, sort_keys=True).encode()
         self.tokenizer = Tokenizer.from_str(self.file.decode())
-        tokenizer = self.tokenizer
         # The special tokens around a text are those around any letter.
-        mask = tokenizer.encode("a").special_tokens_mask
-        ids = tokenizer.encode("a").ids
+        letter = self.tokenizer.encode("a")
+        mask, ids = letter.special_tokens_mask, letter.ids
         inner = mask.index(0) if 0 in mask else len(mask)
         outer = mask[::-1].index(0) if 0 in mask else 0
         # Not ids[-outer:], which are all ids if `outer` is 0.
         self.before, self.after = ids[:inner], ids[len(ids) - outer :]
-        self.decoders = [tokenizer.decoder, *_without_cleanup(tokenizer)]
+        self.decoders = [self.tokenizer.decoder, *_without_cleanup(self.tokenizer)]
 
     def texts(self, ids: Sequence[list[int]], decoder: Any) -> list[str]:
         """Decode samples to texts, without the special tokens around them."""
