@@ -122,16 +122,20 @@ class StudentVocabulary:
         return np.asarray(tokens.ids == self.tokenizer.unk_token_id) & ~tokens.special
 
 
+DTYPES = {
+    "ids": np.int64, "offsets": np.int32, "special": bool, "start": np.int64, "types": np.uint8
+}  # fmt: skip
+"""Fields of `Tokens` that a process sends."""
+
+
 def tokenized_as_json(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
     """Tokenise texts and return the arrays as lists, which a process can send as JSON."""
     found = tokenize(Tokenizer.from_str(settings), texts, separator)
-    names = ("ids", "offsets", "special", "start", "types")
-    return {name: np.asarray(getattr(found, name)).tolist() for name in names}
+    return {name: np.asarray(getattr(found, name)).tolist() for name in DTYPES}
 
 
 def tokens_from_json(found: dict[str, Any]) -> Tokens:
     """Read the tokens that `tokenized_as_json` returned."""
-    dtypes = {"ids": np.int64, "offsets": np.int32, "special": bool, "start": np.int64}
-    arrays = {name: np.array(found[name], dtype) for name, dtype in dtypes.items()}
+    arrays = {name: np.array(found[name], dtype) for name, dtype in DTYPES.items()}
     arrays["offsets"] = arrays["offsets"].reshape(-1, 2)  # an empty list has one dimension
-    return Tokens(**arrays, types=np.array(found["types"], np.uint8))
+    return Tokens(**arrays)

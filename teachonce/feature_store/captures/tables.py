@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from teachonce.feature_store.captures.files import numbered, regular
 from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.json_file import read_small
+from teachonce.support.json_file import read_json
 
 END = b"\xff\xff\xff\xff\0\0\0\0"  # the end marker of an Arrow stream
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -154,17 +153,11 @@ def _files_of(path: Path) -> list[Path]:
         return [path] if path.suffix == ".parquet" else []
     if not (path / STATE).is_file():
         return numbered(path.glob("*.parquet"))
-    try:
-        state = json.loads(read_small(path / STATE))
-        # Only the last component: a forged name must not lead out of the folder.
-        names = [Path(str(each["filename"])).name for each in state["_data_files"]]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path / STATE}: cannot be read ({first_line(error)}); copy the folder again"
-        ) from None
-    if not names:
+    files = read_json(path / STATE, {"_data_files": [{"filename": str}]})["_data_files"]
+    if not files:
         raise UserError(f"{path / STATE}: names no file of a table; copy the folder again")
-    return [path / name for name in names]
+    # Only the last component: a forged name must not lead out of the folder.
+    return [path / Path(each["filename"]).name for each in files]
 
 
 def _schema(path: Path) -> Any:
