@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from teachonce.align import (
     FlatText,
@@ -31,14 +31,11 @@ from teachonce.feature_store.student_vocabulary import (
 from teachonce.store import open_store
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.settings.alignments import ALIGNMENTS
+from tests.end_to_end.support import ok, refused
 from tests.feature_store.test_json import facts
 from tests.store.making import PIECES, begin, features_of, make_part, put_part
 
-
-def lines(*arguments: object) -> str:
-    done = CliRunner().invoke(main, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done.output
+lines = partial(ok, main)
 
 
 def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
@@ -139,16 +136,11 @@ def test_tokens_are_the_same_from_another_process(store: Path) -> None:
 
 
 def test_what_cannot_be_a_vocabulary_is_refused(store: Path, tmp_path: Path) -> None:
-    def refused(*arguments: object) -> str:
-        done = CliRunner().invoke(main, [*map(str, arguments)])
-        assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
-        return done.output
-
-    assert "--vocab big: expected a size" in refused("info", store, "--vocab", "big")
+    assert "--vocab big: expected a size" in refused(main, "info", store, "--vocab", "big")
     writer = begin(tmp_path / "a.zarr", features_of(tier=None), files={"config.json": b"{}"})
     put_part(writer, 0, make_part(features_of(tier=None), 0))
     writer.seal()
     for command in ("info", "page"):
-        line = refused(command, tmp_path / "a.zarr", "--vocab", "5k")
+        line = refused(main, command, tmp_path / "a.zarr", "--vocab", "5k")
         assert "holds no tokenizer.json" in line and "leave --vocab out" in line
     assert "page in" in lines("page", tmp_path / "a.zarr", "--out", tmp_path / "a.html")

@@ -21,6 +21,8 @@ from numcodecs import Zstd
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
+from tests.feature_store.captures import making
+
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8,
     torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.uint16,
@@ -127,9 +129,7 @@ def _values(path: Path, files: list[Path], chance: random.Random) -> str:
 def _torch(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     tensors: Any = torch.load(io.BytesIO(data), weights_only=True)
     told = _tensors(tensors, chance)
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
-    return buffer.getvalue(), told
+    return making.saved(tensors), told
 
 
 def _tensors(tensors: dict[str, Any], chance: random.Random) -> str:
@@ -199,10 +199,8 @@ def _generator(chance: random.Random) -> torch.Generator:
 
 def _archive(path: Path, chance: random.Random) -> str:
     """A tar with a member more, less, renamed, changed; or cut between two."""
+    members = making.archive_members(path)
     with tarfile.open(path) as archive:
-        members: list[list[Any]] = [
-            [m.name, (archive.extractfile(m) or io.BytesIO()).read()] for m in archive
-        ]
         offsets = [m.offset for m in archive.getmembers()]
     place = chance.randrange(len(members))
     how = chance.choice(
@@ -214,25 +212,20 @@ def _archive(path: Path, chance: random.Random) -> str:
     if how == "payload":
         place = chance.randrange(1, len(members))
         data, how = _torch(Zstd().decode(members[place][1]), chance)
-        members[place][1] = bytes(Zstd().encode(data))
+        members[place] = members[place][0], bytes(Zstd().encode(data))
     elif how == "gone":
         del members[place]
     elif how == "doubled":
         members.append(members[place])
     elif how == "renamed":
-        members[place][0] = chance.choice(
-            ("0.pt.zst", "9999.pt.zst", "x", "../0.pt.zst", "-1.pt.zst")
-        )
+        name = chance.choice(("0.pt.zst", "9999.pt.zst", "x", "../0.pt.zst", "-1.pt.zst"))
+        members[place] = name, members[place][1]
     else:
         found = json.loads(members[0][1])
         inner = chance.choice((found, found["saver"]))
         inner[chance.choice(sorted(inner))] = chance.choice(ODD)
-        members[0][1] = json.dumps(found).encode()
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+        members[0] = members[0][0], json.dumps(found).encode()
+    making.write_archive(path, members)
     return how
 
 

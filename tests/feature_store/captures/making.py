@@ -12,7 +12,7 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,19 +137,35 @@ def megatron(
             for first in range(0, len(batches), 2):
                 numbers = range(first, min(first + 2, len(batches)))
                 name = f"cp{context}_dp{data}__{numbers[-1]}.tar"
-                with tarfile.open(folder / name, "w") as archive:
-                    _add(archive, "_meta.json", json.dumps(meta).encode())
-                    for number in numbers:
-                        own = [_of_rank(b, context, cp) for b in batches[number][data::dp]]
-                        payload = _payload([_top(each, kept, nucleus) for each in own])
-                        _add(archive, f"{number}.pt.zst", payload)
+                members = [("_meta.json", json.dumps(meta).encode())]
+                for number in numbers:
+                    own = [_of_rank(b, context, cp) for b in batches[number][data::dp]]
+                    payload = _payload([_top(each, kept, nucleus) for each in own])
+                    members.append((f"{number}.pt.zst", payload))
+                write_archive(folder / name, members)
     return folder
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    archive.addfile(info, io.BytesIO(data))
+def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    """Write a tar of these names and contents."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def archive_members(path: Path) -> list[tuple[str, bytes]]:
+    """Names and contents of the members of a tar."""
+    with tarfile.open(path) as archive:
+        return [(m.name, (archive.extractfile(m) or io.BytesIO()).read()) for m in archive]
+
+
+def saved(value: object) -> bytes:
+    """What torch.save writes of a value."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
 def _of_rank(batch: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
@@ -171,9 +187,8 @@ def _top(batch: torch.Tensor, kept: int, nucleus: float | None) -> tuple[torch.T
 
 def _payload(batches: list[tuple[torch.Tensor, ...]]) -> bytes:
     values, low, high = (list(each) for each in zip(*batches, strict=True))
-    buffer = io.BytesIO()
-    torch.save({"values": values, "indices_low": low, "bit_17": high}, buffer)
-    return bytes(Zstd(level=3).encode(buffer.getvalue()))
+    payload = saved({"values": values, "indices_low": low, "bit_17": high})
+    return bytes(Zstd(level=3).encode(payload))
 
 
 def speculators(folder: Path, samples: Sequence[Taught], layers: Sequence[int]) -> Path:
@@ -205,9 +220,7 @@ def specforge(
             "aux_hidden_state": torch.nn.functional.pad(aux, pad)[None],
         }
         path = folder / f"rows_0-2000/data_{number}.ckpt{'.gz' if gz else ''}"
-        buffer = io.BytesIO()
-        torch.save(record, buffer)
-        path.write_bytes(gzip.compress(buffer.getvalue()) if gz else buffer.getvalue())
+        path.write_bytes(gzip.compress(saved(record)) if gz else saved(record))
     return folder
 
 

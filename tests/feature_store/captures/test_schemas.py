@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from teachonce.feature_store.captures.files import gunzip, unzstd
 from tests.end_to_end.support import says
+from tests.feature_store.captures import making
 from tests.feature_store.captures.making import (
     Taught,
     distillkit,
@@ -148,14 +149,8 @@ def run(samples: list[Taught], tmp_path: Path) -> tuple[Path, Path]:
 
 def rewritten(archive: Path, change: Callable[[str, bytes], bytes]) -> None:
     """Write the members of an archive again, changed."""
-    with tarfile.open(archive) as old:
-        members = [(m.name, old.extractfile(m).read()) for m in old.getmembers()]  # type: ignore[union-attr]
-    with tarfile.open(archive, "w") as new:
-        for name, data in members:
-            data = change(name, data)
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            new.addfile(info, io.BytesIO(data))
+    found = making.archive_members(archive)
+    making.write_archive(archive, [(name, change(name, data)) for name, data in found])
 
 
 def _payload(change: Change) -> Callable[[str, bytes], bytes]:
@@ -164,9 +159,7 @@ def _payload(change: Change) -> Callable[[str, bytes], bytes]:
             return data
         tensors = torch.load(io.BytesIO(Zstd().decode(data)), weights_only=True)
         change(tensors)
-        buffer = io.BytesIO()
-        torch.save(tensors, buffer)
-        return bytes(Zstd().encode(buffer.getvalue()))
+        return bytes(Zstd().encode(making.saved(tensors)))
 
     return changed
 
