@@ -31,10 +31,10 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); check the file") from None
 
 
-def read_json(path: Path, shape: Any, most: int = MOST_BYTES) -> Any:
+def read_json(path: Path, shape: Any) -> Any:
     """Read a JSON file with the schema `shape`, see `schema_violation`. Raises UserError, which
     names file and key."""
-    text = read_small(path, most)
+    text = read_small(path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -17,9 +17,9 @@ from teachonce.feature_store.captures.tables import (
     Table,
     TableCapture,
     first_width,
+    holds_table,
     is_list,
     numbers,
-    recogniser,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.errors import UserError
@@ -86,7 +86,7 @@ class CachedVectors(TableCapture):
 
 FORMAT = Format(
     "sentence-transformers",
-    recogniser(_has_vectors),
+    partial(holds_table, _has_vectors),
     CachedVectors,
     frozenset({"text_column", "max_length"}),
 )

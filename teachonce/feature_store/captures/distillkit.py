@@ -27,8 +27,8 @@ from teachonce.feature_store.captures.tables import (
     Table,
     TableCapture,
     first_width,
+    holds_table,
     numbers,
-    recogniser,
     row_arrays,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
@@ -152,5 +152,5 @@ class DistillKit(TableCapture):
 
 
 FORMAT = Format(
-    "distillkit", recogniser(_layout_of), DistillKit, frozenset({"model", "compression"})
+    "distillkit", partial(holds_table, _layout_of), DistillKit, frozenset({"model", "compression"})
 )

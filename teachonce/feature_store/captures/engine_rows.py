@@ -19,8 +19,8 @@ from teachonce.feature_store.captures.tables import (
     Table,
     TableCapture,
     first_width,
+    holds_table,
     numbers,
-    recogniser,
     row_arrays,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
@@ -76,7 +76,7 @@ class EngineRows(TableCapture):
 
 def _format(engine: str) -> Format:
     fits, opened = partial(_is_of, engine), partial(EngineRows, engine)
-    return Format(engine, recogniser(fits), opened, frozenset({"model"}))
+    return Format(engine, partial(holds_table, fits), opened, frozenset({"model"}))
 
 
 VLLM, SGLANG = _format("vllm"), _format("sglang")

@@ -133,14 +133,10 @@ class TableCapture:
         return list(self._table.files)
 
 
-def recogniser(fits: Callable[[Table], object]) -> Callable[[Path], bool]:
-    """Return a function that returns whether a path holds a table that `fits`."""
-
-    def recognises(path: Path) -> bool:
-        table = open_table(path)
-        return table is not None and bool(fits(table))
-
-    return recognises
+def holds_table(fits: Callable[[Table], object], path: Path) -> bool:
+    """Return whether a path holds a table that `fits`."""
+    table = open_table(path)
+    return table is not None and bool(fits(table))
 
 
 def _types(schema: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teachonce.checkpoints.declared import layers_of
+from teachonce.checkpoints.declared import layers_of, longest_input
 from teachonce.checkpoints.names import resolve_model
 from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.support.errors import UserError
@@ -40,8 +40,7 @@ class TeacherFiles:
     @property
     def limit(self) -> int | None:
         """Return the tokenizer's limit for a text, in tokens, or None if it has no limit."""
-        found = self.tokenizer.model_max_length  # 10**30 in transformers means no limit
-        return int(found) if 0 < found < 1 << 20 else None
+        return longest_input(self.tokenizer.model_max_length, None, self.config)
 
     def files(self, max_length: int) -> dict[str, bytes]:
         """Return the teacher's files that a store holds: content in bytes by file name."""
