@@ -223,6 +223,10 @@ TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "values": ({"top_values": [[-0.7]] * 3}, "token_ids has 2 top-k ids, and top_values 1"),
     "no token": ({"input_ids": [], "token_ids": [], "top_values": []}, "not a list of lists"),
     "text": ({"input_ids": "2 9 3"}, "column input_ids is not a list of numbers"),
+    "structs": (
+        {"token_ids": [{"id": 5}] * 3},
+        "column token_ids is not a list of lists of numbers",
+    ),
 }
 
 
