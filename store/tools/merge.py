@@ -34,6 +34,7 @@ FREE = frozenset(
         "arguments.part_tokens",
         "arguments.device",
         "arguments.weights",
+        "arguments.chat_date",  # the rendered text is stored
         "mixed_vocab",  # which one of the stores alone has: of no one sequence
     }
 )

@@ -94,7 +94,8 @@ def cut_parts(
     at most `limit` tokens in all. `say` receives a line if labels are converted."""
     options, corpus, task = plan.options, plan.corpus, plan.features.task
     if options.messages is not None:
-        chats = ChatRenderer(plan.teacher.tokenizer, plan.teacher.name, plan.learn)
+        teacher = plan.teacher
+        chats = ChatRenderer(teacher.tokenizer, teacher.name, plan.learn, plan.chat_date)
         documents = chats.rendered(documents)
     windows = windows_of(
         documents,

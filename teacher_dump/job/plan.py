@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
 from teachonce.support.console import counted
 from teachonce.support.differences import first_few
-from teachonce.support.errors import UserError
+from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.redaction import without_paths
 from teachonce.teacher_dump.corpus.documents import SUFFIXES, Corpus
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN
@@ -141,7 +142,29 @@ class DumpPlan:
         if self.options.messages is None:
             return {}
         template = ChatRenderer.template_hash(self.teacher.tokenizer)
-        return {"learn": self.learn, "chat_template_hash": template}
+        dated = {"chat_date": self.chat_date.isoformat()} if self.chat_date else {}
+        return {"learn": self.learn, "chat_template_hash": template, **dated}
+
+    @cached_property
+    def chat_date(self) -> datetime | None:
+        """Return the time at which the dump was started, if the chat template may write a date: a
+        continued dump renders the same texts. None in stores of earlier dumps.
+
+        Raises UserError if the store has something else in its place.
+        """
+        if self.options.messages is None or not ChatRenderer.reads_clock(self.teacher.tokenizer):
+            return None
+        # Not when the plan is made: another process may create the store after that.
+        if (started := _started(self.options)) is None:
+            return datetime.now().replace(microsecond=0)
+        stored = _stored_argument(started, "chat_date")
+        try:
+            return datetime.fromisoformat(stored) if stored is not None else None
+        except ValueError:
+            raise UserError(
+                f"{self.options.out}: identity.arguments.chat_date is {stored!r:.40}, expected a"
+                f" time, such as 2026-01-31T12:00:00; {ANOTHER}"
+            ) from None
 
     @property
     def learn(self) -> str:
@@ -202,7 +225,9 @@ def planned(
     started = _started(options)
     # The precision is in the identity: `auto` may differ on the machine that continues a store.
     if options.precision == "auto":
-        resolved = replace(resolved, precision=_precision_of(started) or resolved.precision)
+        resolved = replace(
+            resolved, precision=_stored_argument(started, "precision") or resolved.precision
+        )
     say(settings_lines(resolved, bool(options.corpus)))
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
@@ -313,10 +338,11 @@ def _started(options: DumpOptions) -> Mapping[str, Any] | None:
     return None
 
 
-def _precision_of(started: Mapping[str, Any] | None) -> str | None:
+def _stored_argument(started: Mapping[str, Any] | None, name: str) -> str | None:
+    """Return an argument of a started store; None if it has none, or one that is no text."""
     arguments = started["identity"].get("arguments") if started else None
-    precision = arguments.get("precision") if isinstance(arguments, Mapping) else None
-    return precision if isinstance(precision, str) else None
+    found = arguments.get(name) if isinstance(arguments, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def _load_teacher(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -28,13 +30,14 @@ class ChatRenderer:
     learn: which contents students are trained on: `assistant` for its messages only, `all` for all
         messages; each with the special token that ends the message. The marks of the template are
         never included.
+    date: the time that the template gets from `strftime_now`; None for the current time.
 
     Raises UserError for a tokenizer without a chat template.
     """
 
-    def __init__(self, tokenizer: Any, name: str, learn: str) -> None:
+    def __init__(self, tokenizer: Any, name: str, learn: str, date: datetime | None = None) -> None:
         self.check(tokenizer, name)
-        self._tokenizer, self._name, self._learn = tokenizer, name, learn
+        self._tokenizer, self._name, self._learn, self._date = tokenizer, name, learn, date
         specials = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         # The longest first, as a token may begin with another.
         self._ends = tuple(sorted(specials, key=len, reverse=True))
@@ -55,6 +58,12 @@ class ChatRenderer:
     def template_hash(tokenizer: Any) -> str:
         """Return the SHA-256 of the chat template; it is no part of tokenizer.json."""
         return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+
+    @staticmethod
+    def reads_clock(tokenizer: Any) -> bool:
+        """Return whether the chat template may write the current date (Llama 3.2)."""
+        # The only function of time that transformers gives to a template.
+        return "strftime_now" in str(tokenizer.chat_template)
 
     def rendered(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents with the rendered text, and its spans that students are trained on.
@@ -95,7 +104,8 @@ class ChatRenderer:
     def _apply(self, messages: Sequence[Message], document: Document) -> str:
         table = [{"role": role, "content": content} for role, content in messages]
         try:
-            text = str(self._tokenizer.apply_chat_template(table, tokenize=False))
+            with self._fixed_date():
+                text = str(self._tokenizer.apply_chat_template(table, tokenize=False))
         except Exception as error:  # templates raise errors of any type
             raise UserError(
                 f"{document.source}, chat {document.number + 1}: the chat template of {self._name}"
@@ -103,6 +113,23 @@ class ChatRenderer:
             ) from error
         # The tokenizer puts its own bos in front of every text, also of those that begin with it.
         return text.removeprefix(self._own_bos)
+
+    @contextmanager
+    def _fixed_date(self) -> Iterator[None]:
+        """Let the template write the date of this renderer inside the `with` block."""
+        if self._date is None:
+            yield
+            return
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        # `apply_chat_template` replaces functions in its arguments. It compiles a template once;
+        # globals of the compiled one hide those of its environment.
+        found = _compile_jinja_template(self._tokenizer.get_chat_template()).globals
+        found["strftime_now"] = self._date.strftime
+        try:
+            yield
+        finally:
+            del found["strftime_now"]
 
     def _learnt(
         self, text: str, messages: Sequence[Message], spans: list[tuple[int, int]]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import FeatureStore, open_store
+from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import ok, refused, says, write_corpus
+from teachonce.teacher_dump.job import plan
+from tests.end_to_end.support import invoke, ok, refused, says, write_corpus
 from tests.making.decoders import save_decoder
 from tests.texts import ENGLISH
 
@@ -136,6 +141,41 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
             assert read == "".join(answers)
         else:  # a piece over the end of a mark is not learnt
             assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
+
+
+def test_a_template_writes_the_date_of_the_first_start(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated = "{{ strftime_now('%d %b %Y, %H:%M:%S') }}\n" + TEMPLATE
+    folder = with_template(Path(shutil.copytree(model, tmp_path / "model")), dated)
+    corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.zarr"
+    words = words_for(folder, corpus, out)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(StoreWriter, "seal", mock.Mock(side_effect=KeyboardInterrupt))
+        assert invoke(teacher_dump, *words).exit_code
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Tomorrow:
+            return cls.fromtimestamp(time.time() + 86_400, tz)
+
+    for module in (chat_template_utils, plan):
+        monkeypatch.setattr(module, "datetime", Tomorrow)
+    ok(teacher_dump, *words)
+    assert "nothing to do" in ok(teacher_dump, *words)
+    store = open_store(out)
+    started = datetime.fromisoformat(store.identity["arguments"]["chat_date"])
+    assert store[0].text.startswith(started.strftime("%d %b %Y, %H:%M:%S"))
+    ok(teacher_dump, *words_for(folder, corpus, tmp_path / "b.zarr"))
+    other = open_store(tmp_path / "b.zarr")
+    assert other[0].text != store[0].text
+    # Outside of a dump the template writes the time as before.
+    assert (
+        AutoTokenizer.from_pretrained(folder)
+        .apply_chat_template(chats(1)[0], tokenize=False)
+        .startswith(Tomorrow.now().strftime("%d %b %Y"))
+    )
+    ok(feature_store, "merge", out, tmp_path / "b.zarr", tmp_path / "both.zarr", "--recode")
 
 
 def test_what_is_refused(tmp_path: Path, model: Path) -> None:
