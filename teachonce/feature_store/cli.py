@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -291,11 +292,21 @@ def forget(
     yield written(path)
 
 
+class _WithNegativeNumber(click.Command):
+    """A command that takes a word such as -1 as a number, not as an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Only then, so that a mistyped option is reported as such.
+        ctx.ignore_unknown_options = any(re.fullmatch(r"-\d+", word) for word in args)
+        return super().parse_args(ctx, args)
+
+
 @main.command(
+    cls=_WithNegativeNumber,
     epilog=examples(
         "feature-store show store.zarr 17",
-        "feature-store show store.zarr 17 --json",
-    )
+        "feature-store show store.zarr -1 --json",
+    ),
 )
 @click.argument("path", type=PATH)
 @click.argument("number", type=int)
@@ -303,7 +314,7 @@ def forget(
 @allow_partial
 @printed
 def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Output]:
-    """Print one sequence: text, tokens, most likely pieces."""
+    """Print one sequence: text, tokens, most likely pieces. -1 is the last one."""
     from teachonce.store.read.store import open_store
     from teachonce.store.tools.show import headline, printable, sequence_facts, token_table
 

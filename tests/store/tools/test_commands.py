@@ -222,7 +222,12 @@ def test_show(tmp_path: Path, tier: str) -> None:
     assert len(lines) == len(record.token_ids)
     for line, token, mask in zip(lines, record.token_ids, record.views[1].mask, strict=True):
         assert f" piece{token} " in line and (" x " in line) == mask
-    assert "no sequence 99" in refused("show", tmp_path / "a.h5", 99)
+    path = tmp_path / "a.h5"
+    last = run("show", path, -1)
+    assert "sequence 11 of 12" in last.output and last.output == run("show", path, 11).output
+    for number, words in ((99, "no sequence 99"), (-13, "no sequence -13; it has 0..11")):
+        assert words in refused("show", tmp_path / "a.h5", number)
+    assert "--vew: no such option" in refused("show", tmp_path / "a.h5", 0, "--vew", 1)
     assert "no view 5" in refused("show", tmp_path / "a.h5", 0, "--view", 5)
 
 
