@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +103,9 @@ def documents_to_forget(
         # A store has hashes of windows, so the texts are cut with its own, untrusted, tokenizer.
         found = within_bounds(
             store.teacher_file("tokenizer.json"),
-            sum(each.stat().st_size for text in texts for each in _files(Path(text))),
+            # Not the sizes of files: patterns and data sets of the hub name none, and files may be
+            # packed.
+            sum(len(each.text.encode("utf-8", "surrogatepass")) for each in corpus),
             store.path,
             lambda: _digests(store, corpus),
             _digests_in_process,
@@ -116,10 +118,6 @@ def documents_to_forget(
         return replace(given, digests=digests)
 
     return _hash(given, str(corpus.identity())), wanted
-
-
-def _files(path: Path) -> Iterator[Path]:
-    return (each for each in (path, *path.rglob("*")) if each.is_file())
 
 
 def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
@@ -340,8 +341,9 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
     )
 
 
-def test_time_for_the_texts_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time limit of a tokenizer counts the bytes of all files in the folder."""
+def test_time_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit of a tokenizer counts the bytes of the texts, wherever they are: in a folder,
+    in files of a pattern, packed."""
     seen = list[int]()
 
     def recorded(data: bytes, text_bytes: int, *rest: Any) -> Any:
@@ -357,9 +359,12 @@ def test_time_for_the_texts_of_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     identity = IDENTITY | {"arguments": {"stride": 0}}
     settings = {"tokenizer.json": TOKENIZER, "config.json": b"{}", "tokenizer_config.json": b"{}"}
     make_store(path, SMALL, parts=1, identity=identity, files=settings)
-    line = refused("forget", path, "--texts", tmp_path / "texts", "--texts", texts[0])
+    packed = tmp_path / "b.txt.gz"
+    packed.write_bytes(gzip.compress(texts[0].read_bytes()))
+    words = (tmp_path / "texts", f"{tmp_path}/*/*.txt", packed)
+    line = refused("forget", path, *(word for each in words for word in ("--texts", each)))
     assert "1 document to forget not in the store" in line  # the texts are equal
-    assert seen == [3 * texts[0].stat().st_size]
+    assert seen == [4 * 9 * len("the story of 東京".encode())]
 
 
 @pytest.mark.parametrize("small", ("zarr",), indirect=True)
