@@ -130,12 +130,12 @@ class RoundTripTokenizer:
                 return begin + size, found
         return begin, None
 
-    def begins_inside_word(self, ids: list[int], begin: int, text: str) -> bool:
-        """Return whether the stretch that starts at token `begin` continues a word of the tokens
-        before it."""
-        before, whole = self.texts([ids[:begin], ids], self.decoders[-1])
-        joined = whole.startswith(before) and whole[len(before) : len(before) + 1] == text[:1]
-        return joined and before[-1:].isalnum() and text[:1].isalnum()
+
+def _continues_word(before: str, whole: str, text: str) -> bool:
+    """Return whether a stretch with this text, after the text `before` of the `whole` sample,
+    begins inside a word."""
+    joined = whole.startswith(before) and whole[len(before) : len(before) + 1] == text[:1]
+    return joined and before[-1:].isalnum() and text[:1].isalnum()
 
 
 def _without_cleanup(tokenizer: Any) -> list[Any]:
@@ -226,11 +226,12 @@ def stretches(
         for sample, row, whole in zip(batch, ids, tokenizer.round_trips(ids), strict=True):
             tally["samples"] += 1
             found = [(0, *whole)] if whole else list(tokenizer.stretches(row))
+            (every,) = tokenizer.texts([[] if whole else row], tokenizer.decoders[-1])
             for begin, text, encoding in found:
-                inside = tokenizer.begins_inside_word(row, begin, text) if begin else False
+                (before,) = tokenizer.texts([row[:begin]], tokenizer.decoders[-1])
+                inside = begin > 0 and _continues_word(before, every, text)
                 # What came before was not captured: a first letter may continue a word.
                 hard = inside or (not begin and sample.continues and text[:1].isalnum())
-                (before,) = tokenizer.texts([row[:begin]], tokenizer.decoders[-1])
                 window = make_window(text, number, len(before), hard, encoding)
                 yield Stretch(window, sample, begin)
             left = len(row) - sum(len(encoding.ids) for *_, encoding in found)
