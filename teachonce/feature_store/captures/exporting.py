@@ -28,6 +28,7 @@ from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 
 ROWS_A_FILE = 4096  # in a capture of DistillKit
+LARGEST = 2**31 - 1  # bytes of a row in it: its schema has Arrow's lists with 32-bit offsets
 Columns = Sequence[str] | None
 
 
@@ -152,6 +153,13 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
     for number in range(-(-len(store) // ROWS_A_FILE)):
         with parquet.ParquetWriter(new / f"data_{number}.parquet", schema) as file:
             for token_ids, ids, logprobs in islice(sequences, ROWS_A_FILE):
+                if logprobs.size * np.dtype("<f4").itemsize > LARGEST:
+                    raise UserError(
+                        f"{store.path}: a sequence has {len(token_ids):,} tokens with {spec.size:,}"
+                        f" log-probabilities each, and a row of DistillKit holds at most"
+                        f" {LARGEST:,} bytes; export --to parquet, or dump with a smaller K or"
+                        " --max-length"
+                    )
                 best = np.ascontiguousarray(logprobs, "<f4").view(np.uint8)
                 cells = [
                     pyarrow.array([token_ids.astype(np.uint64)]),

@@ -15,6 +15,7 @@ from teachonce.feature_store.captures import exporting
 from teachonce.feature_store.captures.exporting import export_store
 from teachonce.store import LogitsSpec, StoreError, open_store
 from teachonce.store.read.derived_copies import list_of
+from teachonce.support.errors import UserError
 from tests.feature_store.captures.conftest import run
 from tests.feature_store.captures.making import packed
 from tests.store.making import begin, features_of, make_part, put_part
@@ -60,6 +61,10 @@ def test_distillkit_files_have_all_rows_of_a_sound_store(
         assert row["bytepacked_indices"] == packed(logits.ids, bits=10)
         logprobs = np.array(row["compressed_logprobs"], np.uint8).view("<f4")
         assert np.array_equal(logprobs, logits.logprobs)
+    with monkeypatch.context() as small:
+        small.setattr(exporting, "LARGEST", 99)
+        with pytest.raises(UserError, match=r"at most 99 bytes; export --to parquet, or"):
+            export_store(str(path), tmp_path / "large", "distillkit", None, "float32")
 
     chunks = [path / f"parts/{number}/view0/logits/ids/c/0/0" for number in range(2)]
     contents = [chunk.read_bytes() for chunk in chunks]
