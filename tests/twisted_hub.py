@@ -143,6 +143,13 @@ def pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     handler.send(200, {"Link": f'<{url}>; rel="next"'}, b"[]")
 
 
+def moved_pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
+    """An empty page, and the next at another address, a hundred in all."""
+    before, _, number = handler.path.partition("?")[0].partition("/page")
+    url = f"{handler.hub.address}{before}/page{int(number or 0) + 1}"
+    handler.send(200, {"Link": f'<{url}>; rel="next"'} if number != "99" else {}, b"[]")
+
+
 def wrong_shapes() -> dict[str, Twist]:
     """JSON of a shape that nobody expects, nested deeply, and none at all."""
     bodies = {
@@ -162,7 +169,7 @@ ANSWERS: dict[str, Twist] = {
     each.__name__: each
     for each in (
         *(endless, long, dense, short, cut, drip, drip_headers, silence),
-        *(circle, to_file, wait, outside, commit_outside, none_outside, pages),
+        *(circle, to_file, wait, outside, commit_outside, none_outside, pages, moved_pages),
     )
 } | wrong_shapes()
 """All twists, by their names."""

@@ -122,27 +122,29 @@ def _prepare(request: Any) -> None:
 
 
 class _Lists:
-    """Bounds the number of pages of each list of files: a page can be empty, and name itself as the
-    next one."""
+    """Bounds the pages of each list of files, and their time: a page can be empty, and name itself
+    as the next one."""
 
     def __init__(self) -> None:
-        # By address: pages, times of the first and of the last.
-        self._seen: dict[str, tuple[int, float, float]] = {}
+        # By the address of the next page: the pages before it, and the time of the first.
+        self._next: dict[str, tuple[int, float]] = {}
 
     def check(self, response: Response) -> None:
-        request = response.request
-        # Without the query, which is another one for each page.
-        key = f"{request.method} {request.url.copy_with(query=None)}"
-        if "next" not in response.links:
-            self._seen.pop(key, None)
+        # Only an address that the page before has named continues a list: one that was read in part
+        # can be read again, and a hub cannot begin anew by other addresses, errors or slow pages.
+        here, now = response.request.url, time.monotonic()
+        pages, first = self._next.get(str(here), (0, now))
+        if "next" in response.links:
+            pages, address = pages + 1, response.links["next"]["url"]
+        elif pages and response.has_redirect_location:
+            address = response.headers["Location"]
+        else:
+            if response.is_success:
+                self._next.pop(str(here), None)
             return
-        now = time.monotonic()
-        pages, first, last = self._seen.get(key, (0, now, now))
-        if now - last > PAGES_SECONDS:  # the caller has not read the earlier list to its end
-            pages, first = 0, now
-        self._seen[key] = pages + 1, first, now
-        if pages >= MAX_PAGES or now - first > PAGES_SECONDS:
-            raise _refused(request, f"sends a list without an end ({pages:,} pages)")
+        self._next[str(here.join(address))] = pages, first
+        if pages > MAX_PAGES or now - first > PAGES_SECONDS:
+            raise _refused(response.request, f"sends a list without an end ({pages:,} pages)")
 
 
 def _check(response: Response) -> None:

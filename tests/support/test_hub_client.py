@@ -84,7 +84,9 @@ def test_names_stay_in_the_cache(hub: Hub, twist: str, tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if "outside" in path.name]
 
 
-@pytest.mark.parametrize("twist", [*BOUNDED[:5], "wait", "pages", "nested", "names", "sizes"])
+@pytest.mark.parametrize(
+    "twist", [*BOUNDED[:5], "wait", "pages", "moved_pages", "nested", "names", "sizes"]
+)
 def test_a_list_has_bounds(hub: Hub, twist: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_client, "MAX_PAGES", 20)
     hub.twists = {"GET /api/datasets/user/m/tree": ANSWERS[twist]}
@@ -99,15 +101,18 @@ def test_a_list_has_bounds(hub: Hub, twist: str, monkeypatch: pytest.MonkeyPatch
 def test_a_list_that_was_read_in_part_can_be_read_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later than the time that a list may take; one without an end still has its bounds."""
+    """Later than the time that a list may take; one without an end still has its bounds, and so has
+    one whose next page comes later than that."""
     now = [0.0]
     monkeypatch.setattr(hub_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(hub_client, "MAX_PAGES", 5)
-    hub.twists = {"GET /api/datasets/user/m/tree": ANSWERS["pages"]}
+    hub.twists = {"GET /api/datasets/user/m/tree": ANSWERS["moved_pages"]}
     hub_client.bound_hub_client()
     for _ in range(3):
-        assert get_session().get(f"{hub.address}/api/datasets/user/m/tree/main").links["next"]
+        found = get_session().get(f"{hub.address}/api/datasets/user/m/tree/main")
         now[0] += 1 + hub_client.PAGES_SECONDS
+    with pytest.raises(UserError, match="sends a list without an end"):
+        get_session().get(found.links["next"]["url"])
     with pytest.raises(UserError, match="sends a list without an end"):
         Repository("user/m", "dataset").files()
 
