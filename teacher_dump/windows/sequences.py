@@ -2,14 +2,21 @@
 
 The two texts of a pair are one window, which the teacher reads as one input. For parallel texts,
 such as a sentence and its translation, the window has the student's text and the token ids of the
-teacher's text. Pairs and parallel texts are truncated, not divided into windows, because a label or
-vector belongs to the whole text.
+teacher's text.
+
+Pairs, parallel texts, and texts with one label or vector are truncated, not divided into windows,
+because a label or vector belongs to the whole text. They are truncated to the tokens of
+transformers' `truncation=True`. The text of a sequence, tokenized alone, must give its stored
+tokens. So a text is cut where a token ends, if need be inside a word. If a token covers only part
+of a character, the cut is before this character, and the text has a few tokens fewer than in
+transformers. With `truncation_side` left, most tokenizers tokenize the rest of a word differently
+than in the whole word: the text then begins at the next word.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,16 +25,22 @@ import numpy as np
 from teachonce.store import Features, FeatureStore
 from teachonce.store.format.pairs import SEPARATOR, has_pair_form, split_pair
 from teachonce.store.tools.documents import document_digests, sequence_digest
+from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import (
     SEGMENT,
+    checked_budget,
     document_batches,
+    encoder,
     fast_backend,
     iter_windows,
 )
-from teachonce.teacher_dump.windows.truncating import Truncation, iter_truncated
+from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
+
+TRIES = 16  # cuts that are tried before one whose tokens differ from transformers' is accepted
+SPARE = 64  # tokens after a cut that a tokenized stretch of a long text must have
 
 
 def windows_of(
@@ -81,6 +94,180 @@ class _StoredTokenizer:
     is_fast: bool = True
 
 
+@dataclass(frozen=True)
+class Truncation:
+    """Truncates single texts with a tokenizer.
+
+    `encode` takes a list of texts. With `left` (`truncation_side` of tokenizer_config.json) the
+    beginning of a text is cut off.
+    """
+
+    encode: Callable[[list[Any]], list[Any]]
+    left: bool = False
+
+    @staticmethod
+    def of(tokenizer: Any) -> Truncation:
+        """Create it from a transformers tokenizer. Raises UserError for a slow one."""
+        side = getattr(tokenizer, "truncation_side", "right")
+        return Truncation(encoder(fast_backend(tokenizer)), side == "left")
+
+    def span(
+        self, text: str, budget: int, whole: Any = None, prompt: int = 0
+    ) -> tuple[int, int] | None:
+        """Find (begin, end) of the longest part of a text that has at most `budget` tokens.
+
+        `whole` is the encoding of the text, if it exists already. Returns None if no character
+        after the first `prompt` characters fits.
+        """
+        ids, begin, end = self._tokens(text, budget, whole)
+        if len(ids) <= budget:
+            return 0, len(text)
+        fitting = None
+        for count in range(budget, 0, -1):
+            if self.left:
+                place = int(end[len(ids) - count - 1])
+                span, expected = (place, len(text)), ids[len(ids) - count :]
+            else:
+                # Tokens that are parts of one character all have its span.
+                place = int(min(end[count - 1], begin[count]))
+                span, expected = (0, place), ids[:count]
+            stretch = text[span[0] : span[1]]
+            if not stretch[prompt:].strip():
+                break
+            found = self._ordinary(self.encode([stretch])[0])[0]
+            size = min(len(found), count)
+            if np.array_equal(found, expected[-size:] if self.left else expected[:size]):
+                return span
+            fitting = fitting or (span if 0 < len(found) <= budget else None)
+            if fitting and budget - count >= TRIES:
+                break
+        return fitting
+
+    def checked_span(
+        self, text: str, budget: int, whole: Any, document: Document, prompt: str = ""
+    ) -> tuple[int, int]:
+        """Find the `span` of a document's text. Raises UserError if no character fits."""
+        span = self.span(text, budget, whole, len(prompt))
+        if span is None:
+            room = f" after the prompt {prompt!r:.60}" if prompt else ""
+            raise UserError(
+                f"{document.source}: no character of text {document.number + 1} fits into the"
+                f" {budget} tokens that --max-length leaves{room}; give a larger --max-length"
+            )
+        return span
+
+    def _tokens(self, text: str, budget: int, whole: Any) -> tuple[Array, Array, Array]:
+        """Return ids, begins and ends of tokens, starting from the side of the text that is not cut
+        off."""
+        reach = SEGMENT
+        while True:
+            stretch = text[-reach:] if self.left else text[:reach]
+            found = self._ordinary(whole or self.encode([stretch])[0])
+            if whole or len(stretch) == len(text) or len(found[0]) > budget + SPARE:
+                break
+            reach *= 4
+        ids, offsets = found
+        offsets += len(text) - len(stretch) if self.left and not whole else 0
+        # A normalizer may swap characters: make the spans ascend.
+        begin, end = np.maximum.accumulate(offsets, axis=0).T
+        return ids, begin, end
+
+    @staticmethod
+    def _ordinary(encoding: Any) -> tuple[Array, Array]:
+        ordinary = ~np.array(encoding.special_tokens_mask, bool)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.int64)[ordinary], offsets[ordinary]
+
+
+@dataclass(frozen=True)
+class _Truncated:
+    """Truncates documents to one window each.
+
+    budget: tokens of text in a window of `max_length`. prompt: put before each text. separator:
+    divides the two texts of a pair, which share the budget; None for single texts. tally: counts
+    windows left out (`no_tokens`) and characters replaced (`surrogates`).
+    """
+
+    truncation: Truncation
+    max_length: int
+    budget: int
+    tally: Counter[str]
+    prompt: str = ""
+    separator: str | None = None
+
+    def windows(self, documents: Iterable[Document]) -> Iterator[Window]:
+        for batch in document_batches(documents):
+            texts = [storable(self.prompt + document.text, self.tally) for document in batch]
+            inputs = [self._sides(text, d) for text, d in zip(texts, batch, strict=True)]
+            # Of a longer text only as much is tokenized as its cut needs (`Truncation._tokens`).
+            short = [i for i, sides in enumerate(inputs) if max(map(len, sides)) <= SEGMENT]
+            encodings = dict(zip(short, self._encode([inputs[i] for i in short]), strict=True))
+            for i, document in enumerate(batch):
+                sides, begin, encoding = inputs[i], 0, encodings.pop(i, None)
+                if encoding is None or len(encoding) > self.max_length:
+                    sides, begin = self._cut(sides, encoding, document)
+                    (encoding,) = self._encode([sides])
+                text, hard = (self.separator or "").join(sides), _inside(texts[i], begin)
+                window = make_window(text, document.number, begin, hard, encoding, self.separator)
+                if window.special.all():
+                    self.tally["no_tokens"] += 1
+                else:
+                    lost = len(texts[i]) - len(text)
+                    yield replace(window, lost=lost, gold=document.gold)
+
+    def _sides(self, text: str, document: Document) -> tuple[str, ...]:
+        return split_pair(text, self.separator, document.source) if self.separator else (text,)
+
+    def _encode(self, inputs: list[tuple[str, ...]]) -> list[Any]:
+        return self.truncation.encode(inputs if self.separator else [text for (text,) in inputs])
+
+    def _cut(
+        self, sides: tuple[str, ...], encoding: Any, document: Document
+    ) -> tuple[tuple[str, ...], int]:
+        """Truncate the text, or the texts of a pair, the longer one first. Return also the position
+        of the first character."""
+        cut = self.truncation
+        if len(sides) == 1:
+            begin, end = cut.checked_span(sides[0], self.budget, encoding, document, self.prompt)
+            return (sides[0][begin:end],), begin
+        # Counts above half of the budget need not be exact: the beginning of a long text suffices.
+        heads = cut.encode([text[:SEGMENT] for text in sides])
+        counts = [len(head) - sum(head.special_tokens_mask) for head in heads]
+        shorter = min(min(counts), self.budget // 2)
+        longer = self.budget - shorter
+        budgets = (longer, shorter) if counts[0] > counts[1] else (shorter, longer)
+        found = []
+        for text, head, budget in zip(sides, heads, budgets, strict=True):
+            whole = head if len(text) <= SEGMENT else None
+            begin, end = cut.checked_span(text, budget, whole, document)
+            found.append(text[begin:end])
+        return tuple(found), 0
+
+
+def iter_truncated(
+    documents: Iterable[Document],
+    tokenizer: Any,
+    max_length: int,
+    prompt: str = "",
+    counters: Counter[str] | None = None,
+) -> Iterator[Window]:
+    """Yield one window of at most `max_length` tokens for each document, with `prompt` before its
+    text.
+
+    `counters` is filled like in `iter_windows`. Raises UserError like `iter_windows`, and if the
+    prompt leaves no room for a text.
+    """
+    cut, budget = Truncation.of(tokenizer), checked_budget(tokenizer, max_length)
+    tally = Counter[str]() if counters is None else counters
+    return _Truncated(cut, max_length, budget, tally, prompt).windows(documents)
+
+
+def _inside(text: str, place: int) -> bool:
+    """Return whether a character position is inside a word of the text."""
+    words = word_spans(text) if place else np.empty((0, 2))
+    return bool(((words[:, 0] < place) & (place < words[:, 1])).any())
+
+
 def iter_pairs(
     documents: Iterable[Document],
     tokenizer: Any,
@@ -109,14 +296,10 @@ def iter_pairs(
             f"--max-length {max_length}: expected at least {specials + 2} "
             f"({specials} special tokens and one token of each text)"
         )
-    fit = _PairTruncation(Truncation.of(tokenizer), max_length, specials, separator)
     tally = Counter[str]() if counters is None else counters
-    for batch in document_batches(documents):
-        for window in fit.windows(batch, tally):
-            if window.special.all():
-                tally["no_tokens"] += 1
-            else:
-                yield window
+    cut = Truncation.of(tokenizer)
+    fit = _Truncated(cut, max_length, max_length - specials, tally, separator=separator)
+    return fit.windows(documents)
 
 
 def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iterator[Document]:
@@ -133,54 +316,6 @@ def whole_pairs(documents: Iterable[Document], separator: str, why: str) -> Iter
                     " fill it in, or remove the row"
                 )
         yield document
-
-
-class _PairTruncation:
-    """Truncates pairs to `max_length` tokens, of which `specials` are special tokens."""
-
-    def __init__(
-        self, truncation: Truncation, max_length: int, specials: int, separator: str
-    ) -> None:
-        self._truncation, self._encode = truncation, truncation.encode
-        self._max_length = max_length
-        self._budget, self._separator = max_length - specials, separator
-
-    def windows(self, documents: list[Document], counters: Counter[str]) -> Iterator[Window]:
-        texts = [storable(document.text, counters) for document in documents]
-        pairs = [
-            split_pair(t, self._separator, d.source) for t, d in zip(texts, documents, strict=True)
-        ]
-        short = [i for i, pair in enumerate(pairs) if max(map(len, pair)) <= SEGMENT]
-        encodings = dict(zip(short, self._encode([pairs[i] for i in short]), strict=True))
-        for i, document in enumerate(documents):
-            lost = 0
-            if i not in encodings or len(encodings[i]) > self._max_length:
-                cut = self._cut(pairs[i], document)
-                text, encodings[i] = self._separator.join(cut), self._encode([cut])[0]
-                lost, texts[i] = len(texts[i]) - len(text), text
-            window = make_window(
-                texts[i], document.number, 0, False, encodings.pop(i), self._separator
-            )
-            yield replace(window, gold=document.gold, lost=lost)
-
-    def _cut(self, pair: tuple[str, ...], document: Document) -> tuple[str, ...]:
-        """Truncate the texts of a pair, the longer one first, until they fit."""
-        # Counts above half of the budget need not be exact: the beginning of a long text suffices.
-        heads = self._encode([text[:SEGMENT] for text in pair])
-        counts = [len(head) - sum(head.special_tokens_mask) for head in heads]
-        shorter = min(min(counts), self._budget // 2)
-        longer = self._budget - shorter
-        first_is_longer = counts[0] > counts[1]
-        budgets = (longer, shorter) if first_is_longer else (shorter, longer)
-        each = zip(pair, heads, budgets, strict=True)
-        return tuple(self._beginning(text, head, budget, document) for text, head, budget in each)
-
-    def _beginning(self, text: str, head: Any, budget: int, document: Document) -> str:
-        """Truncate a text to `budget` tokens; `head` is the encoding of its first SEGMENT
-        characters."""
-        whole = head if len(text) <= SEGMENT else None
-        begin, end = self._truncation.checked_span(text, budget, whole, document)
-        return text[begin:end]
 
 
 def iter_parallel(

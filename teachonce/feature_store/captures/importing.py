@@ -250,7 +250,7 @@ def _tokenised_texts(
     capture: Capture, teacher: TeacherFiles, max_length: int, tally: Counter[str]
 ) -> Iterator[Stretch]:
     """Yield the sequence of each text, truncated to `max_length` tokens."""
-    from teachonce.teacher_dump.windows.truncating import iter_truncated
+    from teachonce.teacher_dump.windows.sequences import iter_truncated
 
     # `iter_truncated` tokenises batches: several samples are read before the first window comes.
     waiting: dict[int, Sample] = {}

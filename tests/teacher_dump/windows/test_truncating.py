@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import SEGMENT
-from teachonce.teacher_dump.windows.truncating import iter_truncated
+from teachonce.teacher_dump.windows.sequences import iter_truncated
 from teachonce.teacher_dump.windows.window import Window
 from tests.making.models import TOKENIZER_KINDS
 from tests.teacher_dump.windows.test_window import TEXTS, alone
