@@ -57,7 +57,8 @@ SizeAndHash = tuple[int, str]  # number of bytes, and their SHA-256
 def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[LabelledText]:
     """Read the texts of a file by its suffix. `seen` receives the bytes that are read."""
     if suffix_of(path) == ".txt":
-        return _read_txt(path, seen)
+        check_untagged(path)
+        return (LabelledText(line, n) for n, line in enumerate(read_lines(path, seen), 1))
     if has_columns(path, columns):
         return table_texts(open_table(path, seen), columns, str(path))
     return _read_tagged(path, seen)
@@ -67,11 +68,6 @@ def has_columns(path: Path, columns: Columns) -> bool:
     """Return whether a file is a table, not lines of text or words with tags."""
     suffix = suffix_of(path)
     return suffix in TABLES and not (suffix == ".tsv" and is_tagged(path, columns.names()))
-
-
-def _read_txt(path: Path, seen: Seen) -> Iterator[LabelledText]:
-    check_untagged(path)
-    return (LabelledText(line, number) for number, line in enumerate(read_lines(path, seen), 1))
 
 
 def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledText]:

@@ -61,7 +61,9 @@ def open_table(path: Path, seen: Seen = ignore) -> Table:
 
     Raises CorpusError if the file cannot be parsed, also while rows are read, and OSError.
     """
-    return _saved(path) if path.is_dir() else TABLES[suffix_of(path)](path, seen)
+    if path.is_dir():
+        return dataset_table(saved_dataset(path), str(path))
+    return TABLES[suffix_of(path)](path, seen)
 
 
 def is_saved(path: Path) -> bool:
@@ -99,8 +101,8 @@ def names_in(row: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _of_rows(rows: Rows, place: Callable[[int], str], unit: str) -> Table:
-    """Create a table from rows that name their columns."""
+def _of_rows(rows: Rows, name: str, unit: str) -> Table:
+    """Create a table, called `name` in errors, from rows that name their columns."""
     first = list[tuple[int, Row | None]]()  # blank lines, then the first row
     for each in rows:
         first.append(each)
@@ -109,7 +111,8 @@ def _of_rows(rows: Rows, place: Callable[[int], str], unit: str) -> Table:
     number, row = first[-1] if first else (1, None)
     names = names_in(row or {})
     textual = [name for name in names if isinstance(cell_of(row or {}, name), str)]
-    return Table(names, textual, place(number), lambda columns: chain(first, rows), unit)
+    place = f"{name}, {unit} {number}"
+    return Table(names, textual, place, lambda columns: chain(first, rows), unit)
 
 
 def _delimited(path: Path, seen: Seen) -> Table:
@@ -120,7 +123,12 @@ def _delimited(path: Path, seen: Seen) -> Table:
     """
     # In a .tsv quotes are ordinary characters, with which sentences begin and end.
     tsv = suffix_of(path) == ".tsv"
-    cells = _tsv_rows(path, seen) if tsv else _csv_rows(path, seen)
+    cells: Iterator[tuple[int, list[str]]]
+    if tsv:
+        lines = enumerate(read_lines(path, seen), 1)
+        cells = ((number, line.split("\t")) for number, line in lines)
+    else:
+        cells = _csv_rows(path, seen)
     line, header = next(((number, row) for number, row in cells if not _is_blank(row)), (1, []))
     where = f"{path}, line {line}"
     found = [name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]]
@@ -164,10 +172,6 @@ def _with_names(path: Path, rows: Iterator[tuple[int, list[str]]], header: list[
             )
 
 
-def _tsv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in enumerate(read_lines(path, seen), 1))
-
-
 def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with its first line; cells may contain line feeds."""
     # By default 131,072 characters.
@@ -186,10 +190,6 @@ def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
                 raise inner_return(path, number) from None
             remedy = "close every quote, and double the ones inside a quoted text"
             raise CorpusError(f"{path}, line {number}: {error}; {remedy}") from None
-
-
-def _json_lines(path: Path, seen: Seen) -> Table:
-    return _of_rows(_objects(path, seen), lambda line: f"{path}, line {line}", "line")
 
 
 def _objects(path: Path, seen: Seen) -> Rows:
@@ -215,7 +215,8 @@ def _check_object(row: Any, where: str) -> None:
 
 
 def _json(path: Path, seen: Seen) -> Table:
-    return _of_rows(_array(path, seen), lambda line: f"{path}, line {line}", "line")
+    rows = _array(path, seen) if suffix_of(path) == ".json" else _objects(path, seen)
+    return _of_rows(rows, str(path), "line")
 
 
 def _array(path: Path, seen: Seen) -> Rows:
@@ -345,7 +346,7 @@ def dataset_table(rows: Any, where: str) -> Table:
     """Create a table from a dataset of `datasets`, loaded or streamed."""
     described = rows.features.to_dict() if rows.features else {}
     found = _named_rows(rows, described, where)
-    return _of_rows(found, lambda row: f"{where}, row {row}", "row")
+    return _of_rows(found, where, "row")
 
 
 def saved_dataset(path: Path, split: str | None = None) -> Any:
@@ -375,13 +376,9 @@ def saved_dataset(path: Path, split: str | None = None) -> Any:
     return found[split]
 
 
-def _saved(path: Path) -> Table:
-    return dataset_table(saved_dataset(path), str(path))
-
-
 TABLES: dict[str, Callable[[Path, Seen], Table]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    ".jsonl": _json,
+    ".ndjson": _json,
     ".json": _json,
     ".csv": _delimited,
     ".tsv": _delimited,

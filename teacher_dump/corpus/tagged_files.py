@@ -54,7 +54,8 @@ class TaggedLayout:
         if not line.startswith("#") or self.conllu:
             return line.startswith("#")
         if self.entities:
-            return len(self.cells(line)) != self.width or _has_no_tag(line)
+            last = BLANKS.split(line.strip(" \t"))[-1]
+            return len(self.cells(line)) != self.width or not TAG.fullmatch(last)
         if self.tabs:
             return "\t" not in line
         # A line may begin with the word # itself, followed by its tag.
@@ -86,7 +87,7 @@ def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
     Files with more than two columns are accepted if the last one has entity tags. With
     `parts_of_speech` the tags are then read from the second column, as in CoNLL-2002 and -2003.
     """
-    lines = [line for line in _peek(path) if line.strip() and not _is_start(line)]
+    lines = [line for line in _peek(path) if line.strip() and not line.startswith(DOCUMENT)]
     layout = _columns(path, lines, parts_of_speech)
     return replace(layout, comments=sum(map(layout.is_comment, lines)))
 
@@ -113,11 +114,6 @@ def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayou
     return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1, entities=entities)
 
 
-def _has_no_tag(line: str) -> bool:
-    """Return whether a line does not end with an entity tag."""
-    return TAG.fullmatch(BLANKS.split(line.strip(" \t"))[-1]) is None
-
-
 def _width(rows: list[list[str]]) -> int:
     """Count the columns of the first row, without columns at the end that are empty in all rows."""
     # A row of another width is an error of the file, reported at its line; it widens no column.
@@ -133,10 +129,6 @@ def _peek(path: Path) -> Iterator[str]:
         if number == PEEK_LINES or read > PEEK_CHARACTERS:
             return
         yield line
-
-
-def _is_start(line: str) -> bool:
-    return line.startswith(DOCUMENT)
 
 
 def is_tagged(path: Path, names: set[str]) -> bool:
@@ -179,7 +171,7 @@ def _are_conllu(rows: list[list[str]]) -> bool:
 
 def _have_entities(lines: list[str]) -> bool:
     """Return whether nearly all lines end with an entity tag, and not all with O."""
-    rows = [BLANKS.split(line.strip(" \t")) for line in lines if not _is_start(line)]
+    rows = [BLANKS.split(line.strip(" \t")) for line in lines if not line.startswith(DOCUMENT)]
     tags = [row[-1] for row in rows if len(row) > 1 and TAG.fullmatch(row[-1])]
     return len(tags) >= max(2, MOST * len(rows)) and any(tag != OUTSIDE for tag in tags)
 
@@ -194,7 +186,7 @@ def tagged_sentences(
     """
     layout, words = tagged_layout(path, parts_of_speech), list[TaggedWord]()
     for number, line in enumerate(read_lines(path, seen), 1):
-        if not line.strip() or _is_start(line):
+        if not line.strip() or line.startswith(DOCUMENT):
             if words:
                 yield words
             words = []
