@@ -24,20 +24,8 @@ from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 
 ONLY_DUMP = (
     *("student_column", "label_column", "head", "pooling", "prompt", "views", "mask_prob"),
-    *(
-        "bos",
-        "gguf",
-        "messages",
-        "learn",
-        "mask_words",
-        "stride",
-        "grow_from",
-        "gone",
-        "plan",
-        "shard",
-        "ray",
-        "ray_gpus",
-    ),
+    *("bos", "gguf", "messages", "learn", "mask_words", "stride", "grow_from", "gone", "plan"),
+    *("shard", "ray", "ray_gpus"),
 )
 """Options of a dump that stage I does not accept."""
 # Options that the first stores lack; at their defaults they are left out of the identity.

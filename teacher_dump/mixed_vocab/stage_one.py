@@ -42,7 +42,7 @@ from teachonce.training.wordpiece import (
 )
 
 if TYPE_CHECKING:
-    from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+    from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher
     from teachonce.teacher_dump.teacher.teacher import Teacher
     from teachonce.training.ranks import Ranks
 
@@ -177,7 +177,7 @@ def _network(
     options: MixedVocabOptions, teacher: Teacher, tokenizer: Any, say: Callable[[str], object]
 ) -> MixedTeacher:
     """Create the network with both vocabularies, and print how it is trained."""
-    from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+    from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher
 
     settings = options.dump
     same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None

@@ -13,8 +13,7 @@ import pytest
 
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped, stoppable
-from teachonce.teacher_dump.mixed_vocab.embedding_training import train
-from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher, train
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from teachonce.training.loop import Training

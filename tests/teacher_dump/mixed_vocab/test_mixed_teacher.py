@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.mixed_vocab.mixed_teacher import MixedTeacher
+from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher
 from teachonce.teacher_dump.mixed_vocab.stage_one import shared_pieces
 from teachonce.teacher_dump.teacher.teacher import load_teacher
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of, some
