@@ -172,7 +172,9 @@ def open_writer(
         identity=plan.identity,
         features=plan.features,
         # Copied parts remain encoded relative to their own calibration, so new parts must use it.
-        calibration=growth.calibration if growth else calibration(plan, first, say, first_pass),
+        calibration=growth.store.calibration
+        if growth
+        else calibration(plan, first, say, first_pass),
         files=teacher.files(),
         weights=teacher.weights() if plan.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,
@@ -212,7 +214,8 @@ def word_counts(plan: DumpPlan) -> WordCounts | None:
     out = plan.options.out
     # The counts decide which words are masked, so a continued dump must use those of its start.
     stored = WordCounts.unfinished(out) if StoreWriter.peek(out) else None
-    return stored or (plan.growth and plan.growth.words()) or count_words(plan.corpus)
+    grown = WordCounts.stored(plan.growth.store) if plan.growth else None
+    return stored or grown or count_words(plan.corpus)
 
 
 def _write(

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
-from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.copy import take_part
 from teachonce.store.tools.documents import document_numbers, stored_digests
@@ -33,9 +32,6 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window
-
-if TYPE_CHECKING:
-    from teachonce.store.format.features import Calibration
 
 # The 16 bytes of `store.tools.documents` as NumPy's fixed-width bytes, which it can sort.
 DIGEST = "S16"
@@ -105,14 +101,6 @@ class Growth:
                 f" {first_few(differ)}; use the store's teacher and options, or dump the whole"
                 " corpus without --grow-from"
             )
-
-    @property
-    def calibration(self) -> Calibration:
-        return self.store.calibration
-
-    def words(self) -> WordCounts | None:
-        """Return the store's word counts for --mask-words rare; None if it has none."""
-        return WordCounts.stored(self.store)
 
     def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> CopyPlan:
         """Compare the windows of a corpus with the store: find new and missing documents.

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
 
 from teachonce.teacher_dump.teacher.teacher import Teacher
+from teachonce.teacher_dump.windows.window import padded
 
 TEXTS, TOKENS = 8, 64  # of the corpus, from its beginning; tokens of each at most
 # In deviations of a channel, root mean square. SmolLM2-135M has .027 in its last state (30 layers),
@@ -66,9 +66,7 @@ def _outputs(teacher: Teacher, texts: Sequence[str]) -> dict[str, torch.Tensor]:
     rows = [teacher.tokenizer(text, truncation=True, max_length=length).input_ids for text in texts]
     if not (rows := [row for row in rows if row]):
         return {}
-    present = np.arange(max(map(len, rows)))[None] < np.array([*map(len, rows)])[:, None]
-    ids = np.full(present.shape, teacher.tokenizer.pad_token_id or 0)
-    ids[present] = np.concatenate(rows)
+    ids, present = padded(rows, teacher.tokenizer.pad_token_id or 0)
     found = teacher.run(ids, present).tensors()
     there = torch.from_numpy(present).to(teacher.device)
     with torch.inference_mode():

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -144,7 +144,10 @@ class Teacher:
         caches = "use_cache" in inspect.signature(self.base.forward).parameters
         if head.kind == "causal" or (head.kind == EMBEDDING and caches):
             self._arguments["use_cache"] = False  # nothing is generated: no KV cache
-        self._attend_to_all()
+        # BigBird: transformers switches to full attention at the first batch that is short enough,
+        # and never back. Outputs would depend on the order of batches.
+        if self.sparse_from is not None:
+            self.base.set_attention_type("original_full")
 
     def start_with(self, bos: str) -> None:
         """Apply `--bos` to the tokenizer of a causal teacher. Raises UserError as `prepend_token`
@@ -172,7 +175,9 @@ class Teacher:
         }
         if types is not None and self.reads_types:
             inputs["token_type_ids"] = torch.from_numpy(types).long().to(self.device)
-        with self._taps(ids.shape[1]):
+        tap = self.hidden.groups or self.attention.groups
+        taps = (self.base, self.layers, ids.shape[1], self.hidden, self.attention)
+        with tapped(*taps) if tap else nullcontext():
             output = self.model(**inputs, **self._arguments)
         self.hidden.check()
         self.attention.check()
@@ -181,11 +186,6 @@ class Teacher:
             mask = torch.from_numpy(present).to(self.device)
             vectors = how.head(output.last_hidden_state, mask, how.prompt_tokens)
         return Activations(self.hidden.take(), self.attention.take(), head_input, vectors)
-
-    def _taps(self, length: int) -> AbstractContextManager[None]:
-        if not (self.hidden.groups or self.attention.groups):
-            return nullcontext()
-        return tapped(self.base, self.layers, length, self.hidden, self.attention)
 
     @property
     def narrow(self) -> bool:
@@ -230,13 +230,6 @@ class Teacher:
         if getattr(self.config, "attention_type", None) != "block_sparse":
             return None
         return int((5 + 2 * self.config.num_random_blocks) * self.config.block_size)
-
-    def _attend_to_all(self) -> None:
-        """Switch BigBird to full attention."""
-        # transformers does this at the first batch that is short enough, and never back: outputs
-        # would depend on the order of batches.
-        if self.sparse_from is not None:
-            self.base.set_attention_type("original_full")
 
     def check_layers(self) -> None:
         """Raise UserError if the layers do not give the requested states and maps."""

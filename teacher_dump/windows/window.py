@@ -99,7 +99,7 @@ def length_batches(lengths: Sequence[int] | Array, batch_tokens: int) -> list[Ar
     return batches
 
 
-def padded(rows: Sequence[Array], padding: int) -> tuple[Array, Array]:
+def padded(rows: Sequence[Array | list[int]], padding: int) -> tuple[Array, Array]:
     """Pad rows to one length: return token ids int64 [B,L], and bool [B,L], true for tokens."""
     lengths = np.array([len(row) for row in rows])
     present = np.arange(lengths.max()) < lengths[:, None]
