@@ -41,8 +41,7 @@ class MixedPieces:
     word: Array
 
     def __getitem__(self, rows: Any) -> MixedPieces:
-        columns = (self.ids, self.own, self.offsets, self.special, self.word)
-        return MixedPieces(*(column[rows] for column in columns))
+        return MixedPieces(*(column[rows] for column in _columns(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,16 +83,11 @@ def windows_as_in(store: FeatureStore, documents: Iterable[Document]) -> Iterato
             " be found in it; give numbers of documents or hashes of their texts"
         )
     side = store.teacher_settings("tokenizer_config.json").get("truncation_side", "right")
-    return windows_of(documents, _StoredTokenizer(store.tokenizer(), side), store.features, stride)
-
-
-@dataclass(frozen=True)
-class _StoredTokenizer:
-    """A stored tokenizer with the attributes of a transformers tokenizer that are used here."""
-
-    backend_tokenizer: Any
-    truncation_side: Any
-    is_fast: bool = True
+    # With the attributes of a transformers tokenizer that are used here.
+    tokenizer = SimpleNamespace(
+        backend_tokenizer=store.tokenizer(), truncation_side=side, is_fast=True
+    )
+    return windows_of(documents, tokenizer, store.features, stride)
 
 
 @dataclass(frozen=True)
