@@ -41,7 +41,7 @@ def read_json(path: Path, shape: Any) -> Any:
         # Lists that are nested a thousand deep raise RecursionError.
         raise UserError(f"{path}: is not JSON ({first_line(error)}); copy it again") from None
     if problem := schema_violation(found, shape):
-        raise UserError(f"{path}: {problem}")
+        raise UserError(f"{path}: {problem}; copy it again")
     return found
 
 

@@ -299,8 +299,9 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return click.Path(path_type=Path)
     command, once = getattr(settings, "SWEEP", ("", ""))
     sweep = "" if once in about.scope else command
+    plain: dict[type[Any], click.ParamType[Any]]
     plain = {int: Count(sweep), float: Number(sweep), bool: click.BOOL}
-    read: click.ParamType[Any] = plain.get(kind) or Text(about.words, about.paths)
+    read = plain.get(kind) or Text(about.words, about.paths)
     words = _type_of(settings, name).words
     return NumberOrWord(read, words) if words else read
 
