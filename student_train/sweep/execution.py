@@ -7,6 +7,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
 Say = Callable[[str], object]
-Validated = Callable[[int, dict[str, float]], object]
+Judge = Callable[[int, dict[str, float]], str]
+"""Receives step and figures of a validation; returns why the run ends there, or "" to continue."""
 WAIT = 0.5  # seconds between checks for a free place while no run is active
 Event = tuple[Any, ...]
 """Number of a run, kind of the event, and its values: `say`, a line to print; `validated`, step and
@@ -39,13 +41,10 @@ class Work:
     tasks: tuple[Task, ...]
 
     def train(
-        self,
-        stores: list[FeatureStore],
-        prepared: Prepared | None,
-        on_validation: Validated | None,
-        say: Say,
+        self, stores: list[FeatureStore], prepared: Prepared | None, judge: Judge, say: Say
     ) -> dict[str, Any]:
-        """Train the student, or resume it, unless it is finished; return its result."""
+        """Train the student, or resume it, unless it is finished; return its result. Raises Pruned
+        if a validation ends the run."""
         from teachonce.student_train.output.report import check_same_settings, read_report
         from teachonce.student_train.output.run import train_student
         from teachonce.student_train.plan.train_plan import plan_of
@@ -53,10 +52,14 @@ class Work:
 
         out = self.options.out_folder()
 
+        checkpoints = out / "checkpoints"
+
         def saved() -> str:
-            return (
-                f"{out}: {newest_checkpoint(out / 'checkpoints')}; continue with the same command"
-            )
+            return f"{out}: {newest_checkpoint(checkpoints)}; continue with the same command"
+
+        def validated(step: int, figures: dict[str, float]) -> None:
+            if why := judge(step, figures):
+                raise Pruned(why)
 
         report = read_report(out)
         if report is None or "result" not in report:
@@ -67,10 +70,10 @@ class Work:
                         resume=report is not None,
                         say=say,
                         prepared=prepared,
-                        on_validation=on_validation,
+                        on_validation=validated,
                     )
             except Pruned:
-                remove_checkpoints(out / "checkpoints")  # a pruned training is never resumed
+                remove_checkpoints(checkpoints)  # a pruned training is never resumed
                 raise
         else:
             check_same_settings(out, report, redacted(self.options.describing()), of_sweep=True)
@@ -89,11 +92,7 @@ def reason(error: Exception) -> str:
 
 
 def finish(
-    work: Work,
-    stores: list[FeatureStore],
-    prepared: Prepared | None,
-    on_validation: Validated | None,
-    say: Say,
+    work: Work, stores: list[FeatureStore], prepared: Prepared | None, judge: Judge, say: Say
 ) -> tuple[str, Any, str]:
     """Train and score a student. Return the state of the run, its result, and its problem ("" if
     none).
@@ -101,7 +100,7 @@ def finish(
     If scoring fails, the state is still `finished`. Raises Stopped.
     """
     try:
-        result = work.train(stores, prepared, on_validation, say)
+        result = work.train(stores, prepared, judge, say)
     except Pruned as pruned:
         return "pruned", {}, str(pruned)
     except Exception as error:  # the other students are trained all the same
@@ -155,17 +154,12 @@ class Execution:
         stores: open stores. starts: students that are already prepared, by folder.
         """
         while run := self.source.next():
-            self.begin(run)
-            work = Work(run.options, self.tasks)
-            prepared = starts.pop(run.folder, None)
-            self.end(run, *finish(work, stores, prepared, self._pruning(run), self.say))
+            self._execute(run, stores, starts.pop(run.folder, None))
 
-    def _pruning(self, run: Run) -> Callable[[int, dict[str, float]], None]:
-        def validated(step: int, figures: dict[str, float]) -> None:
-            if why := self.source.validated(run, step, figures):
-                raise Pruned(why)
-
-        return validated
+    def _execute(self, run: Run, stores: list[FeatureStore], prepared: Prepared | None) -> None:
+        self.begin(run)
+        work, judge = Work(run.options, self.tasks), partial(self.source.validated, run)
+        self.end(run, *finish(work, stores, prepared, judge, self.say))
 
     def at_once(self, workers: Workers) -> None:
         """Execute all runs in workers, as many in parallel as `Workers.places` returns."""
@@ -232,14 +226,12 @@ class Execution:
             (task.folder(folder.parent, folder.name) / FILE).exists() for task in self.tasks
         )
         if done:
-            self.begin(run)
-            self.end(run, *finish(Work(run.options, self.tasks), [], None, None, self.say))
+            self._execute(run, [], None)
         return done
 
     def begin(self, run: Run) -> None:
         """Print that a run starts, and write it to runs.json."""
-        done = _is_trained(run.folder)
-        before = " (finished before)" if done else ""
+        before = " (finished before)" if _is_trained(run.folder) else ""
         self.say(f"[{run.number}{self.total}] {run.summary}{before}")
         run.state = "running"
         self.runs.write()

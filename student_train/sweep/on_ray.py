@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.student_train.sweep.execution import Event, Say, Work, finish, reason
-from teachonce.student_train.sweep.runs import Pruned
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import BEAT, MISSED, Taken, check_free
@@ -71,9 +70,8 @@ def worker(work: Work, home: DriverNode, mailbox: Any, key: Key) -> tuple[str, A
     """
     import ray
 
-    def validated(step: int, figures: dict[str, float]) -> None:
-        if why := ray.get(mailbox.validated.remote(key, step, figures)):
-            raise Pruned(why)
+    def judge(step: int, figures: dict[str, float]) -> str:
+        return str(ray.get(mailbox.validated.remote(key, step, figures)))
 
     host = socket.gethostname()
     try:
@@ -86,7 +84,7 @@ def worker(work: Work, home: DriverNode, mailbox: Any, key: Key) -> tuple[str, A
         _wait_until_free(work.options.out_folder())
         work = replace(work, options=work.options.resolved())
         with open_stores(work.options) as stores:
-            return finish(work, stores, None, validated, lambda line: mailbox.say.remote(key, line))
+            return finish(work, stores, None, judge, lambda line: mailbox.say.remote(key, line))
     except Exception as error:  # the other students are trained all the same
         return "failed", {}, f"on {host}: {reason(error)}"
 

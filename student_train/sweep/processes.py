@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, parent_process, process
 
 from teachonce.student_train.sweep.execution import Event, Work, finish, reason
-from teachonce.student_train.sweep.runs import Pruned
 from teachonce.support.environment import variable
 from teachonce.support.signals import Stopped, stoppable
 
@@ -94,10 +93,9 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) else str(gpu)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
-    def validated(step: int, figures: dict[str, float]) -> None:
+    def judge(step: int, figures: dict[str, float]) -> str:
         parent.send(("validated", step, figures))
-        if prune := parent.recv():
-            raise Pruned(prune)
+        return str(parent.recv())
 
     def say(line: str) -> None:
         parent.send(("say", line))
@@ -108,7 +106,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
 
             try:
                 with open_stores(work.options) as stores:
-                    ended = finish(work, stores, None, validated, say)
+                    ended = finish(work, stores, None, judge, say)
             except Exception as error:
                 ended = ("failed", {}, reason(error))
             parent.send(("ended", *ended))
