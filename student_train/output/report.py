@@ -33,17 +33,18 @@ def read_report(out: Path) -> dict[str, Any] | None:
 
     Raises UserError if it is damaged.
     """
-    path = out / SETTINGS
+    return read_record(out / SETTINGS, SHAPE, "remove the folder to train that student again")
+
+
+def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
+    """Read a JSON file of a student or a sweep, or return None. Raises UserError, which ends in the
+    remedy, if it is damaged."""
     try:
-        if not path.exists():
-            return None
-        report: dict[str, Any] = read_json(path, SHAPE)
+        found: dict[str, Any] | None = read_json(path, shape) if path.exists() else None
     except (OSError, UserError) as error:
         problem = str(error).removeprefix(f"{path}: ")
-        raise UserError(
-            f"{path} is damaged ({problem}); remove the folder to train that student again"
-        ) from None
-    return report
+        raise UserError(f"{path} is damaged ({problem}); {remedy}") from None
+    return found
 
 
 def store_contents(report: dict[str, Any]) -> list[Any]:

@@ -20,11 +20,7 @@ from teachonce.student_train.output.ranking import (
     describe_best,
     ranked,
 )
-from teachonce.student_train.output.report import (
-    check_same_settings,
-    read_report,
-    store_contents,
-)
+from teachonce.student_train.output.report import check_same_settings, read_report, store_contents
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.settings.naming import MAIN, path_next_to
 from teachonce.student_train.settings.option_fields import START, loss_words
@@ -101,9 +97,8 @@ class Sweep:
         with closing(_sweep_lease(self.folder)) as lease:
             # Under the lease: another sweep may have written its last students just now.
             runs = Runs(self.folder, self.space, changed, self.trials is not None)
-            earlier = (runs.before or {}).get("references", {})
             # Earlier scores stay: the first run rewrites runs.json before models are scored again.
-            runs.references = {**dict.fromkeys(plan.models, {}), **earlier}
+            runs.references = {**dict.fromkeys(plan.models, {}), **runs.references}
             make = partial(self._run_of, runs)
             if self.trials:
                 seed, prune = planned[0][1].seed, self.prune or "median"

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from teachonce.student_train.output.ranking import SCORES, SWEEP, Row, ranked
+from teachonce.student_train.output.report import read_record
 from teachonce.student_train.sweep.space import Space, described
 from teachonce.student_train.sweep.table import CSV, write_csv
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.differences import differences
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import read_json, read_small, schema_violation
+from teachonce.support.json_file import read_small, schema_violation
 
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
@@ -59,15 +60,16 @@ class Runs:
     def __init__(self, folder: Path, space: Space, varied: Sequence[str], searched: bool) -> None:
         """Read the runs.json of an earlier command. Raises UserError if its ranges differ."""
         self.folder, self.varied, self.runs = folder, varied, list[Run]()
-        self.references = dict[str, Any]()  # scores of other models, by name and task
-        self.space = described(space) if searched else None
-        self.before = read_runs(folder)
         # As it is read back from the file, where a tuple is a list.
-        space_now = json.loads(json.dumps(self.space))
-        if self.before and self.before["space"] != space_now:
+        self.space = json.loads(json.dumps(described(space) if searched else None))
+        before = read_runs(folder) or {"space": self.space, "runs": []}
+        self.earlier: list[dict[str, Any]] = before["runs"]
+        # Scores of other models, by name and task.
+        self.references: dict[str, Any] = before.get("references", {})
+        if before["space"] != self.space:
             other = "; ".join(
                 f"{key or 'what is searched'} was {old}, now {new}"
-                for key, old, new in differences(self.before["space"], space_now)
+                for key, old, new in differences(before["space"], self.space)
             )
             raise UserError(
                 f"{folder}: has a sweep of other ranges ({other}); give the earlier ranges, or"
@@ -80,7 +82,7 @@ class Runs:
         hashes = {run.folder.name.rpartition("-")[2] for run in self.runs}
         lost = [
             run["folder"]
-            for run in (self.before["runs"] if self.before else ())
+            for run in self.earlier
             if run["state"] == "finished" and run["folder"].rpartition("-")[2] not in hashes
         ]
         if lost:
@@ -144,17 +146,8 @@ SHAPE = {
 
 def read_runs(folder: Path) -> dict[str, Any] | None:
     """Read runs.json, or return None. Raises UserError if it is damaged."""
-    path = folder / RUNS
-    if not path.exists():
-        return None
-    try:
-        content: dict[str, Any] = read_json(path, SHAPE)
-    except UserError as error:
-        problem = str(error).removeprefix(f"{path}: ")
-        raise UserError(
-            f"{path} is damaged ({problem}); remove it: the students in the folder are not affected"
-        ) from None
-    return content
+    remedy = "remove it: the students in the folder are not affected"
+    return read_record(folder / RUNS, SHAPE, remedy) if (folder / RUNS).exists() else None
 
 
 def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:

@@ -133,10 +133,10 @@ SHAPE = {
 def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:
     try:
         found = _main_figures(scores)
+        problem = schema_violation(found, {"*": float})
     except (LookupError, TypeError, ValueError, StopIteration) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file} is damaged ({problem}); remove it to score again") from None
-    if problem := schema_violation(found, {"*": float}):
+    if problem:
         raise UserError(f"{file} is damaged ({problem}); remove it to score again")
     return found
 

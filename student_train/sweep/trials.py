@@ -87,7 +87,7 @@ class ListedRuns:
         """Restore the state of an earlier command from runs.json and the validations."""
         self._runs, self._study = iter(list(runs.runs)), study
         if study is not None:
-            before = {each["folder"]: each for each in runs.before["runs"]} if runs.before else {}
+            before = {each["folder"]: each for each in runs.earlier}
             for run in runs.runs:
                 study.trials[run.number] = study.study.ask()
                 study.repeat(run, before.get(run.folder.name, {}))
@@ -102,7 +102,7 @@ class ListedRuns:
         """Do nothing: the list is fixed."""
 
 
-class Trials:
+class Trials(Study):
     """A source of runs: the points that a tree-structured Parzen estimator (TPE) suggests."""
 
     # A trial depends only on `seed`, its number and the trials before it. So a killed search
@@ -121,11 +121,9 @@ class Trials:
 
         prune: the value of `--prune`. Raises UserError if Optuna is missing.
         """
+        super().__init__(prune, runs.varied, "--trials")
         self.space, self.count, self.seed, self.runs, self.make = space, count, seed, runs, make
-        self._of_optuna = Study(prune, runs.varied, "--trials")
-        self.optuna, self.study = self._of_optuna.optuna, self._of_optuna.study
         self.distributions = {n: self._distribution(each) for n, each in space.items()}
-        self.known = list(runs.before["runs"]) if runs.before else []
         self.postponed: list[Run] = []
 
     def _distribution(self, each: Any) -> Any:
@@ -142,11 +140,12 @@ class Trials:
             return None if self._under_way(self.postponed[0]) else self.postponed.pop(0)
         number = len(self.study.trials)
         # Also if --trials is smaller than before: rewriting runs.json would drop the other trials.
-        if number >= max(self.count, len(self.known)):
+        earlier = self.runs.earlier
+        if number >= max(self.count, len(earlier)):
             return None
         before: Mapping[str, Any] = {}
-        if number < len(self.known):  # drawn by an earlier command
-            before = self.known[number]
+        if number < len(earlier):  # drawn by an earlier command
+            before = earlier[number]
             self.study.enqueue_trial(before["params"])
         # constant_liar: trials that still run count as bad, so that several at once search in
         # different places.
@@ -156,11 +155,11 @@ class Trials:
         trial = self.study.ask(self.distributions)
         run = self.make(self._point(trial.params))
         run.params = trial.params
-        self._of_optuna.trials[run.number] = trial
+        self.trials[run.number] = trial
         # A finished trial is read again, a failed one tried again. With other fixed options it is
         # another student, by the hash in its name.
         same = before and before["folder"].rpartition("-")[2] == run.folder.name.rpartition("-")[2]
-        if same and self._of_optuna.repeat(run, before):
+        if same and self.repeat(run, before):
             self.ended(run)
             return self.next()
         # Another trial may round to the same settings, and a folder has one writer at a time.
@@ -182,14 +181,10 @@ class Trials:
         others = (other for other in self.runs.runs if other is not run)
         return any(o.state == "running" and o.folder == run.folder for o in others)
 
-    def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
-        """Report a validation to Optuna; return why the trial ends, or ""."""
-        return self._of_optuna.validated(run, step, figures)
-
     def ended(self, run: Run) -> None:
         """Report a finished run to Optuna. It ranks a pruned trial by its last figure, and one
         without a figure below all others."""
-        states, trial = self.optuna.trial.TrialState, self._of_optuna.trials[run.number]
+        states, trial = self.optuna.trial.TrialState, self.trials[run.number]
         value = judged(run.result, self.runs.varied)
         if run.state == "finished" and math.isfinite(value):
             self.study.tell(trial, value)
