@@ -60,10 +60,7 @@ def front(points: Sequence[Point], measure: Measure) -> list[Point]:
 
 
 def trade_off(
-    points: Sequence[Point],
-    measure: Measure,
-    cost: str,
-    lines: Mapping[str, float],
+    points: Sequence[Point], measure: Measure, cost: str, lines: Mapping[str, float]
 ) -> Chart | None:
     """Draw quality against a cost, with the Pareto front; return None without points."""
     if not points:

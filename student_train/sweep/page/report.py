@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import module_weights
@@ -50,16 +50,8 @@ MOST_CARD = 1 << 20
 WHAT = "--page"
 SMALLER = 0.75
 """The size of the student that is named second, as a share of the best one's."""
-KNOWN_OF_TEACHER = {"valid_agreement": 1.0, "valid_spearman": 1.0}
-"""The teacher's own value of figures that compare a student with it."""
-
-
-class Latency(NamedTuple):
-    """The median of a measured time, with its lower and upper quartile."""
-
-    median: float
-    low: float
-    high: float
+OF_TEACHER = ("valid_agreement", "valid_spearman")
+"""Figures that compare a student with the teacher, whose own value is 1."""
 
 
 @dataclass
@@ -78,14 +70,14 @@ class StudentFiles:
     card: str = ""
 
     @property
-    def latency(self) -> Latency | None:
-        """Return the milliseconds per sentence on the CPU."""
+    def latency(self) -> Point | None:
+        """Return the milliseconds per sentence on the CPU: the median, with its quartiles."""
         found = [name for name in self.figures if name.endswith("cpu sentence_ms")]
         if not found:
             return None
         median = self.figures[found[0]]
         low, high = (self.figures.get(f"{found[0]} {which}", median) for which in QUARTILES)
-        return Latency(median, low, high)
+        return Point(self, median, low, high)
 
     @property
     def trained(self) -> bool:
@@ -207,10 +199,11 @@ def _view(
 ) -> dict[str, Any]:
     """Make what the page shows for a measure: the student to ship, the `order` of the students'
     numbers, their shares of the teacher's figure if it is known, and charts with their tables."""
-    lines = _all_lines(students, measure, others)
+    lines = _lines(students, measure)
+    lines |= {name: each[measure.name] for name, each in others.items() if measure.name in each}
     done = [s for s in students if measure.of(s.figures) < math.inf]
     sizes = [Point(s, *(s.bytes / 1e6,) * 3) for s in done if s.bytes]
-    times = [Point(s, *s.latency) for s in done if s.latency]
+    times = [s.latency for s in done if s.latency]
     charts = [
         trade_off(sizes, measure, "megabytes of weights", lines),
         trade_off(times, measure, "milliseconds a sentence, CPU", lines),
@@ -227,25 +220,14 @@ def _view(
     }
 
 
-def _all_lines(
-    students: Sequence[StudentFiles], measure: Measure, others: Mapping[str, Mapping[str, Any]]
-) -> dict[str, float]:
-    """Return the reference values of a measure, with those of other scored models."""
-    own = {name: each[measure.name] for name, each in others.items() if measure.name in each}
-    return _lines(students, measure) | own
-
-
 def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
     """Return the reference values of a measure: the teacher's, and the best student's of each loss
     that needs no teacher."""
-    found = {}
-    if measure.name in KNOWN_OF_TEACHER:
-        found["teacher"] = KNOWN_OF_TEACHER[measure.name]
+    found = {"teacher": 1.0} if measure.name in OF_TEACHER else {}
     for loss, line in TEXT_ALONE.items():
-        alone = [s.figures for s in students if set(s.losses) == {loss}]
-        alone = [figures for figures in alone if measure.of(figures) < math.inf]
+        alone = [s for s in _judged(students, measure) if set(s.losses) == {loss}]
         if alone and len(alone) < len(students):
-            found[line] = min(alone, key=measure.of)[measure.name]
+            found[line] = alone[0].figures[measure.name]
     return found
 
 
@@ -265,10 +247,7 @@ def _lead(
 
 
 def _choice(
-    students: Sequence[StudentFiles],
-    measure: Measure,
-    lines: Mapping[str, float],
-    folder: Path,
+    students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float], folder: Path
 ) -> dict[str, str]:
     """Return a sentence with the student to ship by a measure, and the command that exports it; {}
     if no trained student has a figure.
@@ -276,8 +255,7 @@ def _choice(
     lines: reference values, of which `teacher` is compared with the student. folder: the sweep's,
         as it was typed; an absolute path is not shown.
     """
-    done = [s for s in _ranked(students, measure) if s.trained and s.bytes]
-    done = [s for s in done if measure.of(s.figures) < math.inf]
+    done = [s for s in _judged(students, measure) if s.trained and s.bytes]
     if not done:
         return {}
     best = done[0]
@@ -318,6 +296,11 @@ def of_teacher(student: StudentFiles, measure: Measure, lines: Mapping[str, floa
 def _ranked(students: Sequence[StudentFiles], measure: Measure) -> list[StudentFiles]:
     """Sort students by a measure, the best first; students without it come last."""
     return sorted(students, key=lambda s: measure.of(s.figures))
+
+
+def _judged(students: Sequence[StudentFiles], measure: Measure) -> list[StudentFiles]:
+    """Sort the students that have a measure, the best first."""
+    return [s for s in _ranked(students, measure) if measure.of(s.figures) < math.inf]
 
 
 def _cell(value: Any) -> str:
