@@ -9,8 +9,8 @@ from teachonce.student_train.output.pruning import prune_student as prune_studen
 from teachonce.student_train.output.run import run as run
 from teachonce.student_train.prepared_student import prepare as prepare
 from teachonce.student_train.settings.options import TrainOptions as TrainOptions
-from teachonce.student_train.sweep.student_table import StudentTable as StudentTable
-from teachonce.student_train.sweep.student_table import student_table as student_table
+from teachonce.student_train.sweep.table import StudentTable as StudentTable
+from teachonce.student_train.sweep.table import student_table as student_table
 from teachonce.student_train.train.distiller import Distiller as Distiller
 from teachonce.student_train.train.sides import Sides as Sides
 from teachonce.student_train.train.student_training import Trained as Trained

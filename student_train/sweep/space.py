@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import options_of, read_values
@@ -121,7 +122,7 @@ def arguments_of(point: Point) -> dict[str, Any]:
     found = {name: value for name, value in point.items() if not name.startswith(WEIGHT)}
     weights = {n.removeprefix(WEIGHT): v for n, v in point.items() if n.startswith(WEIGHT)}
     if weights:
-        found["loss"] = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+        found["loss"] = loss_words(weights)
     return found
 
 

@@ -1,10 +1,12 @@
-"""Write the table of a sweep: for a terminal, in Markdown, as CSV."""
+"""The table of a sweep, or of any trained students: for a terminal, in Markdown, as CSV, for
+notebooks."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,37 +20,25 @@ from teachonce.student_train.output.ranking import (
     Row,
     compares_losses,
     flat,
+    ranked,
 )
+from teachonce.student_train.output.report import read_report, store_contents
+from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.support import files
 from teachonce.support.console import wide_console
+from teachonce.support.errors import UserError
+from teachonce.support.html_table import html_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 CSV = "sweep.csv"
 COLUMNS = (
-    "parameters",
-    "steps",
-    "seconds",
-    "valid_loss",
-    "valid_mlm",
-    "valid_mlm_per_character",
-    "valid_bits_per_byte",
-    "valid_next",
-    "valid_kl",
-    "valid_kl-next",
-    "valid_hidden",
-    "valid_accuracy",
-    "valid_accuracy_matthews",
-    "valid_agreement",
-    "valid_agreement_matthews",
+    "parameters", "steps", "seconds", "valid_loss", "valid_mlm", "valid_mlm_per_character",
+    "valid_bits_per_byte", "valid_next", "valid_kl", "valid_kl-next", "valid_hidden",
+    "valid_accuracy", "valid_accuracy_matthews", "valid_agreement", "valid_agreement_matthews",
     "valid_spearman",
-)
-
-
-def scored(rows: Sequence[Row]) -> list[str]:
-    """Return the names of all score columns of the rows."""
-    return list(dict.fromkeys(name for row in rows for name in flat(row) if name not in row))
+)  # fmt: skip
 
 
 def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
@@ -60,7 +50,8 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     # Values of different losses cannot be compared.
     incomparable = () if compares_losses(varied) else (LOSS.name,)
     columns = [*(varied or ["folder"]), *(name for name in found if name not in incomparable)]
-    columns += [name for name in scored(rows) if not name.endswith(SPREADS)]
+    scores = dict.fromkeys(name for row in rows for name in flat(row) if name not in row)
+    columns += [name for name in scores if not name.endswith(SPREADS)]
     lines = [columns]
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
@@ -96,9 +87,14 @@ def show(lines: list[list[str]]) -> None:
     console = wide_console()
     if console.is_terminal:
         console.print(aligned(lines))
-        return
-    for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]):
-        click.echo(f"| {' | '.join(line)} |")
+    else:
+        click.echo(markdown(lines))
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    head, *rows = lines
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def aligned(lines: list[list[str]]) -> Table:
@@ -115,3 +111,65 @@ def aligned(lines: list[list[str]]) -> Table:
     for line in lines[1:]:
         made.add_row(*line)
     return made
+
+
+OF_PLACE = ("store", "out")  # settings that say where a student is, not what it is
+
+
+class StudentTable(list[Row]):
+    """Trained students, the best first, printed as a table, also in a notebook. A row has the
+    settings that differ, the folder, and the figures.
+
+    rows: a mapping for each student. varied: the settings that differ.
+    """
+
+    def __init__(self, rows: Sequence[Row], varied: Sequence[str]) -> None:
+        super().__init__(ranked(rows))
+        self.varied = tuple(varied)
+
+    def _lines(self) -> list[list[str]]:
+        return table(self, ["folder", *self.varied])
+
+    def __repr__(self) -> str:
+        """Return the table in Markdown."""
+        return markdown(self._lines())
+
+    def _repr_html_(self) -> str:
+        """Return the table in HTML, for notebooks."""
+        head, *lines = self._lines()
+        return html_table("students, the best first", lines, head)
+
+
+def student_table(*folders: str | PathLike[str]) -> StudentTable:
+    """Compare trained students by the settings that differ and by their validation figures.
+
+    folders: the folders of the students.
+
+    Raises UserError for a folder without a finished student.
+    """
+    reports = {}
+    for folder in map(Path, folders):
+        report = read_report(folder)
+        if report is None or "result" not in report:
+            raise UserError(f"{folder}: no finished student; give folders that student-train wrote")
+        reports[folder] = report
+    settings = [report["settings"] for report in reports.values()]
+    names = dict.fromkeys(name for each in settings for name in each if name not in OF_PLACE)
+    varied = [n for n in names if any(each.get(n) != settings[0].get(n) for each in settings)]
+    contents = [store_contents(report) for report in reports.values()]
+    # By content: a store that was moved is the same store.
+    varied += ["store"] if any(each != contents[0] for each in contents) else []
+    rows = [
+        {
+            **{name: _word(report["settings"].get(name)) for name in varied},
+            "folder": folder.name,
+            **report["result"],
+        }
+        for folder, report in reports.items()
+    ]
+    return StudentTable(rows, varied)
+
+
+def _word(value: object) -> object:
+    """Return the value of a setting as on the command line."""
+    return loss_words(value) if isinstance(value, dict) else value
