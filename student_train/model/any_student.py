@@ -7,7 +7,7 @@ hidden size, V vocabulary, C labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from teachonce.student_train.data.batch import Inputs
-from teachonce.student_train.model.kinds import KINDS, DecoderParts, Kind, Parts, first_state
+from teachonce.student_train.model.kinds import KINDS, Kind, first_state
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks
 
@@ -78,7 +78,7 @@ def head_of(student: Any) -> str:
     """
     if not isinstance(student, PreTrainedModel):
         return "mlm"
-    models = _kind_of(student).models
+    models = kind_of(student).models
     own = (head for head, model in models.items() if isinstance(student, model))
     name = type(student).__name__
     others = {"ForMaskedLM": "mlm", "ForCausalLM": "causal"}
@@ -103,18 +103,18 @@ def dropped_states(student: Any, states: Tensor) -> Tensor:
     (Mukherjee & Awadallah 2019, section 6: after every layer)."""
     if not isinstance(student, PreTrainedModel):
         return states
-    return _kind_of(student).drop(student, states)
+    return kind_of(student).drop(student, states)
 
 
 def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
     """Apply the LM head to flat last states [M,D]: logits [M,V]."""
-    return _kind_of(student).lm(student, states)
+    return kind_of(student).lm(student, states)
 
 
 def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
     """Apply a tagger's head to flat last states [M,D]: logits [M,C]. `output` replaces its
     `classifier`."""
-    found: Tensor = (output or student.classifier)(_kind_of(student).tag(student, states))
+    found: Tensor = (output or student.classifier)(kind_of(student).tag(student, states))
     return found
 
 
@@ -124,7 +124,7 @@ def class_logits(
     """Apply a classifier's head to the last states [N,D] of all `present` [B,S] tokens: logits
     [B,C]. `output` replaces its `classifier`."""
     pooled = sentence_states(student, states, present)
-    found: Tensor = (output or student.classifier)(_kind_of(student).classify(student, pooled))
+    found: Tensor = (output or student.classifier)(kind_of(student).classify(student, pooled))
     return found
 
 
@@ -136,7 +136,7 @@ def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -
     """
     padded = states.new_zeros(*present.shape, states.shape[1])
     padded[present] = states
-    return _kind_of(student).pooled(student, padded, present)
+    return kind_of(student).pooled(student, padded, present)
 
 
 def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Tensor:
@@ -147,18 +147,6 @@ def pooled_tokens(student: PreTrainedModel, ids: Tensor, present: Tensor) -> Ten
     if special is None:
         return present
     return present & ~torch.isin(ids, torch.tensor(special, device=ids.device))
-
-
-def parts_of(student: PreTrainedModel) -> Parts | None:
-    """Return the names of the parameters that can be copied from a teacher of the same kind, or
-    None if none can."""
-    return _kind_of(student).parts
-
-
-def decoder_parts_of(student: PreTrainedModel) -> DecoderParts | None:
-    """Return the names of a decoder's parameters that can be cut out of a teacher of the same kind;
-    None for any other student."""
-    return _kind_of(student).decoder
 
 
 def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
@@ -180,15 +168,17 @@ def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
 
 
 def _no_task(student: Any, *_: Any) -> Any:
+    own = not isinstance(student, PreTrainedModel)
+    kind = type(student).__name__ if own else student.config.model_type
     raise UserError(
-        f"a student of type {_type_of(student)} can be trained as a masked LM only; for a task"
+        f"a student of type {kind} can be trained as a masked LM only; for a task"
         f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
     )
 
 
 # A transformers model of another type, made by the caller of `train`.
 FOREIGN = Kind(
-    _no_task, {}, None, lm=_logits_by_forward, tag=_no_task, pooled=_no_task, classify=_no_task
+    _no_task, {}, lm=_logits_by_forward, tag=_no_task, pooled=_no_task, classify=_no_task
 )
 
 
@@ -203,18 +193,11 @@ def _logits_of_own(student: Any, states: Tensor) -> Tensor:
 
 
 # Your own module.
-OWN = Kind(
-    _no_task, {}, None, lm=_logits_of_own, tag=_no_task, pooled=first_state, classify=_no_task
-)
+OWN = replace(FOREIGN, lm=_logits_of_own, pooled=first_state)
 
 
-def _type_of(student: Any) -> str:
-    if isinstance(student, PreTrainedModel):
-        return str(student.config.model_type)
-    return type(student).__name__
-
-
-def _kind_of(student: Any) -> Kind:
+def kind_of(student: Any) -> Kind:
+    """Return the entry of `KINDS` of a student; `FOREIGN` or `OWN` for a model of another kind."""
     if not isinstance(student, PreTrainedModel):
         return OWN
     return KINDS.get(student.config.model_type, FOREIGN)
@@ -311,7 +294,7 @@ def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
         output_hidden_states=True,
         output_attentions=maps,
         # Keys and values for a next token would only take memory.
-        **({"use_cache": False} if "causal" in _kind_of(student).models else {}),
+        **({"use_cache": False} if "causal" in kind_of(student).models else {}),
         **({} if types is None else {"token_type_ids": types}),
     )
     states = [state[inputs.present] for state in output.hidden_states]

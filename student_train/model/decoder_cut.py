@@ -10,8 +10,8 @@ Shape letters: L layers, D channels of the residual stream, A heads, F feed-forw
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,77 @@ from transformers import PreTrainedModel
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.model.decoder_sizes import Sizes, copied_settings
-from teachonce.student_train.model.kinds import DecoderParts
 from teachonce.student_train.model.model_folder import WeightSource
 from teachonce.student_train.model.start_checks import layer_numbers
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
 TOKENS = 4096  # of the store, spread over its sequences
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """Names the parameters of a decoder that can be cut out of a teacher of the same kind, relative
+    to the base model.
+
+    layers: the prefix of a layer's number.
+    layer, around: the axes of each parameter of a layer, and of the others but word embeddings. D:
+        channels of the residual stream; Q, K: query heads, key-value heads; 3: Q, K and V
+        one after the other; H: channels of a head; F: feed-forward units; P: positions.
+    heads_into, units_into: the modules that read the heads, and the feed-forward units.
+    units: the name of the feed-forward size in the config.
+    """
+
+    layers: str
+    layer: Mapping[str, str]
+    around: Mapping[str, str]
+    heads_into: str
+    units_into: str
+    units: str
+
+
+# GPT-2's linear layers store inputs x outputs, those of the other decoders outputs x inputs.
+GPT2_LAYER = {
+    **{f"{norm}.{what}": "D" for norm in ("ln_1", "ln_2") for what in ("weight", "bias")},
+    "attn.c_attn.weight": "D3",
+    "attn.c_attn.bias": "3",
+    "attn.c_proj.weight": "QD",
+    "attn.c_proj.bias": "D",
+    "mlp.c_fc.weight": "DF",
+    "mlp.c_fc.bias": "F",
+    "mlp.c_proj.weight": "FD",
+    "mlp.c_proj.bias": "D",
+}
+GPT2 = DecoderParts(
+    "h.",
+    GPT2_LAYER,
+    {"wpe.weight": "PD", "ln_f.weight": "D", "ln_f.bias": "D"},
+    "attn.c_proj",
+    "mlp.c_proj",
+    "n_inner",
+)
+LLAMA_LAYER = {
+    "input_layernorm.weight": "D",
+    "self_attn.q_proj.weight": "QD",
+    "self_attn.k_proj.weight": "KD",
+    "self_attn.v_proj.weight": "KD",
+    "self_attn.o_proj.weight": "DQ",
+    "post_attention_layernorm.weight": "D",
+    "mlp.gate_proj.weight": "FD",
+    "mlp.up_proj.weight": "FD",
+    "mlp.down_proj.weight": "DF",
+}
+LLAMA = DecoderParts(
+    "layers.",
+    LLAMA_LAYER,
+    {"norm.weight": "D"},
+    "self_attn.o_proj",
+    "mlp.down_proj",
+    "intermediate_size",
+)
+QWEN3_LAYER = {**LLAMA_LAYER, "self_attn.q_norm.weight": "H", "self_attn.k_norm.weight": "H"}
+PARTS = {"gpt2": GPT2, "llama": LLAMA, "qwen3": replace(LLAMA, layer=QWEN3_LAYER)}
+"""By kind of student."""
 
 
 @dataclass(frozen=True)

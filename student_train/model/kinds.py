@@ -7,7 +7,7 @@ Shape letters: B batch, S tokens, M flat tokens, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -38,12 +38,7 @@ from teachonce.checkpoints.bilstm import (
 )
 from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.store.format.features import TaskSpec
-from teachonce.student_train.settings.shapes import (
-    GROUP,
-    SHAPES,
-    Shape,
-    parse_student,
-)
+from teachonce.student_train.settings.shapes import GROUP, SHAPES, Shape, parse_student
 from teachonce.support.errors import UserError
 from teachonce.support.plugins import load_outside
 
@@ -70,35 +65,12 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class DecoderParts:
-    """Names the parameters of a decoder that can be cut out of a teacher of the same kind, relative
-    to the base model.
-
-    layers: the prefix of a layer's number.
-    layer, around: the axes of each parameter of a layer, and of the others but word embeddings. D:
-        channels of the residual stream; Q, K: query heads, key-value heads; 3: Q, K and V
-        one after the other; H: channels of a head; F: feed-forward units; P: positions.
-    heads_into, units_into: the modules that read the heads, and the feed-forward units.
-    units: the name of the feed-forward size in the config.
-    """
-
-    layers: str
-    layer: Mapping[str, str]
-    around: Mapping[str, str]
-    heads_into: str
-    units_into: str
-    units: str
-
-
-@dataclass(frozen=True)
 class Kind:
     """Defines the models of one kind of student. Its key in `KINDS` is its key in `SHAPES` and the
     `model_type` of its config.
 
     config: makes the config from a shape, a tokenizer, the max length and common settings.
     models: the class of a masked LM (`mlm`) and of each kind of task.
-    parts: the parameters that can be copied from a teacher of that kind; None if none can.
-    decoder: for decoders, the parameters that can be cut out of a teacher of that kind.
     lm: from states [M,D] to logits [M,V].
     tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
     pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
@@ -106,28 +78,36 @@ class Kind:
         `classifier`.
     drop: applies the dropout of the kind to states [M,D] before they are compared with the
         teacher's.
+    parts: the parameters that can be copied from a teacher of that kind; None if none can. Decoders
+        are cut out instead (`decoder_cut.PARTS`).
     """
 
     config: Callable[..., PreTrainedConfig]
     models: Mapping[str, type[PreTrainedModel]]
-    parts: Parts | None
     lm: Callable[[Any, Tensor], Tensor]
     tag: Callable[[Any, Tensor], Tensor]
     pooled: Callable[[Any, Tensor, Tensor], Tensor]
     classify: Callable[[Any, Tensor], Tensor]
     drop: Callable[[Any, Tensor], Tensor] = lambda model, states: states
-    decoder: DecoderParts | None = None
+    parts: Parts | None = None
+
+
+def _sizes(shape: Shape, positions: int) -> dict[str, Any]:
+    """Return the sizes that have the same names in the configs of most kinds."""
+    return {
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.feed_forward,
+        "max_position_embeddings": positions,
+    }
 
 
 def _bert(
     shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
 ) -> BertConfig:
     return BertConfig(
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.feed_forward,
-        max_position_embeddings=positions,
+        **_sizes(shape, positions),
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         **common,
@@ -138,11 +118,7 @@ def _modernbert(
     shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
 ) -> ModernBertConfig:
     return ModernBertConfig(
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.feed_forward,
-        max_position_embeddings=positions,
+        **_sizes(shape, positions),
         embedding_dropout=dropout,
         mlp_dropout=dropout,
         attention_dropout=dropout,
@@ -193,14 +169,10 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
         shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
     ) -> PreTrainedConfig:
         found = config(
-            hidden_size=shape.width,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
+            **_sizes(shape, positions),
             num_key_value_heads=shape.key_value_heads,
             # Qwen3's config has a default of 128, whatever the hidden size is.
             head_dim=shape.width // shape.heads,
-            intermediate_size=shape.feed_forward,
-            max_position_embeddings=positions,
             attention_dropout=dropout,
             # `--init` sets the word embeddings alone, which are then the output embeddings, too.
             tie_word_embeddings=True,
@@ -258,63 +230,14 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
 
 
-# GPT-2's linear layers store inputs x outputs, those of the other decoders outputs x inputs.
-GPT2_LAYER = {
-    **{f"{norm}.{what}": "D" for norm in ("ln_1", "ln_2") for what in ("weight", "bias")},
-    "attn.c_attn.weight": "D3",
-    "attn.c_attn.bias": "3",
-    "attn.c_proj.weight": "QD",
-    "attn.c_proj.bias": "D",
-    "mlp.c_fc.weight": "DF",
-    "mlp.c_fc.bias": "F",
-    "mlp.c_proj.weight": "FD",
-    "mlp.c_proj.bias": "D",
-}
-GPT2_PARTS = DecoderParts(
-    "h.",
-    GPT2_LAYER,
-    {"wpe.weight": "PD", "ln_f.weight": "D", "ln_f.bias": "D"},
-    "attn.c_proj",
-    "mlp.c_proj",
-    "n_inner",
-)
-LLAMA_LAYER = {
-    "input_layernorm.weight": "D",
-    "self_attn.q_proj.weight": "QD",
-    "self_attn.k_proj.weight": "KD",
-    "self_attn.v_proj.weight": "KD",
-    "self_attn.o_proj.weight": "DQ",
-    "post_attention_layernorm.weight": "D",
-    "mlp.gate_proj.weight": "FD",
-    "mlp.up_proj.weight": "FD",
-    "mlp.down_proj.weight": "DF",
-}
-LLAMA_PARTS = DecoderParts(
-    "layers.",
-    LLAMA_LAYER,
-    {"norm.weight": "D"},
-    "self_attn.o_proj",
-    "mlp.down_proj",
-    "intermediate_size",
-)
-QWEN3_PARTS = replace(
-    LLAMA_PARTS,
-    layer={**LLAMA_LAYER, "self_attn.q_norm.weight": "H", "self_attn.k_norm.weight": "H"},
-)
-
-
-def _decoder(
-    config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel], parts: DecoderParts
-) -> Kind:
+def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel]) -> Kind:
     return Kind(
         config,
         {"causal": model},
-        parts=None,
         lm=lambda model, states: model.lm_head(states),
         tag=_headless,
         pooled=_headless,
         classify=_headless,
-        decoder=parts,
     )
 
 
@@ -374,9 +297,9 @@ KINDS: dict[str, Kind] = {
         pooled=_as_configured,
         classify=lambda model, pooled: model.drop(model.head(pooled)),
     ),
-    "gpt2": _decoder(_gpt2, GPT2LMHeadModel, GPT2_PARTS),  # Radford et al. 2019
-    "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM, LLAMA_PARTS),  # Touvron et al. 2023
-    "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM, QWEN3_PARTS),
+    "gpt2": _decoder(_gpt2, GPT2LMHeadModel),  # Radford et al. 2019
+    "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM),  # Touvron et al. 2023
+    "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM),
     "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
         _bilstm,
         {
@@ -384,7 +307,6 @@ KINDS: dict[str, Kind] = {
             "classification": BiLstmForSequenceClassification,
             "tagging": BiLstmForTokenClassification,
         },
-        parts=None,
         lm=lambda model, states: model.logits(states),
         tag=lambda model, states: model.dropout(model.projected(states)),
         pooled=lambda model, states, present: model.pooled(states, present),
@@ -394,7 +316,6 @@ KINDS: dict[str, Kind] = {
     "static": Kind(
         _static,
         {"mlm": StaticModel},
-        parts=None,
         lm=_headless,
         tag=_headless,
         pooled=_headless,
@@ -431,10 +352,7 @@ def make_student(
     Raises UserError for an invalid `student`; see `parse_student`.
     """
     shape = parse_student(student, option)
-    common: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    common: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if task:
         common["id2label"] = dict(enumerate(task.labels))
         common["label2id"] = {label: number for number, label in enumerate(task.labels)}

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
-from teachonce.student_train.model.any_student import decoder_parts_of, head_of, parts_of
-from teachonce.student_train.model.decoder_cut import cut_decoder
+from teachonce.student_train.model.any_student import head_of, kind_of
+from teachonce.student_train.model.decoder_cut import PARTS, cut_decoder
 from teachonce.student_train.model.model_folder import ModelFolder, WeightSource
 from teachonce.student_train.model.start_checks import check_same_pieces, other_teacher
 from teachonce.student_train.model.teacher_layers import (
@@ -24,7 +24,7 @@ from teachonce.student_train.model.teacher_layers import (
     layer_groups,
     take_transform,
 )
-from teachonce.student_train.settings.option_values import FOLDER, check_start
+from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -86,11 +86,10 @@ def initialise(
         return [_take_all(student, ModelFolder(how.removeprefix(FOLDER), f"--init {how}", True))]
     if how == "vocab":
         return [_take_split(student, _teacher_rows(how, store), vocabulary)]
-    check_start(how)
     kind, _, words = how.partition(":")
     chosen, _, _ = words.partition("@")
-    decoder = decoder_parts_of(student) if kind != "svd" else None
-    if kind != "svd" and parts_of(student) is None and decoder is None:
+    decoder = PARTS.get(student.config.model_type) if kind != "svd" else None
+    if kind != "svd" and kind_of(student).parts is None and decoder is None:
         raise UserError(
             f"--init {how}: a {student.config.model_type} cannot copy a teacher's layers; use"
             " --init svd"
@@ -222,7 +221,7 @@ def _take_head(
 ) -> list[str]:
     """Copy the teacher's masked-LM head if teacher and student have one of the same size. Return
     its line for the model card."""
-    weights, parts = store.teacher_weights(), parts_of(student)
+    weights, parts = store.teacher_weights(), kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     if BIAS not in weights or not take_transform(student, weights):
         return []

@@ -48,7 +48,8 @@ def student_tokenizer(
     if size is not None:
         return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
-        return teacher_tokenizer(store, bool(pattern))
+        config = store.teacher_settings("tokenizer_config.json")
+        return _from_files(store.tokenizer(), config, word, bool(pattern))
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if pattern and kind in ("words", "mixed-vocab"):
@@ -139,12 +140,6 @@ def default_max_length(longest: int) -> int:
     """
     # A smaller vocabulary gives shorter pieces: the same text has more of them.
     return min(512, 2 * longest)
-
-
-def teacher_tokenizer(store: FeatureStore, causal: bool = False) -> PreTrainedTokenizerFast:
-    """Load the teacher's tokenizer from the store."""
-    config = store.teacher_settings("tokenizer_config.json")
-    return _from_files(store.tokenizer(), config, "teacher", causal)
 
 
 def _from_files(

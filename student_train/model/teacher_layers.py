@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import first_position
-from teachonce.student_train.model.any_student import parts_of
+from teachonce.student_train.model.any_student import kind_of
 from teachonce.student_train.model.model_folder import WeightSource
 from teachonce.student_train.model.start_checks import layer_numbers
 from teachonce.support.arrays import Array
@@ -42,7 +42,7 @@ HEADS = {
 
 def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str]:
     """Count the teacher's layers. Return 0 and a reason if a student cannot copy them."""
-    kind, parts = student.config.model_type, parts_of(student)
+    kind, parts = student.config.model_type, kind_of(student).parts
     if parts is None:
         return 0, f"a {kind} has no layers in common with a teacher"
     plain = list(map(_bert_name, store.teacher_weights()))
@@ -75,7 +75,7 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSou
     Feed-forward units that the teacher does not have are initialised so that they have no effect.
     Raises UserError if the chosen layers cannot be copied.
     """
-    weights, parts = store.teacher_weights(), parts_of(student)
+    weights, parts = store.teacher_weights(), kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     words = student.get_input_embeddings().weight
     plain = {_bert_name(name): name for name in weights}
@@ -172,7 +172,7 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
 def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:
     """Copy the transform of the masked-LM head. Return whether teacher and student have one of the
     same size."""
-    parts = parts_of(student)
+    parts = kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     plain = {_bert_name(name): name for name in weights}
     own = {n: p for n, p in student.named_parameters() if n.startswith(parts.transform)}

@@ -155,7 +155,7 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
             )
             checked_plan(options.resolved(), store)
     with pytest.raises(UserError, match="teacher:1@x: expected auto"):
-        started("teacher:1@x")
+        TrainOptions(store=store.path, init="teacher:1@x")
 
 
 def test_what_layers_alone_do_not_carry_is_said(
@@ -263,7 +263,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(
         with pytest.raises(UserError, match=line):
             checked_plan(TrainOptions(store=store.path, init=wrong).resolved(), store)
     with pytest.raises(UserError, match="svd:: expected auto"):
-        started("svd:")
+        TrainOptions(store=store.path, init="svd:")
 
 
 def test_svd_keeps_the_angles_between_pieces(started: Start, store: FeatureStore) -> None:
