@@ -16,8 +16,8 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.model.any_student import has_attention
 from teachonce.student_train.model.decoder_sizes import copied_settings
+from teachonce.student_train.model.freezing import add_low_rank
 from teachonce.student_train.model.kinds import make_student
-from teachonce.student_train.model.low_rank import add_low_rank
 from teachonce.student_train.model.start import RANDOM, initialise
 from teachonce.student_train.model.start_checks import (
     copies_layers,

@@ -1,19 +1,23 @@
-"""Freezing: which weights of a student are trained."""
+"""Which weights of a student are trained: parts of it may be frozen, or replaced by low-rank
+changes of the linear layers (LoRA)."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from teachonce.student_train.model.low_rank import is_low_rank
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.errors import UserError
+from teachonce.support.extras import library
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
 OF_EMBEDDINGS = ("words", "positions", "types")
+SCALE = 2
+"""The alpha of LoRA as a multiple of its rank: the change is added this many times."""
 
 
 def group_of(name: str) -> str:
@@ -81,5 +85,28 @@ def set_frozen(model: nn.Module, options: TrainOptions) -> None:
     """Set `requires_grad` of every parameter by `--freeze`, `--projection frozen` and `--lora`."""
     for name, parameter in model.named_parameters():
         part = group_of(name)
-        whole = options.lora is None or part == "projection" or is_low_rank(name)
+        whole = options.lora is None or part == "projection" or ".lora_" in name
         parameter.requires_grad_(whole and not is_frozen(part, options))
+
+
+def add_low_rank(student: PreTrainedModel, rank: int) -> None:
+    """Add to each linear layer in the student's blocks a product of two matrices of this rank, at
+    first zero (Hu et al. 2022, section 4.1).
+
+    Raises UserError if peft is missing.
+    """
+    peft: Any = library("peft", "lora", "--lora")
+    settings = peft.LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear")
+    # Not `get_peft_model`: a PeftModel is not the PreTrainedModel that `any_student.py` requires.
+    peft.inject_adapter_in_model(settings, student)
+
+
+def merge_low_rank(student: PreTrainedModel) -> None:
+    """Add the changes to the weights of their layers, so that the student is an ordinary one."""
+    # A list, as modules are replaced on the way.
+    for name, module in list(student.named_modules()):
+        if hasattr(module, "base_layer"):
+            merged: Any = module
+            merged.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(student.get_submodule(parent), own, merged.get_base_layer())

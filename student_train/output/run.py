@@ -17,11 +17,9 @@ from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary
-from teachonce.student_train.model.low_rank import merge_low_rank
+from teachonce.student_train.model.freezing import merge_low_rank
 from teachonce.student_train.model.pruning import pruned, shared_pieces
-from teachonce.student_train.model.student_tokenizer import (
-    student_tokenizer,
-)
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.card import environment, hub_id, model_card
 from teachonce.student_train.output.embedder import save_embedder
 from teachonce.student_train.output.report import (
@@ -32,11 +30,7 @@ from teachonce.student_train.output.report import (
 )
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan
-from teachonce.student_train.prepared_student import (
-    Prepared,
-    make_collator,
-    prepare_plan,
-)
+from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import described
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModel, AutoTokenizer
 
 from teachonce.store import open_store
-from teachonce.student_train.model.pruning import cut_tokenizer
-from teachonce.student_train.model.retained_pieces import pieces_of, retained_pieces
+from teachonce.student_train.model.pruning import cut_tokenizer, pieces_of, retained_pieces
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
