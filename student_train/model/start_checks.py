@@ -11,7 +11,7 @@ from typing import Any
 
 from teachonce.align import Vocabulary
 from teachonce.checkpoints.declared import layers_of
-from teachonce.checkpoints.not_a_model import not_a_model
+from teachonce.checkpoints.unreadable import not_a_model
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.errors import StoreError
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, shape_of_folder

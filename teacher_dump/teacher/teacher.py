@@ -36,7 +36,7 @@ from teachonce.checkpoints.sentence_settings import (
     listed_modules,
     read_classifier,
 )
-from teachonce.checkpoints.static_folder import load_static, static_module
+from teachonce.checkpoints.static import load_static, static_module
 from teachonce.checkpoints.text_vectors import TextVectors, text_vectors
 from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.store import TaskSpec

@@ -27,12 +27,14 @@ class DeclaredHead:
     remedy: str
     # The ends of the class names in transformers; they distinguish heads whose parameters have the
     # same names.
-    architectures: tuple[str, ...] = ()
+    architectures: tuple[str, ...]
 
 
 MASKED = ("ForMaskedLM", "WithLMHeadModel")  # XLM and FlauBERT have the second name
 DECLARED = {
-    "mlm": DeclaredHead("masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}"),
+    "mlm": DeclaredHead(
+        "masked-LM", f"train one with `downstream --task mlm`, or {WITHOUT}", MASKED
+    ),
     "causal": DeclaredHead("causal-LM", WITHOUT, ("ForCausalLM", "LMHeadModel")),
     "classification": DeclaredHead(
         "classification",
@@ -53,7 +55,6 @@ def declared_head(architectures: Sequence[str]) -> str | None:
     # A FlaubertWithLMHeadModel ends as a GPT2LMHeadModel does.
     for name in (name for name in architectures if not name.endswith(MASKED)):
         for kind, head in DECLARED.items():
-            # `endswith(())` is False: `mlm`, which lists no ends, is never returned here.
             if name.endswith(head.architectures):
                 return kind
     return None
@@ -96,9 +97,8 @@ def check_declared(
 
 def another_head(architectures: Sequence[str], head: str) -> str:
     """Return a phrase with the checkpoint's class if it has another head; else ""."""
-    ends = DECLARED[head].architectures
-    fits = any(name.endswith(ends or MASKED) for name in architectures)
-    if not ends:  # classes of other names may have a masked-LM head, too
+    fits = any(name.endswith(DECLARED[head].architectures) for name in architectures)
+    if head == "mlm":  # classes of other names may have a masked-LM head, too
         fits |= declared_head(architectures) is None
     return "" if fits or not architectures else f"it is a {architectures[0]}"
 
@@ -126,25 +126,11 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
 
 UNBOUND = 1_000_000  # tokens; a tokenizer without a limit has model_max_length 10**30
 # Families (`model_type`) whose first position is the row after the padding id's, as in RoBERTa.
-AFTER_PADDING = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "ibert",
-        "layoutlmv3",
-        "lilt",
-        "longformer",
-        "luke",
-        "markuplm",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
-)
+AFTER_PADDING = frozenset({
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke",
+    "markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+})  # fmt: skip
 
 
 OTHER_PADDING = {"lilt": 0, "markuplm": 0, "esm": None}

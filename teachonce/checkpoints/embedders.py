@@ -14,10 +14,11 @@ from teachonce.checkpoints.loading import load_config
 from teachonce.checkpoints.names import finder, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules
 from teachonce.checkpoints.sentence_settings import check_similarity
-from teachonce.checkpoints.static_folder import static_module
+from teachonce.checkpoints.static import static_module
+from teachonce.checkpoints.unreadable import whole_folder
 from teachonce.support.arrays import Floats
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError, first_line, out_of_memory
+from teachonce.support.errors import UserError
 
 BATCH = 1000  # texts that are tokenized at once to count tokens
 
@@ -156,17 +157,10 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
     check_similarity(name, config_of(found, SETTINGS).get("similarity_fn_name"))
     if finder(found)("config.json") is not None and static_module(found) is None:
         load_config(found)  # raises for fields that the library would silently ignore
-    try:
+    with whole_folder(f"model {name}: sentence-transformers cannot load it"):
         made = getattr(sentence_transformers, kind)
         # The root has modules.json; the transformer may be in a subfolder.
         model = made(found.root or found.path_or_id, revision=found.revision)
-    except Exception as error:  # libraries raise errors of any type for a bad file
-        if out_of_memory(error):
-            raise
-        raise UserError(
-            f"model {name}: sentence-transformers cannot load it: {first_line(error)}; copy the"
-            " whole folder"
-        ) from error
     if max_length:
         known = model.max_seq_length
         model.max_seq_length = min(max_length, known or max_length)

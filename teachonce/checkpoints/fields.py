@@ -56,11 +56,7 @@ def harmless(names: str, why: str) -> Fields:
 
 
 def refused(
-    names: str,
-    why: str,
-    remedy: str,
-    accepted: tuple[Any, ...] = ABSENT,
-    of_class: bool = False,
+    names: str, why: str, remedy: str, accepted: tuple[Any, ...] = ABSENT, of_class: bool = False
 ) -> Fields:
     return Fields(tuple(names.split()), "refused", why, accepted, remedy, of_class)
 

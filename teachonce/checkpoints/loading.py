@@ -25,7 +25,6 @@ from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
-from teachonce.checkpoints.damaged_files import damaged_file
 from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
@@ -35,7 +34,8 @@ from teachonce.checkpoints.sentence_settings import (
     read_classifier,
 )
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
-from teachonce.checkpoints.weights import check_weights
+from teachonce.checkpoints.unreadable import damaged_file
+from teachonce.checkpoints.weights import check_all_read, check_no_whole_numbers
 from teachonce.store import TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
 from teachonce.support.errors import UserError, first_line, out_of_memory
@@ -81,23 +81,19 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
                 f"model {model.name}: brings Python code of its own, which is not run; read it,"
                 " then give --trust-remote-code to teacher-dump"
             ) from error
+        where = f"{flag}: {model.name}" if flag else f"model {model.name}"
         if damage := damaged_file(Path(model.path_or_id)):
-            where = f"{flag}: {model.name}" if flag else f"model {model.name}"
-            raise UserError(
-                f"{where}: cannot be loaded: {damage}; copy the checkpoint again"
-            ) from error
+            problem = f"{where}: cannot be loaded: {damage}; copy the checkpoint again"
+            raise UserError(problem) from error
         is_tokenizer = factory is AutoTokenizer
         why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
         # transformers advises this argument, which no command has.
         if "ignore_mismatched_sizes" in why:
             why = "its weights have other sizes than its config.json says"
-        what = f"model {model.name}: cannot be loaded"
-        if flag:
-            what = f"{flag}: {model.name} cannot be loaded as a model with its tokenizer"
-            is_tokenizer = False
+        where += " cannot be loaded as a model with its tokenizer" if flag else ": cannot be loaded"
+        remedy = ", with its tokenizer" if is_tokenizer and not flag else ""
         raise UserError(
-            f"{what}: {why}; give a folder that save_pretrained wrote"
-            + (", with its tokenizer" if is_tokenizer else "")
+            f"{where}: {why}; give a folder that save_pretrained wrote{remedy}"
         ) from error
     finally:
         logging.set_verbosity(level)
@@ -194,7 +190,8 @@ def load_network(
         )
     name = f"{flag}: {model.name}".lstrip(": ")
     # transformers ignores weights that the network lacks, and `load` switches its warning off.
-    check_weights(network, sorted(report["unexpected_keys"]), model.folder(), name)
+    check_all_read(network, sorted(report["unexpected_keys"]), name)
+    check_no_whole_numbers(network, model.folder(), name)
     network.config.return_dict = True  # this project reads outputs by name
     for module in network.modules():
         if getattr(module, "chunk_size_feed_forward", 0):

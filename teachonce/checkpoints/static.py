@@ -1,8 +1,8 @@
-"""Static students: an embedding for each word piece, without layers. A text's vector is their mean.
+"""Static models: an embedding for each word piece, without layers. A text's vector is their mean.
 
-Model2Vec distils such models by averaging; these are trained from a store. The weights have the
-names of sentence-transformers' `StaticEmbedding`, so that both libraries load the same file.
-Importing this module registers the model with the Auto classes.
+Students are trained from a store; teachers, such as Model2Vec's, are sentence-transformers folders.
+The weights have the names of sentence-transformers' `StaticEmbedding`, so that both libraries load
+the same file. Importing this module registers the model with the Auto classes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_outputs import BaseModelOutput
+
+from teachonce.checkpoints.fields import STATIC
+from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.sentence_settings import listed_modules
+from teachonce.checkpoints.unreadable import whole_folder
+from teachonce.support.errors import UserError
+
+UNBOUND = 10**30  # `model_max_length` of a tokenizer without a limit
 
 
 class StaticConfig(PreTrainedConfig):
@@ -67,3 +82,34 @@ class StaticModel(PreTrainedModel):
 
 AutoConfig.register(StaticConfig.model_type, StaticConfig, exist_ok=True)
 AutoModel.register(StaticConfig, StaticModel, exist_ok=True)
+
+
+def static_module(model: ResolvedModel) -> str | None:
+    """Return the subfolder of the table of word vectors if this is the first module; else None."""
+    listed = listed_modules(model) or []
+    return listed[0][1] if listed and listed[0][0] == STATIC else None
+
+
+def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]:
+    """Load the word vectors (float32) and the tokenizer, which adds no special tokens.
+
+    Raises UserError if the folder is damaged.
+    """
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    root = model.root or model.path_or_id
+    with whole_folder(f"model {model.name}: sentence-transformers cannot load its {STATIC}"):
+        found = StaticEmbedding.load(root, subfolder=subfolder, revision=model.revision)
+    vectors = found.embedding.weight.detach().float()
+    if vectors.dim() != 2:
+        raise UserError(
+            f"model {model.name}: its word vectors have shape {list(vectors.shape)}, expected a"
+            " table; copy the whole folder"
+        )
+    rows, width = vectors.shape
+    network = StaticModel(StaticConfig(vocab_size=rows, hidden_size=width, pad_token_id=None))
+    with torch.no_grad():
+        network.embedding.weight.copy_(vectors)
+    backend = found.tokenizer
+    backend.post_processor = None  # StaticEmbedding encodes without special tokens
+    return network, PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=UNBOUND)

@@ -91,7 +91,6 @@ def _check_fit(head: VectorHead, name: str) -> None:
     """Raise UserError if the output of a module does not fit the input of the next one."""
     # One pass over zeros shows before the dump what its first batch would fail at.
     states = torch.zeros(1, 3, head.states_width)
-    why = "they give no vector"
     try:
         with torch.inference_mode():
             shape = list(head(states, torch.ones(1, 3, dtype=torch.bool)).shape)

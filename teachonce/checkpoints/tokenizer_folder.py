@@ -12,19 +12,12 @@ from typing import Any
 from teachonce.support.errors import first_line
 
 FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "vocab.model",
-    "tokenizer.model",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-)
+    "tokenizer.json", "vocab.txt", "vocab.json", "vocab.model", "tokenizer.model",
+    "spiece.model", "spm.model", "sentencepiece.bpe.model", "sentencepiece.model",
+)  # fmt: skip
 """Files that may hold the vocabulary of a tokenizer."""
 SETTINGS = "tokenizer_config.json"
-CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # the class's name in 5, and in 4
+IN_5, IN_4 = "TokenizersBackend", "PreTrainedTokenizerFast"  # names of one class
 OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 saves how the tokenizer was loaded
 
 
@@ -45,9 +38,8 @@ def common_settings(settings: dict[str, Any]) -> dict[str, Any]:
     `additional_special_tokens`; under the key of 5 it expects a table.
     """
     found = {name: value for name, value in settings.items() if name not in OF_LOADING}
-    kind = found.get("tokenizer_class")
-    if kind in CLASSES:
-        found["tokenizer_class"] = CLASSES[kind]
+    if found.get("tokenizer_class") == IN_5:
+        found["tokenizer_class"] = IN_4
     if isinstance(found.get("extra_special_tokens"), list):
         found["additional_special_tokens"] = found.pop("extra_special_tokens")
     return found
@@ -68,24 +60,12 @@ def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # The last call's settings, not part of the tokenizer.
     backend["truncation"] = backend["padding"] = None
-    settings = {
-        key: getattr(tokenizer, key)
-        for key in (
-            "cls_token",
-            "sep_token",
-            "mask_token",
-            "pad_token",
-            "unk_token",
-            "bos_token",
-            "eos_token",
-        )
-        if getattr(tokenizer, key, None)
-    }
+    names = [f"{role}_token" for role in ("cls", "sep", "mask", "pad", "unk", "bos", "eos")]
+    settings = {n: getattr(tokenizer, n) for n in names if getattr(tokenizer, n, None)}
     if tokenizer.truncation_side != "right":
         settings["truncation_side"] = tokenizer.truncation_side
     settings["model_max_length"] = max_length
-    # A name that 4 knows, and 5 as well.
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["tokenizer_class"] = IN_4  # which 5 knows as well
     return {
         # Sorted, so that equal tokenizers have equal hashes.
         name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()

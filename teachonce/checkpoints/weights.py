@@ -18,20 +18,12 @@ BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
 INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # dtypes in safetensors
 
 
-def check_weights(network: Any, unexpected: Sequence[str], folder: Path, name: str) -> None:
-    """Raise UserError if weights were not loaded, or if they are integers without a quantisation
-    config.
-
-    unexpected: names of weights that the network does not have. folder: of the checkpoint; it may
-        be missing.
-    """
-    _check_all_read(network, unexpected, name)
-    _check_no_whole_numbers(network, folder, name)
-
-
-def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
+def check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
     """Raise UserError if the checkpoint has weights of layers that the network does not load, or if
-    transformers ignored a quantisation."""
+    transformers ignored a quantisation.
+
+    unexpected: names of weights that the network does not have.
+    """
     base = network.base_model
     lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
     # Weights of layers alone: a checkpoint may well have other heads than the one that is loaded.
@@ -57,8 +49,11 @@ def _check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
         )
 
 
-def _check_no_whole_numbers(network: Any, folder: Path, name: str) -> None:
-    """Raise UserError for weights that are stored as integers."""
+def check_no_whole_numbers(network: Any, folder: Path, name: str) -> None:
+    """Raise UserError for weights that are stored as integers without a quantisation config.
+
+    folder: of the checkpoint; it may be missing.
+    """
     # They need the scales of a quantisation; transformers would load them without.
     if getattr(network, "is_quantized", False):
         return

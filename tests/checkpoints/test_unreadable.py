@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForMaskedLM
 
-from teachonce.checkpoints.damaged_files import damaged_file
 from teachonce.checkpoints.loading import load_config, load_network, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.support.errors import UserError
 
 FLAWS: dict[str, Callable[[bytes], bytes]] = {
