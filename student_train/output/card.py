@@ -75,13 +75,14 @@ def model_card(
     untrained = (
         not vectors and of_vocabulary and result["steps"] and not trains_vocabulary(settings)
     )
-    head = EMBEDDER if vectors else SCORER if scores else head_for(student)
-    head = ENCODER if untrained else head
     library = "sentence-transformers" if vectors or scores else "transformers"
     if vectors:
-        loading = how_to_embed(student)
+        head, loading = EMBEDDER, how_to_embed(student)
+    elif scores:
+        head, loading = SCORER, HOW_TO_SCORE
     else:
-        loading = HOW_TO_SCORE if scores else how_to_load(student, pairs, head)
+        head = ENCODER if untrained else head_for(student)
+        loading = how_to_load(student, pairs, head)
     if untrained:
         loading += (
             "\n\nIts head over the vocabulary was not trained: no loss of the training reads it."

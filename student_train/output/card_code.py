@@ -22,7 +22,7 @@ class Head:
     auto: str
     pipeline: str
     what: str
-    text: str
+    text: str = '"A text."'
 
 
 HEADS = {
@@ -36,39 +36,26 @@ HEADS = {
         "AutoModelForCausalLM", "text-generation", "language model (decoder)", '"Once upon a time"'
     ),
     "classification": Head(
-        "AutoModelForSequenceClassification",
-        "text-classification",
-        "classifier of texts",
-        '"A text."',
+        "AutoModelForSequenceClassification", "text-classification", "classifier of texts"
     ),
-    "tagging": Head(
-        "AutoModelForTokenClassification",
-        "token-classification",
-        "tagger of tokens",
-        '"A text."',
-    ),
+    "tagging": Head("AutoModelForTokenClassification", "token-classification", "tagger of tokens"),
 }
-SEVERAL_LABELS = Head(
-    "AutoModelForSequenceClassification",
-    "text-classification",
-    "classifier that gives a text any number of labels",
-    '"A text.", top_k=None',  # the probability of each label
+SEVERAL_LABELS = replace(
+    HEADS["classification"],
+    what="classifier that gives a text any number of labels",
+    text='"A text.", top_k=None',  # the probability of each label
 )
 ENTITIES = replace(  # only the first piece of a word is trained
     HEADS["tagging"], text='"A text.", aggregation_strategy="first"'
 )
-NUMBERS = Head(
-    "AutoModelForSequenceClassification",
-    "text-classification",
-    "regression of texts",
-    '"A text.", top_k=None',
+NUMBERS = replace(SEVERAL_LABELS, what="regression of texts")
+SCORER = replace(
+    HEADS["classification"], pipeline="text-ranking", what="reranker of pairs of texts"
 )
-
-
 ENCODER = Head(
     "AutoModel", "feature-extraction", "encoder of texts", '"A text.", return_tensors=True'
 )
-EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model", '"A text."')
+EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model")
 HOW_TO_EMBED = """```python
 {imported}from sentence_transformers import SentenceTransformer
 
@@ -78,11 +65,6 @@ print(model.similarity(vectors, vectors))
 ```
 
 `AutoModel` loads the encoder only, without pooling and the modules after it.{note}"""
-
-
-SCORER = Head(
-    "AutoModelForSequenceClassification", "text-ranking", "reranker of pairs of texts", '"A text."'
-)
 HOW_TO_SCORE = """```python
 from sentence_transformers import CrossEncoder
 

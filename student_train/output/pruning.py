@@ -6,26 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoTokenizer
 
-from teachonce.checkpoints.loading import load
+from teachonce.checkpoints.declared import declared_kind
+from teachonce.checkpoints.loading import FACTORIES, load
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.support import files
 from teachonce.support.errors import ANOTHER, UserError
-
-FACTORIES = {
-    "ForMaskedLM": AutoModelForMaskedLM,
-    "ForSequenceClassification": AutoModelForSequenceClassification,
-    "ForTokenClassification": AutoModelForTokenClassification,
-}
 
 
 def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> int:
@@ -45,15 +34,15 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
         return load(factory, ResolvedModel(str(path), str(path)), caller, local_files_only=True)
 
     config = loaded(AutoConfig, student)
-    end = next((e for e in FACTORIES if str(config.architectures).rstrip("']").endswith(e)), None)
-    if end is None:
+    kind = declared_kind({"architectures": config.architectures})
+    if kind is None or kind == "causal":
         raise UserError(
-            f"{caller}: config.json has the architecture {config.architectures}; expected one of"
-            f" {', '.join(FACTORIES)}"
+            f"{caller}: config.json has the architecture {config.architectures}; expected a masked"
+            " LM, a classifier or a tagger"
         )
     own = loaded(AutoTokenizer, student)
     pieces = shared_pieces(own, loaded(AutoTokenizer, vocab), str(vocab))
-    model, tokenizer = pruned(loaded(FACTORIES[end], student), own, pieces)
+    model, tokenizer = pruned(loaded(FACTORIES[kind], student), own, pieces)
     _write_folder(model, tokenizer, _card(Path(student), len(own), len(pieces)), target)
     return len(pieces)
 

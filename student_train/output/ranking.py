@@ -76,34 +76,12 @@ CONSTANT = {
 }
 """Scores that are 0 for a model which gives the same answer to everything, and this answer."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.
-OF_LOSS = frozenset(
-    {  # fmt: skip
-        "align",
-        # Losses of text vectors compare the texts of a batch.
-        "batch_texts",
-        "batch_tokens",
-        "combine",
-        "data",
-        "held_out",
-        "loss",
-        "mask_prob",
-        "mask_words",
-        "matryoshka",
-        "max_length",
-        "max_masks",
-        "others",
-        "outputs",
-        "pool",
-        "projection",
-        "recipe",
-        "store",
-        "targets",
-        "temperature",
-        "view",
-        # A loss per token depends on what the tokens are.
-        "vocab",
-    }
-)
+# Losses of text vectors compare the texts of a batch; a loss per token depends on the vocabulary.
+OF_LOSS = frozenset({
+    "align", "batch_texts", "batch_tokens", "combine", "data", "held_out", "loss", "mask_prob",
+    "mask_words", "matryoshka", "max_length", "max_masks", "others", "outputs", "pool",
+    "projection", "recipe", "store", "targets", "temperature", "view", "vocab",
+})  # fmt: skip
 
 
 def judged(figures: Row, varied: Collection[str]) -> float:
