@@ -4,39 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 from teachonce.store.containers.cache_option import PREFIX
 from teachonce.student_train.losses import registry
-from teachonce.student_train.settings import alignments
-from teachonce.student_train.settings.option_values import (
-    CACHES,
-    PARTS,
-    STARTS,
-    STUDENTS,
-    VOCABULARIES,
-    check_cache_word,
-    check_parts,
-    check_prune_to,
-    check_start,
-    check_student,
-    check_vocabulary_word,
-    check_widths,
-    parse_parts,
-    parse_widths,
-)
-from teachonce.student_train.settings.terms import (
-    DEFAULT_LOSS,
-    NEXT_LOSS,
-    NEXT_STATES_LOSS,
-    SCORE_LOSS,
-    STATES_LOSS,
-    TASK_STATES_LOSS,
-    VECTOR_LOSS,
-    check_alignments,
-    check_losses,
-    parse_losses,
-)
+from teachonce.student_train.settings import alignments, terms
+from teachonce.student_train.settings import option_values as values
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.option_types import (
     CommaList,
@@ -104,9 +78,9 @@ class OptionFields:
         " WordPiece, Unigram or BPE), words or words:N (lower-cased words between spaces, all or"
         " the N most frequent), or mixed-vocab (saved in the store).",
         scope={START},
-        words=VOCABULARIES,
+        words=values.VOCABULARIES,
         paths=True,
-        check=check_vocabulary_word,
+        check=values.check_vocabulary_word,
     )
     out: MaybePath = option(
         None,
@@ -125,15 +99,15 @@ class OptionFields:
         " each direction. static:D: embeddings of D numbers without layers, for text vectors only.",
         default_text="tiny; for a store of a decoder a decoder of its kind, 256x4",
         scope={START},
-        words=STUDENTS,
-        check=check_student,
+        words=values.STUDENTS,
+        check=values.check_student,
     )
     align: CommaList = option(
         "span",
         f"How teacher and student tokens are paired; {alignments.help_text()}."
         " By loss: kl=match,hidden=reduce.",
         words=tuple(alignments.ALIGNMENTS),
-        check=check_alignments,
+        check=terms.check_alignments,
     )
     pool: str | None = option(
         None,
@@ -142,19 +116,19 @@ class OptionFields:
         default_text=alignments.pool_help(),
     )
     loss: Weights = option(
-        factory=lambda: dict(DEFAULT_LOSS),
+        factory=lambda: dict(terms.DEFAULT_LOSS),
         help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
-        default_text=f"{loss_words(DEFAULT_LOSS)};"
+        default_text=f"{loss_words(terms.DEFAULT_LOSS)};"
         " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, ce=1 if there"
-        f" are gold labels, and {loss_words(TASK_STATES_LOSS)} if the store has hidden states; for"
-        f" text vectors {loss_words(VECTOR_LOSS)}, and"
-        f" {loss_words(STATES_LOSS)} if the store has hidden states; for scores"
-        f" {loss_words(SCORE_LOSS)}; for a decoder {loss_words(NEXT_LOSS)}, and"
-        f" {loss_words(NEXT_STATES_LOSS)} if the store has hidden states",
+        f" are gold labels, and {loss_words(terms.TASK_STATES_LOSS)} if the store has hidden"
+        f" states; for text vectors {loss_words(terms.VECTOR_LOSS)}, and"
+        f" {loss_words(terms.STATES_LOSS)} if the store has hidden states; for scores"
+        f" {loss_words(terms.SCORE_LOSS)}; for a decoder {loss_words(terms.NEXT_LOSS)}, and"
+        f" {loss_words(terms.NEXT_STATES_LOSS)} if the store has hidden states",
         repeated=True,
         words=tuple(loss.name for loss in registry.LOSSES),
-        read=parse_losses,
-        check=check_losses,
+        read=terms.parse_losses,
+        check=terms.check_losses,
         scope={STAGE},
     )
     temperature: float = option(
@@ -192,8 +166,8 @@ class OptionFields:
         "Comma list of sizes such as 256,128: similarity and similarity-kl are also computed on"
         " the first 256 and 128 numbers of a text vector, so that it can be truncated (Kusupati et"
         " al. 2022).",
-        read=parse_widths,
-        check=check_widths,
+        read=values.parse_widths,
+        check=values.check_widths,
     )
     # A masked LM of 128x2x2 has 4.57 nats from single layers, 5.07 from means of groups. Students
     # of text vectors are better from means (RESULTS, "Where a student starts"). A decoder that is
@@ -212,8 +186,8 @@ class OptionFields:
         " most half a billion weights, else vocab; for others layers, evenly spaced (teacher for a"
         " task or text vectors) if the shapes fit, else svd.",
         scope={START},
-        words=STARTS,
-        check=check_start,
+        words=values.STARTS,
+        check=values.check_start,
     )
     lora: int | None = option(
         None,
@@ -345,9 +319,7 @@ class OptionFields:
         scope={START},
     )
     min_length: int = option(
-        0,
-        "Skip sequences of fewer teacher tokens.",
-        within=Range("0 or more", low=0),
+        0, "Skip sequences of fewer teacher tokens.", within=Range("0 or more", low=0)
     )
     data: str = option(
         "all",
@@ -361,9 +333,9 @@ class OptionFields:
         (),
         "Comma list of parts that are not trained: embeddings (or words, positions, types"
         " separately), layers, layers.N, head, projection.",
-        words=PARTS,
-        read=parse_parts,
-        check=check_parts,
+        words=values.PARTS,
+        read=values.parse_parts,
+        check=values.check_parts,
         scope={STAGE},
     )
     prune_to: MaybePathWord = option(
@@ -371,9 +343,9 @@ class OptionFields:
         "Reduce the finished student to the pieces that it shares with this vocabulary (same"
         " values as --vocab).",
         scope={START},
-        words=VOCABULARIES,
+        words=values.VOCABULARIES,
         paths=True,
-        check=check_prune_to,
+        check=partial(values.check_vocabulary_word, option="--prune-to"),
     )
     best: bool = option(
         False, "Save the weights of the best validation, not of the last step.", scope={STAGE}
@@ -437,8 +409,8 @@ class OptionFields:
         " hidden states and attention maps in the memory of --device. disk:DIR,SIZE: cache what is"
         " read from a remote store in DIR on a local disk, up to SIZE (such as 100GB), shared by"
         " all trainings that name DIR. Does not change the student.",
-        words=(*CACHES, PREFIX),
-        check=check_cache_word,
+        words=(*values.CACHES, PREFIX),
+        check=values.check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )
     log: Words = option(

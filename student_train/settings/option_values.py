@@ -7,11 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from teachonce.store.containers.cache_option import (
-    EXPECTED,
-    is_disk_cache,
-    parse_disk_cache,
-)
+from teachonce.store.containers.cache_option import EXPECTED, is_disk_cache, parse_disk_cache
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from teachonce.support.errors import UserError, suggest_path
 
@@ -49,11 +45,6 @@ def check_vocabulary(word: str, option: str = "--vocab") -> None:
             f"{option} {word}: {file}expected a size (5k, 8000), a folder with a tokenizer,"
             " teacher, pruned:SIZE, words, words:SIZE or mixed-vocab"
         )
-
-
-def check_prune_to(word: str) -> None:
-    """Check the value of `--prune-to`, as `check_vocabulary_word` does."""
-    check_vocabulary_word(word, "--prune-to")
 
 
 def check_start(how: str) -> None:

@@ -28,16 +28,9 @@ from teachonce.student_train.settings.option_fields import (
     STAGE,
     OptionFields,
 )
-from teachonce.student_train.settings.option_values import (
-    EXPECTED_PARTS,
-    FOLDER,
-    is_part,
-)
+from teachonce.student_train.settings.option_values import EXPECTED_PARTS, FOLDER, is_part
 from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.settings.terms import (
-    BatchPlan,
-    parse_alignments,
-)
+from teachonce.student_train.settings.terms import BatchPlan, parse_alignments
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.options import (

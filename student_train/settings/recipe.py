@@ -118,7 +118,8 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
             raise UserError(f"{where}: expected a table [recipes.{name}]")
         _check_keys(recipe, OF_RECIPE, where)
         own, stages = recipe.get("options", {}), recipe.get("stages", [])
-        if not isinstance(own, dict) or not _tables(stages):
+        listed = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)
+        if not isinstance(own, dict) or not listed:
             raise UserError(f"{where}: expected a table of options, and stages that are tables")
         over = ruled_out(own)
         options = _options({k: v for k, v in shared.items() if k not in over} | own, where)
@@ -148,10 +149,6 @@ def _needs(shared: object, own: object, where: str) -> dict[str, Any]:
         if type(value) is not NEEDS[name]:
             raise UserError(f"{where}: needs: {name}: expected {NEEDS[name].__name__}")
     return needs
-
-
-def _tables(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _stage(stage: Mapping[str, Any], where: str) -> dict[str, Any]:

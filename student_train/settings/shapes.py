@@ -133,13 +133,17 @@ def _bert(kind: str, size: str) -> Shape:
     return _transformer(kind, BERT_TINY if size == "tiny" else size, BERT_INNER)
 
 
-def _rotary(kind: str, size: str) -> Shape:
-    shape = _transformer(kind, TINY if size == "tiny" else size, MODERNBERT_INNER)
+def _modernbert(kind: str, size: str) -> Shape:
+    return _even(_transformer(kind, TINY if size == "tiny" else size, MODERNBERT_INNER))
+
+
+def _even(shape: Shape) -> Shape:
+    """Return the shape of a student with rotary positions. Raises ValueError for odd heads."""
     each = shape.width // shape.heads
     if each % 2:
         raise ValueError(
-            f"{each} dimensions per head; rotary positions need an even number: choose"
-            f" {shape.heads * (each + 1)} or fewer heads"
+            f"{each} dimensions per head; rotary positions need an even number: choose hidden size"
+            f" {shape.heads * (each + 1)}, or fewer heads"
         )
     return shape
 
@@ -172,11 +176,6 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
     shape = _transformer(kind, found[1], 1)
     heads = int(found[3] or shape.heads)
     feed_forward = int(found[2] or inner(shape.width))
-    each = shape.width // shape.heads
-    if grouped and each % 2:
-        raise ValueError(
-            f"{each} dimensions a head; rotary positions need an even number: choose fewer heads"
-        )
     if heads < 1 or shape.heads % heads:
         raise ValueError(f"{shape.heads} heads are not a multiple of {heads} key-value heads")
     if feed_forward < 1:
@@ -199,7 +198,7 @@ def _gpt2(kind: str, size: str) -> Shape:
 
 
 def _llama(kind: str, size: str) -> Shape:
-    return _decoder(kind, size, _gated, grouped=True)
+    return _even(_decoder(kind, size, _gated, grouped=True))
 
 
 def _by_width(shape: Shape) -> float:
@@ -208,7 +207,7 @@ def _by_width(shape: Shape) -> float:
 
 SHAPES = {
     "bert": ShapeKind(_bert, "learnt", _by_width, token_types=True),
-    "modernbert": ShapeKind(_rotary, "rotary", _by_width),
+    "modernbert": ShapeKind(_modernbert, "rotary", _by_width),
     "gpt2": ShapeKind(_gpt2, "learnt", _by_width, causal=True, pattern="gpt-2"),
     "llama": ShapeKind(_llama, "rotary", _by_width, causal=True, pattern="llama-bpe"),
     "qwen3": ShapeKind(_llama, "rotary", _by_width, causal=True, pattern="qwen2"),
