@@ -16,12 +16,7 @@ from typing import Any
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
-from teachonce.student_train.data.blocks import (
-    chosen_blocks,
-    output_kind_of,
-    split_blocks,
-    view_of,
-)
+from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks, view_of
 from teachonce.student_train.losses.registry import Term, reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
@@ -132,10 +127,7 @@ class TrainPlan:
 
 
 def plan_of(
-    options: TrainOptions,
-    store: FeatureStore,
-    *others: FeatureStore,
-    layers: int | None = None,
+    options: TrainOptions, store: FeatureStore, *others: FeatureStore, layers: int | None = None
 ) -> TrainPlan:
     """Plan a training without checks. `layers` is the student's number of layers, by default of
     `--student`."""
