@@ -61,6 +61,10 @@ def refused(
     return Fields(tuple(names.split()), "refused", why, accepted, remedy, of_class)
 
 
+OF_FEATURES = honoured(
+    "module_input_name module_output_name",
+    "us: `token_embeddings` before the Pooling, `sentence_embedding` after it; others are refused",
+)
 FIELDS: dict[str, tuple[Fields, ...]] = {
     CONFIG: (
         honoured("model_type", "transformers: the family of the network"),
@@ -215,19 +219,9 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "in_features out_features bias activation_function use_residual",
             "sentence-transformers; an unknown activation is refused",
         ),
-        honoured(
-            "module_input_name module_output_name",
-            "us: `token_embeddings` before the Pooling, `sentence_embedding` after it; others are"
-            " refused",
-        ),
+        OF_FEATURES,
     ),
-    "Normalize": (
-        honoured(
-            "module_input_name module_output_name",
-            "us: `token_embeddings` before the Pooling, `sentence_embedding` after it; others are"
-            " refused",
-        ),
-    ),
+    "Normalize": (OF_FEATURES,),
     "LayerNorm": (honoured("dimension", "sentence-transformers"),),
     "Dropout": (harmless("dropout", "used in training only"),),
     LENGTHS: (

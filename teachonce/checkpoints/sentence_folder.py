@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from teachonce.checkpoints.field_checks import unlisted
-from teachonce.checkpoints.fields import LENGTHS, MODULES, SETTINGS, STATIC
+from teachonce.checkpoints.fields import LENGTHS, MODULES, OF_FEATURES, SETTINGS, STATIC
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import (
     STATES,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 OF_STATES = ("Dense", "Normalize")  # modules that may be between a transformer and its Pooling
 OF_VECTORS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # after a Pooling or StaticEmbedding
 FIRST = ("Transformer", STATIC)
-OF_FEATURES = ("module_input_name", "module_output_name")
-"""Fields that name what a module reads and writes; only newer releases of the library have them."""
 
 
 class VectorHead(nn.Module):
@@ -235,7 +233,7 @@ def _check_features(model: ResolvedModel, path: str, module: Any, of_states: boo
     """Raise UserError unless a module before the Pooling reads and writes the states, and a module
     after it the vector."""
     expected = STATES if of_states else VECTOR
-    for field in OF_FEATURES:
+    for field in OF_FEATURES.names:
         if (name := getattr(module, field, expected)) != expected:
             raise UserError(
                 f"{model.name}: {path}/config.json has {field} {name!r}, expected {expected!r}"
@@ -270,8 +268,8 @@ def write_sentence_folder(
         # As in older releases a Normalize has no config.json, unless it normalises states.
         if kind != "Normalize" or step in head.before:
             config = dict(CONFIGS[kind](step) if kind in CONFIGS else step.get_config_dict())
-            if step in head.before:
-                config |= {name: getattr(step, name) for name in OF_FEATURES}
+            if step in head.before:  # only newer releases of the library have these fields
+                config |= {name: getattr(step, name) for name in OF_FEATURES.names}
             _write(folder / path / "config.json", config)
         if weights := step.state_dict():
             save_file(

@@ -230,10 +230,7 @@ def check_similarity(model: str, name: object) -> str | None:
     """Return the name of the similarity. Raises UserError for an unknown one."""
     # sentence-transformers would silently use the cosine.
     if name is not None and name not in SIMILARITIES:
-        raise UserError(
-            f"{model}: similarity_fn_name is {name!r:.60} in {SETTINGS}, expected"
-            f" {', '.join(SIMILARITIES)}; correct it"
-        )
+        raise _wrong(model, SETTINGS, "similarity_fn_name", name, ", ".join(SIMILARITIES))
     return None if name is None else str(name)
 
 
@@ -302,20 +299,14 @@ def _prompts(model: str, given: object) -> dict[str, str]:
     if not isinstance(found, dict) or not all(
         text is None or isinstance(text, str) for text in found.values()
     ):
-        raise UserError(
-            f"{model}: prompts of {SETTINGS} is {found!r:.60}, expected a text for each name;"
-            " correct it"
-        )
+        raise _wrong(model, SETTINGS, "prompts", found, "a text for each name")
     return {name: text or "" for name, text in found.items()}
 
 
 def _of(model: str, file: str, given: Mapping[str, Any], name: str, kind: type) -> Any:
     value = given.get(name)
     if value is not None and not isinstance(value, kind):
-        expected = {str: "a text", bool: "true or false"}[kind]
-        raise UserError(
-            f"{model}: {name} is {value!r:.60} in {file}, expected {expected}; correct it"
-        )
+        raise _wrong(model, file, name, value, {str: "a text", bool: "true or false"}[kind])
     return value
 
 
@@ -324,8 +315,10 @@ def _positive(model: str, file: str, name: str, value: object) -> int | None:
         return None
     # JSON's true becomes a bool, which is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(
-            f"{model}: {name} is {value!r:.60} in {file}, expected a whole number from 1;"
-            " correct it"
-        )
+        raise _wrong(model, file, name, value, "a whole number from 1")
     return value
+
+
+def _wrong(model: str, file: str, name: str, value: object, expected: str) -> UserError:
+    text = f"{model}: {name} is {value!r:.60} in {file}, expected {expected}; correct it"
+    return UserError(text)

@@ -258,7 +258,7 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
         lambda f: changed(f, SETTINGS, similarity_fn_name="swirl"),
         "similarity_fn_name is 'swirl' .*expected cosine, dot, euclidean, manhattan",
     ),
-    "prompts": (lambda f: changed(f, SETTINGS, prompts=["query"]), "prompts of .* a text for each"),
+    "prompts": (lambda f: changed(f, SETTINGS, prompts=["query"]), "prompts is .* a text for each"),
     "sparse": (lambda f: changed(f, SETTINGS, model_type="SparseEncoder"), "one dense vector"),
     "output": (
         lambda f: changed(
