@@ -10,10 +10,10 @@ objects.
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease, check_free
 from teachonce.store.containers.interface import SealContent, Sink, StoreSource
 from teachonce.store.containers.zarr.staging import LAST
-from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource
+from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, group_json
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import groups_above, part_number, teacher_array
-from teachonce.store.format.manifest import Entry
+from teachonce.store.format.layout import groups_above, numbers_of
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
@@ -93,9 +92,7 @@ class BucketStaging:
 
     def create(self) -> Sink:
         self.clear()
-        sink = ZarrSink(self._work("new"))
-        sink.attributes("parts", {})
-        return sink
+        return ZarrSink(self._work("new"))
 
     def begin(self) -> None:
         # This mark precedes all other objects, so that a killed start is recognized as one.
@@ -122,22 +119,16 @@ class BucketStaging:
     def complete(
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
-        work, entries = self._work("outside"), dict(attributes["arrays"])
-        sink = ZarrSink(work)
-        for name, values in arrays:
-            # `arrays` yields stored arrays as well, because HDF5 writes these again.
-            if name in missing:
-                fingerprint = sink.array(name, teacher_array(values), values)
-                entries[name] = Entry.of(values, fingerprint).to_json()
-        sink.close()
+        work = self._work("outside")
+        made = ZarrSink(work).finish_missing(attributes, arrays, missing)
         self._upload(work)
-        above = {"parts", *(above for name in entries for above in groups_above(name))}
+        above = {"parts", *chain.from_iterable(map(groups_above, made["arrays"]))}
         groups = [f"{group}/{ROOT}" for group in sorted(above)]
         for name, there in zip(groups, self._bucket.has_all(groups), strict=True):
             if not there:
-                self._bucket.write(name, _json(GROUP))
-        if entries != attributes["arrays"]:  # another release wrote other metadata
-            self._replace_root(attributes | {"arrays": entries})
+                self._bucket.write(name, group_json({}))
+        if made != attributes:  # another release wrote other metadata
+            self._replace_root(made)
         files.discard(work.parent, work.name)
 
     def _replace_root(self, attributes: dict[str, Any]) -> None:
@@ -145,7 +136,7 @@ class BucketStaging:
         now = self._bucket.tagged(ROOT)
         if now is None:
             raise self._removed()
-        self._write_root(_json(GROUP | {"attributes": attributes}), now.tag)
+        self._write_root(group_json(attributes), now.tag)
 
     def _write_root(self, data: bytes, tag: str | None) -> None:
         try:
@@ -175,8 +166,7 @@ class BucketStaging:
     def _uploaded(self) -> set[int]:
         """Return the numbers of the parts that have objects, complete or not."""
         with suppress(FileNotFoundError):
-            found = map(part_number, self._bucket.folders("parts"))
-            return {number for number in found if number is not None}
+            return numbers_of(self._bucket.folders("parts"))
         return set()
 
     def published(self) -> set[int]:
@@ -192,8 +182,3 @@ class BucketStaging:
         self._upload(work)
         files.discard(work.parent, work.name)
         self._replace_root(attributes)
-
-
-def _json(node: dict[str, Any]) -> bytes:
-    # `ZarrSink.attributes` writes the same text: equal stores have equal bytes in a bucket, too.
-    return json.dumps(node, indent=1).encode()

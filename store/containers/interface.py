@@ -14,13 +14,13 @@ from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.untrusted import MAX_LISTED
 from teachonce.store.errors import VERIFY, StoreError
-from teachonce.store.format.layout import ArraySpec
+from teachonce.store.format.layout import ArraySpec, part_number
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.files import WRITABLE
 from teachonce.support.lease import Lease, check_free
 
-SealContent = Callable[[Callable[[str, Array], None]], tuple[dict[str, Any], bytes]]
+SealContent = Callable[[Callable[[str, Array], object]], tuple[dict[str, Any], bytes]]
 """Returns the root attributes and the manifest of a finished store; its argument writes an array of
 the index, by path."""
 
@@ -102,6 +102,14 @@ class Flaw(NamedTuple):
     explained_by_unknown: bool = False
 
 
+def unknown_flaw(path: str, what: str) -> Flaw:
+    """Return the flaw of a file, folder or object that the format does not define."""
+    number = part_number(path.removeprefix("parts/"))
+    if number is None or what == "file":
+        return Flaw(f"extra {what} {path}", path, unknown=True)
+    return Flaw(f"extra part {number}, which is not in the manifest", path, unknown=True)
+
+
 class StoreSource(Protocol):
     """A tree of groups, arrays and attributes, open for reading."""
 
@@ -160,8 +168,9 @@ class Sink(Protocol):
 
     def attributes(self, group: str, values: dict[str, Any]) -> None: ...
 
-    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
-        """Write a whole array; returns its fingerprint (see `StoreSource.fingerprint`)."""
+    def array(self, name: str, values: Array, spec: ArraySpec | None = None) -> str | None:
+        """Write a whole array, of a part by its `spec`; returns its fingerprint (see
+        `StoreSource.fingerprint`)."""
 
     def close(self) -> None:
         """Finish writing: all data are on the disk when this returns."""
@@ -207,7 +216,7 @@ class Staging(Protocol):
         """Remove one part under the temporary names of all writers."""
 
     def create(self) -> Sink:
-        """Create the tree of a new store under a temporary name; `begin` publishes it."""
+        """Create the empty tree of a new store under a temporary name; `begin` publishes it."""
 
     def begin(self) -> None:
         """Publish the tree of `create` under its final name, as an unfinished store without
@@ -239,7 +248,13 @@ class Staging(Protocol):
 class OnDisk:
     """A store under construction on a disk: its path and its lease; see `Staging`."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path, self.mark = path, ""
+
+    @property
+    def _new(self) -> Path:
+        """Return the temporary path of a new store."""
+        return self.path.parent / f".{self.path.name}.new-{self.mark}"
 
     def exists(self) -> bool:
         return self.path.exists()

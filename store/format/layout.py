@@ -6,7 +6,7 @@ Features and Counts determine all but the dimension names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,12 @@ def part_number(name: str) -> int | None:
     this name, such as "01"."""
     number = whole_number(name, len(str(MAX_PART)))
     return number if str(number) == name else None
+
+
+def numbers_of(names: Iterable[str]) -> set[int]:
+    """Return the numbers of the parts among the names in the group `parts`, other names left
+    out."""
+    return {number for number in map(part_number, names) if number is not None}
 
 
 def part_of(path: str) -> int | None:

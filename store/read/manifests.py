@@ -20,7 +20,7 @@ from teachonce.store.errors import NO_NUMBERS, StoreError, command, without_reme
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.index import IndexedParts
-from teachonce.store.format.layout import Counts, PartShapes, part_number
+from teachonce.store.format.layout import Counts, PartShapes, numbers_of
 from teachonce.store.format.manifest import (
     ATTRIBUTES,
     DAMAGED,
@@ -224,8 +224,7 @@ def published_parts(
 
 def part_numbers(source: StoreSource) -> list[int]:
     """List the numbers of the parts of an unfinished store, ascending."""
-    numbers = (part_number(name) for name in source.members("parts"))
-    return sorted(number for number in numbers if number is not None)
+    return sorted(numbers_of(source.members("parts")))
 
 
 def unfinished_error(source: StoreSource) -> StoreError:

@@ -6,7 +6,6 @@ The command that made the store, typed again, then makes exactly these parts and
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import secrets
@@ -18,19 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.containers.hdf5.file import Hdf5Sink
-from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging
+from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging, write_unfinished
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
-from teachonce.store.containers.zarr.tree import GROUP
+from teachonce.store.containers.zarr.tree import group_json
 from teachonce.store.errors import StoreError, missing, without_remedy
 from teachonce.store.format.identity import making_command
-from teachonce.store.format.layout import (
-    VERSIONS,
-    groups_above,
-    part_arrays,
-    part_number,
-    teacher_array,
-)
+from teachonce.store.format.layout import VERSIONS, groups_above, part_arrays, part_number
 from teachonce.store.format.manifest import Part, check_root
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.damaged import DamagedStore, Report, open_damaged
@@ -258,13 +251,8 @@ class Unsealing:
     def _replace(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
         """Write the file of an unfinished store, then rename it over the old one."""
         new = staging.path.with_name(f".{staging.path.name}.new-repair-{_random()}")
-        sink = Hdf5Sink(new)
-        sink.attributes("parts", {})
-        for name in self._in_order(staging):
-            values = self.store.outside(name)
-            sink.array(name, teacher_array(values), values)
-        sink.attributes("", self.attributes)
-        sink.close()
+        arrays = ((name, self.store.outside(name)) for name in self._in_order(staging))
+        write_unfinished(new, self.attributes, arrays)
         self._lease.check()
         quarantine.copy(staging.path)
         files.rename(new, staging.path)
@@ -288,7 +276,7 @@ class Unsealing:
         sink = Hdf5Sink(new, prefix=here)
         for name, spec in part_arrays(self.store.features, part.counts).items():
             array = self.store.source.array(f"{here}/{name}")
-            sink.array(name, spec, array.read(0, spec.shape[0]))
+            sink.array(name, array.read(0, spec.shape[0]), spec)
         sink.attributes("", {"part": part.to_json()})
         sink.close()
         files.rename(new, staging.parts / f"{part.number}.h5")
@@ -305,12 +293,12 @@ def _write_group(
 ) -> None:
     """Write the metadata of a group, unless the file has them already."""
     target = path / group / "zarr.json"
-    data = json.dumps(GROUP | {"attributes": attributes}, indent=1)
+    data = group_json(attributes)
     # Equal metadata stay, so that the quarantine folder holds only what was damaged.
-    if target.is_file() and not target.is_symlink() and target.read_bytes() == data.encode():
+    if target.is_file() and not target.is_symlink() and target.read_bytes() == data:
         return
     new = path / f"{NEW}{_random()}"
-    new.write_text(data, "utf-8")
+    new.write_bytes(data)
     files.sync(new)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from teachonce.store.containers.paths import queue_of
-from teachonce.store.format.layout import part_number
+from teachonce.store.format.layout import numbers_of
 from teachonce.support import files
 from teachonce.support.lease import Lease, Taken, check_free
 
@@ -55,12 +55,11 @@ class PartQueue:
     def _numbers(self, ending: str) -> set[int]:
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         begin = "." if ending else ""
-        found = (
-            part_number(name.removeprefix(begin).removesuffix(ending))
+        return numbers_of(
+            name.removeprefix(begin).removesuffix(ending)
             for name in names
             if name.startswith(begin) and name.endswith(ending)
         )
-        return {number for number in found if number is not None}
 
     def put(self, number: int, data: bytes, mark: str) -> None:
         """Queue a part. Raises OSError if it cannot be written or the queue is missing."""

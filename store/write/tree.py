@@ -14,7 +14,7 @@ from teachonce.store.containers.interface import Sink, Staging, StoreSource
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features, check_name
 from teachonce.store.format.index import FEW_PARTS, Write, write_index
-from teachonce.store.format.layout import VERSIONS, Counts, part_arrays, teacher_array
+from teachonce.store.format.layout import VERSIONS, Counts, part_arrays
 from teachonce.store.format.manifest import (
     ATTRIBUTES,
     MAX_BYTES,
@@ -130,14 +130,14 @@ def create(
 ) -> None:
     """Write a new store without parts, and rename it to its path. Raises StoreError."""
     sink, entries = staging.create(), {}
+    sink.attributes("parts", {})
     for name, values in arrays:
         # Names of weights come from a checkpoint and become folders of the store.
         for segment in name.split("/"):
             check_name(segment, f"array {name!r}: segment")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise StoreError(f"{name} has NaN or infinite values; the checkpoint is not usable")
-        fingerprint = sink.array(name, teacher_array(values), values)
-        entries[name] = Entry.of(values, fingerprint).to_json()
+        entries[name] = Entry.of(values, sink.array(name, values)).to_json()
     sink.attributes("", attributes | {"arrays": entries})
     sink.close()
     staging.begin()
@@ -204,7 +204,7 @@ def write_part(
                 f"expected {spec.dtype}{list(spec.shape)}"
             )
         # The checksum is of the values in memory, so it reveals what encoding or the disk alters.
-        entries[name] = Entry.of(values, sink.array(name, spec, values))
+        entries[name] = Entry.of(values, sink.array(name, values, spec))
     sink.attributes("", {"part": Part(number, counts, entries).to_json()})
     sink.close()
 

@@ -17,7 +17,7 @@ import h5py
 import hdf5plugin
 import numpy as np
 
-from teachonce.store.format.layout import ArraySpec
+from teachonce.store.format.layout import ArraySpec, groups_above, teacher_array
 from teachonce.support import files
 from teachonce.support.arrays import Array
 
@@ -31,7 +31,7 @@ def _created(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)  # not through a link
 
 
-class NewFile(io.RawIOBase):
+class NewFile(io.FileIO):
     """A file object for HDF5 whose writes never fail: HDF5 crashes after a failed write.
 
     The first error is stored for `check`, and all later writes are dropped.
@@ -41,15 +41,14 @@ class NewFile(io.RawIOBase):
     # until it crashes.
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         path.unlink(missing_ok=True)
-        self._file = io.FileIO(path, "w+", opener=_created)
+        super().__init__(path, "w+", opener=_created)
         self._error: OSError | None = None
 
     def check(self) -> None:
         """Raise the first error, if there was one."""
         if self._error is not None:
-            raise OSError(self._error.errno, self._error.strerror, str(self._path))
+            raise OSError(self._error.errno, self._error.strerror, str(self.name))
 
     def give_up(self) -> None:
         """Drop all writes from now on."""
@@ -58,41 +57,25 @@ class NewFile(io.RawIOBase):
     def finish(self) -> None:
         """Sync the file to the disk and close it. Raises the first error of a write."""
         self.check()
-        os.fsync(self._file.fileno())
+        os.fsync(self.fileno())
         self.close()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
     def write(self, data: memoryview) -> int:  # type: ignore[override]
         left = memoryview(data).cast("B")
         size = len(left)
         while left and self._error is None:
             try:
-                left = left[self._file.write(left) :]  # less than asked where the disk is full
+                left = left[super().write(left) :]  # less than asked where the disk is full
             except OSError as error:
                 self._error = error
         return size
 
     def truncate(self, size: int | None = None) -> int:
         try:
-            return self._file.truncate(size)
+            return super().truncate(size)
         except OSError as error:
             self._error = self._error or error
             return size or 0
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        return self._file.readinto(buffer)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        """Do nothing: there is no buffer."""
 
 
 def create_file(file: NewFile) -> h5py.File:
@@ -112,9 +95,7 @@ def create_group(file: h5py.File, name: str) -> h5py.Group:
     """Return a group by its name; create it and its parents if they are missing."""
     settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     settings.set_obj_track_times(False)
-    parents = name.split("/")
-    for depth in range(1, len(parents) + 1):
-        path = "/".join(parents[:depth])
+    for path in (*groups_above(name), name):
         if path and path not in file:
             h5py.h5g.create(file.id, path.encode(), gcpl=settings)
     return file[name or "/"]
@@ -144,7 +125,8 @@ class Hdf5Sink:
         target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))
         write_attributes(target, values)
 
-    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
+    def array(self, name: str, values: Array, spec: ArraySpec | None = None) -> str | None:
+        spec = spec or teacher_array(values)
         parent, _, leaf = f"{self._prefix}/{name}".strip("/").rpartition("/")
         group = create_group(self.file, parent)
         settings: dict[str, Any] = {"track_times": False}

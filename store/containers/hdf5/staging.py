@@ -14,7 +14,7 @@ from teachonce.store.containers.hdf5.file import Hdf5Sink, append_digest, create
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import part_number, teacher_array
+from teachonce.store.format.layout import numbers_of
 from teachonce.support import files
 from teachonce.support.arrays import Array
 
@@ -30,22 +30,28 @@ def _check(path: Path) -> None:
         source.stored_bytes(name)
 
 
+def write_unfinished(
+    path: Path, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]]
+) -> None:
+    """Write the file of an unfinished store: its root and the arrays outside its parts."""
+    sink = Hdf5Sink(path)
+    sink.attributes("parts", {})
+    for name, values in arrays:
+        sink.array(name, values)
+    sink.attributes("", attributes)
+    sink.close()
+
+
 class Hdf5Staging(OnDisk):
     """An HDF5 store under construction. See `teachonce.store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.mark = path, ""
+        super().__init__(path)
         self.parts = path.with_name(f"{path.name}.parts")
-
-    @property
-    def _new(self) -> Path:
-        return self.path.parent / f".{self.path.name}.new-{self.mark}"
 
     def create(self) -> Sink:
         self.clear()
-        sink = Hdf5Sink(self._new)
-        sink.attributes("parts", {})
-        return sink
+        return Hdf5Sink(self._new)
 
     def begin(self) -> None:
         # The folder comes first, so that a store whose file exists can take parts.
@@ -59,12 +65,7 @@ class Hdf5Staging(OnDisk):
         if not missing:
             return
         # All arrays go to a new file, because HDF5 cannot change a file in one atomic step.
-        sink = Hdf5Sink(self._new)
-        sink.attributes("parts", {})
-        for name, values in arrays:
-            sink.array(name, teacher_array(values), values)
-        sink.attributes("", attributes)
-        sink.close()
+        write_unfinished(self._new, attributes, arrays)
         files.rename(self._new, self.path)
 
     def source(self) -> StoreSource:
@@ -94,18 +95,13 @@ class Hdf5Staging(OnDisk):
             raise StoreError(
                 f"{self.parts}: is a link, which is not followed; put the folder in its place"
             )
-        numbers = (part_number(file.stem) for file in self.parts.glob("*.h5"))
-        return {number for number in numbers if number is not None}
+        return numbers_of(file.stem for file in self.parts.glob("*.h5"))
 
     def seal(self, make: SealContent) -> None:
         sink = Hdf5Sink(self._new)
-
-        def write(name: str, values: Array) -> None:
-            sink.array(name, teacher_array(values), values)
-
-        attributes, manifest = make(write)
+        attributes, manifest = make(sink.array)
         sink.attributes("", attributes)
-        write("manifest", np.frombuffer(manifest, np.uint8))
+        sink.array("manifest", np.frombuffer(manifest, np.uint8))
         _check(self.path)
         with h5py.File(self.path, "r") as unsealed:
             for name in sorted(OUTSIDE & set(unsealed)):  # unknown objects are not copied

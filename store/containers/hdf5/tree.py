@@ -16,7 +16,7 @@ from teachonce.store.containers.hdf5.blocks import Blocks
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
-from teachonce.store.containers.interface import Flaw, Slices, damaged_chunks
+from teachonce.store.containers.interface import Flaw, damaged_chunks, unknown_flaw
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
@@ -118,12 +118,6 @@ def _has(members: Mapping[str, set[str]], path: str) -> bool:
     return leaf in members[parent]
 
 
-def _unknown_line(path: str) -> str:
-    if (number := part_number(path.removeprefix("parts/"))) is not None:
-        return f"extra part {number}, which is not in the manifest"
-    return f"extra object {path}"
-
-
 class Hdf5Source:
     """Reads an HDF5 store. Parts of an unfinished store are next to it, in `<path>.parts/`."""
 
@@ -186,10 +180,7 @@ class Hdf5Source:
         except (Damage, StoreError):
             return []
 
-    def array(self, name: str) -> Slices:
-        return self._slices(name)
-
-    def _slices(self, name: str) -> Hdf5Slices:
+    def array(self, name: str) -> Hdf5Slices:
         file, where = self._file(name), f"{self.path}: array {name}"
         try:
             found = file.find(name)
@@ -217,7 +208,7 @@ class Hdf5Source:
         """Do nothing: nothing is cached."""
 
     def format_violation(self, name: str) -> str | None:
-        dataset = self._slices(name).dataset
+        dataset = self.array(name).dataset
         checked = 0 in dataset.shape or FLETCHER in dataset.filters
         return None if checked else "chunks without Fletcher-32"
 
@@ -239,7 +230,7 @@ class Hdf5Source:
             if inner != "parts" or part_number(name) not in parts
         ]
         flaws = [Flaw(f"missing array {name}", name) for name in missing]
-        flaws += [Flaw(_unknown_line(name), name, unknown=True) for name in strange]
+        flaws += [unknown_flaw(name, "object") for name in strange]
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
@@ -252,7 +243,7 @@ class Hdf5Source:
                 yield Flaw(FILE_ALTERED, "", explained_by_unknown=True)
 
     def damaged_chunks(self, name: str) -> list[int]:
-        array = self._slices(name)
+        array = self.array(name)
         return damaged_chunks(array, array.dataset.chunk[0])
 
     def arrays(self, top: str = "") -> list[str]:
@@ -266,7 +257,7 @@ class Hdf5Source:
 
     def stored_bytes(self, name: str) -> int:
         """Return the number of bytes that an array takes in the file. Raises StoreError."""
-        return self._slices(name).dataset.stored
+        return self.array(name).dataset.stored
 
     def close(self) -> None:
         self._files.clear()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Collection, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
-from teachonce.store.containers.zarr.tree import GROUP, ZarrSink, ZarrSource, shard_path
-from teachonce.store.format.layout import groups_above, part_number, teacher_array
-from teachonce.store.format.manifest import Entry, Part
+from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, group_json, shard_path
+from teachonce.store.format.layout import groups_above, numbers_of
+from teachonce.store.format.manifest import Part
 from teachonce.support import files
 from teachonce.support.arrays import Array
 
@@ -25,18 +25,9 @@ LAST = ("index", "manifest")  # written when a store is sealed
 class ZarrStaging(OnDisk):
     """A Zarr store under construction. See `teachonce.store.containers.interface.Staging`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.mark = path, ""
-
-    @property
-    def _new(self) -> Path:
-        return self.path.parent / f".{self.path.name}.new-{self.mark}"
-
     def create(self) -> Sink:
         self.clear()
-        sink = ZarrSink(self._new)
-        sink.attributes("parts", {})
-        return sink
+        return ZarrSink(self._new)
 
     def begin(self) -> None:
         files.rename(self._new, self.path)
@@ -44,37 +35,27 @@ class ZarrStaging(OnDisk):
     def complete(
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
-        work, entries = self.path / f"{TEMPORARY}{self.mark}-outside", dict(attributes["arrays"])
-        sink = ZarrSink(work)
-        for name, values in arrays:
-            # `arrays` yields stored arrays as well, because HDF5 writes these again.
-            if name in missing:
-                fingerprint = sink.array(name, teacher_array(values), values)
-                entries[name] = Entry.of(values, fingerprint).to_json()
-        sink.close()
+        work = self.path / f"{TEMPORARY}{self.mark}-outside"
+        made = ZarrSink(work).finish_missing(attributes, arrays, missing)
         # Groups come before arrays, because a rename requires the folder above its target.
-        for group in sorted(
-            {"parts", *(above for name in entries for above in groups_above(name))}
-        ):
+        for group in sorted({"parts", *chain.from_iterable(map(groups_above, made["arrays"]))}):
             if not (self.path / group / "zarr.json").exists():
                 (self.path / group).mkdir(parents=True, exist_ok=True)
-                self._write_json(GROUP, self.path / group / "zarr.json")
+                self._write_group(group, {})
         for name in sorted(missing):
             files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        if (
-            entries != attributes["arrays"]
-        ):  # the metadata written now differ: by another release of zarr
-            self._write_root(attributes | {"arrays": entries})
+        if made != attributes:  # the metadata written now differ: by another release of zarr
+            self._write_group("", made)
 
-    def _write_json(self, node: dict[str, Any], target: Path) -> None:
+    def _write_group(self, group: str, attributes: dict[str, Any]) -> None:
         # The file is in the store's folder, where `clear` finds it after a kill.
         new = self.path / f"{TEMPORARY}{self.mark}-root"
         new.unlink(missing_ok=True)
         with os.fdopen(files.create(new), "wb") as file:
-            file.write(json.dumps(node, indent=1).encode())
+            file.write(group_json(attributes))
         files.sync(new)
-        files.rename(new, target)
+        files.rename(new, self.path / group / "zarr.json")
 
     def source(self) -> StoreSource:
         return ZarrSource(str(self.path))
@@ -141,15 +122,11 @@ class ZarrStaging(OnDisk):
         files.discard(self.path / "parts", "", REPLACEMENT)
 
     def published(self) -> set[int]:
-        numbers = (part_number(entry.name) for entry in (self.path / "parts").glob("*"))
-        return {number for number in numbers if number is not None}
+        return numbers_of(entry.name for entry in (self.path / "parts").glob("*"))
 
     def unseal(self, attributes: dict[str, Any]) -> None:
         """Mark a sealed store as unfinished: replace the attributes of its root."""
-        self._write_root(attributes)
-
-    def _write_root(self, attributes: dict[str, Any]) -> None:
-        self._write_json(GROUP | {"attributes": attributes}, self.path / "zarr.json")
+        self._write_group("", attributes)
 
     def seal(self, make: SealContent) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-manifest"
@@ -160,4 +137,4 @@ class ZarrStaging(OnDisk):
                 shutil.rmtree(self.path / name, ignore_errors=True)
                 files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        self._write_root(attributes)
+        self._write_group("", attributes)

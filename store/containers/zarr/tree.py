@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.containers.disk_cache import DiskCache, FetchedBytes
-from teachonce.store.containers.interface import Flaw, SealContent, Slices, damaged_chunks
+from teachonce.store.containers.interface import (
+    Flaw,
+    SealContent,
+    Slices,
+    damaged_chunks,
+    unknown_flaw,
+)
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.network import (
     ABSENT,
@@ -36,12 +42,8 @@ from teachonce.store.containers.zarr.shards import (
 )
 from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import (
-    ArraySpec,
-    groups_above,
-    part_number,
-    teacher_array,
-)
+from teachonce.store.format.layout import ArraySpec, groups_above, teacher_array
+from teachonce.store.format.manifest import Entry
 from teachonce.support.arrays import Array
 from teachonce.support.files import sync_tree
 
@@ -88,13 +90,13 @@ def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> lis
     for file in found - expected - folders:
         if broken.isdisjoint(groups_above(file)):
             tops.add(next(path for path in (*groups_above(file), file) if path not in folders))
-    return [Flaw(_named(top, top in found), top, unknown=True) for top in sorted(tops)]
+    return [unknown_flaw(top, "file" if top in found else "folder") for top in sorted(tops)]
 
 
-def _named(top: str, is_file: bool) -> str:
-    if (number := part_number(top.removeprefix("parts/"))) is not None and not is_file:
-        return f"extra part {number}, which is not in the manifest"
-    return f"extra {'file' if is_file else 'folder'} {top}"
+def group_json(attributes: dict[str, Any]) -> bytes:
+    """Return the zarr.json of a group."""
+    # One text everywhere: equal stores have equal bytes, in a bucket and after a repair, too.
+    return json.dumps(GROUP | {"attributes": attributes}, indent=1).encode()
 
 
 class ZarrSink:
@@ -110,13 +112,12 @@ class ZarrSink:
     def attributes(self, group: str, values: dict[str, Any]) -> None:
         target = self.folder / group / "zarr.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(GROUP | {"attributes": values}, indent=1), "utf-8")
+        target.write_bytes(group_json(values))
         self._groups.add(group)
 
-    def array(self, name: str, spec: ArraySpec, values: Array) -> str | None:
-        parents = name.split("/")[:-1]
-        for depth in range(1, len(parents) + 1):
-            group = "/".join(parents[:depth])
+    def array(self, name: str, values: Array, spec: ArraySpec | None = None) -> str | None:
+        spec = spec or teacher_array(values)
+        for group in groups_above(name):
             if group not in self._groups:
                 self.attributes(group, {})
         rows, node = _rows_and_node(name, spec)
@@ -132,14 +133,23 @@ class ZarrSink:
     def finish(self, make: SealContent) -> dict[str, Any]:
         """Write the index and the manifest of a store, and close; returns the attributes of its
         root."""
-
-        def write(name: str, values: Array) -> None:
-            self.array(name, teacher_array(values), values)
-
-        attributes, manifest = make(write)
-        write("manifest", np.frombuffer(manifest, np.uint8))
+        attributes, manifest = make(self.array)
+        self.array("manifest", np.frombuffer(manifest, np.uint8))
         self.close()
         return attributes
+
+    def finish_missing(
+        self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
+    ) -> dict[str, Any]:
+        """Write the arrays named in `missing`, and close; returns `attributes` of the root with
+        their entries. See `Staging.complete`."""
+        entries = dict(attributes["arrays"])
+        for name, values in arrays:
+            # `arrays` yields stored arrays as well, because HDF5 writes these again.
+            if name in missing:
+                entries[name] = Entry.of(values, self.array(name, values)).to_json()
+        self.close()
+        return attributes | {"arrays": entries}
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -58,7 +58,7 @@ def test_every_array(
         patch.setattr("teachonce.store.containers.zarr.tree.TOKEN_ROWS", 16)
         patch.setattr("teachonce.store.containers.zarr.tree.CHUNK_BYTES", 256)
         ours, theirs = Path(name) / "ours", Path(name) / "theirs"
-        ZarrSink(ours).array("array", spec, values)
+        ZarrSink(ours).array("array", values, spec)
         by_zarr_python(theirs, "array", spec, spec.rows(16, 256), values)
         assert files(ours) == files(theirs)
 
@@ -67,6 +67,6 @@ def test_blocks_of_one_chunk_are_in_order(tmp_path: Path) -> None:
     """A chunk of many Blosc blocks, whose order depended on threads of Blosc."""
     values = np.random.default_rng(0).random((2 * TOKEN_ROWS + 1, 64)).astype(np.float32)
     spec = ArraySpec(values.dtype, values.shape, FAST, per_token=True)
-    ZarrSink(tmp_path / "ours").array("array", spec, values)
+    ZarrSink(tmp_path / "ours").array("array", values, spec)
     by_zarr_python(tmp_path / "theirs", "array", spec, TOKEN_ROWS, values)
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")
