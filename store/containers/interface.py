@@ -42,11 +42,19 @@ class Slices(Protocol):
         """Announce that rows begin..end are read soon, so that the disk can read ahead."""
 
 
+class StoredSlices(Slices, Protocol):
+    """Slices of an array in a container."""
+
+    chunk_rows: int  # rows of a chunk
+
+
 class RowSlices:
     """Slices of an array whose rows a subclass decodes from stored chunks; see `Slices`."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
-        self.shape, self.dtype, self.where = shape, dtype, where
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int, where: str
+    ) -> None:
+        self.shape, self.dtype, self.chunk_rows, self.where = shape, dtype, chunk_rows, where
 
     def decode(self, begin: int, end: int, out: Array) -> None:
         """Fill `out` with rows begin..end, which exist. Raises Damage, OSError."""
@@ -74,9 +82,9 @@ class RowSlices:
             ) from error
 
 
-def damaged_chunks(array: Slices, rows: int) -> list[int]:
-    """Return the numbers of the first MAX_LISTED chunks of `rows` rows that cannot be decoded."""
-    bad = []
+def damaged_chunks(array: StoredSlices) -> list[int]:
+    """Return the numbers of the first MAX_LISTED chunks (along the rows) that cannot be decoded."""
+    bad, rows = [], array.chunk_rows
     for number, begin in enumerate(range(0, array.shape[0], rows)):
         try:
             array.read(begin, min(begin + rows, array.shape[0]))
@@ -137,7 +145,7 @@ class StoreSource(Protocol):
         """Take the metadata of an array of a part as read, if they are what this software writes:
         the manifest has their checksum. Does nothing for a local store."""
 
-    def array(self, name: str) -> Slices:
+    def array(self, name: str) -> StoredSlices:
         """Open an array by its path; its data is read later. Raises StoreError if it is missing."""
 
     def flaws(
@@ -145,9 +153,6 @@ class StoreSource(Protocol):
     ) -> list[Flaw]:
         """List missing, altered and unknown files or objects of a group with these arrays ('' is
         the root), except inside the `parts` of these numbers."""
-
-    def damaged_chunks(self, name: str) -> list[int]:
-        """Return the numbers of the first chunks (along the rows) that cannot be decoded."""
 
     def fingerprint(self, name: str) -> str | None:
         """Return the checksum of an array's own metadata, if the container stores them in a

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError
 from teachonce.store.format.manifest import DAMAGED
-from teachonce.store.read.manifests import missing_outside, read_outside
+from teachonce.store.read.manifests import listed_outside, missing_outside, read_outside
 from teachonce.support.arrays import Array
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class WordCounts:
             # Lost, or quarantined by `repair`: a dump then counts the words again.
             if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):
                 return None
-            return _read(source.attributes().get("arrays", {}), read_outside(source), source.path)
+            entries = listed_outside(source)
+            return _read(entries, partial(read_outside, source, entries), source.path)
 
 
 def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> WordCounts | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -150,16 +150,12 @@ def _listed_parts(value: object, features: Features, where: str) -> list[Part]:
 
 def checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
     """Read a whole array outside the parts. Raises StoreError if it does not match its entry."""
-
-    def read() -> Array:
-        try:
-            return _checked_array(source, name, entry)
-        except StoreError:
-            # What a network tore looks like damage: it is fetched again before it is believed.
-            source.forget(name)
-            raise
-
-    return with_refetches(source.remote, read)
+    # What a network tore looks like damage: it is fetched again before it is believed.
+    return with_refetches(
+        source.remote,
+        lambda: _checked_array(source, name, entry),
+        lambda: source.forget(name),
+    )
 
 
 def _checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
@@ -183,10 +179,15 @@ def unsealed_manifest(
     source: StoreSource, attributes: Mapping[str, Any], features: Features
 ) -> Manifest:
     """Make the manifest of an unfinished store from its published parts. Raises StoreError."""
-    manifest, unreadable = readable_manifest(source, attributes, features)
-    for number, error in unreadable.items():
-        raise unreadable_part(source, number, error) from error
-    return manifest
+    return manifest_of(source, attributes, list(published_parts(source, features)))
+
+
+def manifest_of(
+    source: StoreSource, attributes: Mapping[str, Any], parts: Sequence[Part]
+) -> Manifest:
+    """Make a manifest of parts from the root attributes of a store."""
+    arrays = read_entries(attributes.get("arrays"), source.path)
+    return Manifest({key: attributes[key] for key in ATTRIBUTES}, arrays, parts)
 
 
 def unreadable_part(source: StoreSource, number: int, error: StoreError) -> StoreError:
@@ -197,7 +198,8 @@ def unreadable_part(source: StoreSource, number: int, error: StoreError) -> Stor
     )
 
 
-def _own_entry(source: StoreSource, number: int, shapes: PartShapes) -> Part:
+def own_entry(source: StoreSource, number: int, shapes: PartShapes) -> Part:
+    """Read the entry that a part has in its own attributes. Raises StoreError."""
     value = source.attributes(f"parts/{number}").get("part")
     part = Part.from_json(value, shapes, source.path)
     if part.number != number:
@@ -216,7 +218,7 @@ def published_parts(
     shapes = PartShapes(features)
     for number in part_numbers(source) if numbers is None else numbers:
         try:
-            part = _own_entry(source, number, shapes)
+            part = own_entry(source, number, shapes)
         except StoreError as error:
             raise unreadable_part(source, number, error) from error
         yield part
@@ -247,22 +249,9 @@ def unfinished_error(source: StoreSource) -> StoreError:
     )
 
 
-def readable_manifest(
-    source: StoreSource, attributes: Mapping[str, Any], features: Features
-) -> tuple[Manifest, dict[int, StoreError]]:
-    """Make a manifest from the entries in the attributes of the parts.
-
-    Also returns, by part number, the errors of the parts whose entries cannot be read.
-    """
-    parts, unreadable, shapes = [], {}, PartShapes(features)
-    for number in part_numbers(source):
-        try:
-            parts.append(_own_entry(source, number, shapes))
-        except StoreError as error:
-            unreadable[number] = error
-    arrays = read_entries(attributes.get("arrays"), source.path)
-    stored = {key: attributes[key] for key in ATTRIBUTES}
-    return Manifest(stored, arrays, parts), unreadable
+def listed_outside(source: StoreSource) -> dict[str, Entry]:
+    """Return the entries of the arrays outside the parts of an unfinished store."""
+    return read_entries(source.attributes().get("arrays"), source.path)
 
 
 def missing_outside(source: StoreSource) -> set[str]:
@@ -270,13 +259,10 @@ def missing_outside(source: StoreSource) -> set[str]:
 
     `feature-store repair` quarantined them, or they were lost.
     """
-    listed, there = read_entries(source.attributes().get("arrays"), source.path), {}
+    listed = listed_outside(source)
     # One listing for each group, instead of a request for each array.
-    for group in {name.rpartition("/")[0] for name in listed}:
-        there[group] = set(source.members(group))
-    return {
-        name for name in listed if name.rpartition("/")[2] not in there[name.rpartition("/")[0]]
-    }
+    groups = {name.rpartition("/")[0] for name in listed}
+    return listed.keys() - {f"{g}/{name}" for g in groups for name in source.members(g)}
 
 
 def calibration_paths(name: str) -> tuple[str, str]:
@@ -292,29 +278,18 @@ def read_calibration(source: StoreSource) -> Calibration | None:
     """
     if any(name.startswith("calibration/hidden/") for name in missing_outside(source)):
         return None
-    read = read_outside(source)
+    read = partial(read_outside, source, listed_outside(source))
     names = check_root(source.attributes(), source.path).hidden
     paths = {name: calibration_paths(name) for name in names}
     return {name: (read(mean), read(deviation)) for name, (mean, deviation) in paths.items()}
 
 
-def read_outside(source: StoreSource) -> Callable[[str], Array]:
-    """Return a function that reads arrays outside the parts of an unfinished store by path.
-
-    It raises StoreError if a checksum differs.
-    """
-    entries = read_entries(source.attributes().get("arrays"), source.path)
-
-    def read(name: str) -> Array:
-        with suggest_repair():
-            array = source.array(name)
-            values = array.read(0, array.shape[0])
-        if name not in entries or digest(values) != entries[name].sha256:
-            source.forget(name)  # so that another attempt fetches it again
-            raise StoreError(f"{source.path}: {name} does not match its checksum; {DAMAGED}")
-        return values
-
-    return lambda name: with_refetches(source.remote, lambda: read(name))
+def read_outside(source: StoreSource, entries: Mapping[str, Entry], name: str) -> Array:
+    """Read a whole array outside the parts. Raises StoreError if it has no entry, or does not match
+    it."""
+    if name not in entries:
+        raise StoreError(f"{source.path}: has no {name}")
+    return checked_array(source, name, entries[name])
 
 
 def check_finite(values: Array, what: str) -> Array:

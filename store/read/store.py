@@ -28,7 +28,7 @@ from teachonce.store.read.manifests import (
     calibration_paths,
     check_calibration,
     check_finite,
-    checked_array,
+    read_outside,
     sealed_manifest,
     unfinished_error,
     unsealed_manifest,
@@ -163,10 +163,7 @@ class FeatureStore(Sequence[Record]):
         return check_finite(self._outside(name), f"{self.path}: {name}")
 
     def _outside(self, name: str) -> Array:
-        entry = self.manifest.arrays.get(name)
-        if entry is None:
-            raise StoreError(f"{self.path}: has no {name}")
-        return checked_array(self.source, name, entry)
+        return read_outside(self.source, self.manifest.arrays, name)
 
     @cached_property
     def task(self) -> TaskSpec | None:

@@ -16,6 +16,7 @@ from teachonce.store.containers.paths import open_source
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError, command, without_remedy
 from teachonce.store.format.index import IndexedParts
+from teachonce.store.format.layout import PartShapes
 from teachonce.store.format.manifest import (
     CREATED,
     Manifest,
@@ -23,7 +24,13 @@ from teachonce.store.format.manifest import (
     seal_checksum,
     suggest_repair,
 )
-from teachonce.store.read.manifests import readable_manifest, sealed_manifest, unfinished_error
+from teachonce.store.read.manifests import (
+    manifest_of,
+    own_entry,
+    part_numbers,
+    sealed_manifest,
+    unfinished_error,
+)
 from teachonce.store.read.store import FeatureStore
 from teachonce.support.console import counted
 
@@ -198,12 +205,13 @@ def _own_manifest(
 ) -> tuple[Manifest, list[Problem]]:
     """Return a manifest built from the entries in the parts' own attributes, and a problem for each
     part without a readable entry."""
-    features = check_root(attributes, source.path)
-    manifest, unreadable = readable_manifest(source, attributes, features)
-    return manifest, [
-        Problem(f"part {number}: cannot be opened: {why}", number)
-        for number, why in unreadable.items()
-    ]
+    shapes, parts, found = PartShapes(check_root(attributes, source.path)), [], []
+    for number in part_numbers(source):
+        try:
+            parts.append(own_entry(source, number, shapes))
+        except StoreError as error:
+            found.append(Problem(f"part {number}: cannot be opened: {error}", number))
+    return manifest_of(source, attributes, parts), found
 
 
 def _salvaged(source: StoreSource, error: StoreError) -> DamagedStore:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.containers.interface import Flaw
+from teachonce.store.containers.interface import Flaw, damaged_chunks
 from teachonce.store.containers.network import fetch_attempts
 from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.extras.mixed_vocab import GROUP as MIXED_VOCAB
@@ -194,10 +194,10 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
 
 def _damaged_chunks(store: FeatureStore, name: str) -> str:
     try:
-        bad = store.source.damaged_chunks(name)
+        bad = damaged_chunks(store.source.array(name))
     except Exception:  # metadata that cannot be opened was reported already
         return ""
-    return f" (chunk {', '.join(map(str, bad[:8]))})" if bad else ""
+    return f" (chunk {', '.join(map(str, bad))})" if bad else ""
 
 
 def _missing_parts(store: FeatureStore, report: Report) -> set[int]:

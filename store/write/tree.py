@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypedDict
 
 import numpy as np
@@ -27,6 +28,7 @@ from teachonce.store.format.manifest import (
 )
 from teachonce.store.format.value_laws import calibration_problem
 from teachonce.store.read.manifests import (
+    listed_outside,
     missing_outside,
     part_numbers,
     published_parts,
@@ -152,8 +154,8 @@ def complete(
     values than before.
     """
     with closing(staging.source()) as source:
-        missing, read = missing_outside(source), read_outside(source)
-        entries = read_entries(attributes["arrays"], source.path)
+        missing, entries = missing_outside(source), listed_outside(source)
+        read = partial(read_outside, source, entries)
         # All stored arrays are checked before anything is written.
         for name in entries.keys() - missing:
             read(name)

@@ -233,7 +233,7 @@ class Hdf5Slices(RowSlices):
     """Reads rows of an HDF5 dataset."""
 
     def __init__(self, blocks: Blocks, dataset: Dataset, where: str) -> None:
-        super().__init__(dataset.shape, dataset.dtype, where)
+        super().__init__(dataset.shape, dataset.dtype, dataset.chunk[0], where)
         self._blocks, self.dataset = blocks, dataset
         self._sound: set[int] = set()  # chunks whose checksum was compared
         self._prefetched: set[int] = set()  # rows of chunks

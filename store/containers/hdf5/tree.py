@@ -16,7 +16,7 @@ from teachonce.store.containers.hdf5.blocks import Blocks
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
-from teachonce.store.containers.interface import Flaw, damaged_chunks, unknown_flaw
+from teachonce.store.containers.interface import Flaw, unknown_flaw
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
@@ -241,10 +241,6 @@ class Hdf5Source:
             file.seek(end)
             if file.read() != file_digest(whole, end):
                 yield Flaw(FILE_ALTERED, "", explained_by_unknown=True)
-
-    def damaged_chunks(self, name: str) -> list[int]:
-        array = self.array(name)
-        return damaged_chunks(array, array.dataset.chunk[0])
 
     def arrays(self, top: str = "") -> list[str]:
         """Return the paths of all arrays under a group, in the order of the file. Raises

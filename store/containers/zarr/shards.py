@@ -215,7 +215,7 @@ class ShardSlices(RowSlices):
     """Slices of rows of an array that is one shard; `opened` returns the shard."""
 
     def __init__(self, layout: ShardLayout, where: str, opened: Callable[[], Shard]) -> None:
-        super().__init__(layout.shape, layout.dtype, where)
+        super().__init__(layout.shape, layout.dtype, layout.rows, where)
         self.layout, self._shard = layout, opened
 
     def decode(self, begin: int, end: int, out: Array) -> None:

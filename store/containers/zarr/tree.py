@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.containers.disk_cache import DiskCache, FetchedBytes
-from teachonce.store.containers.interface import (
-    Flaw,
-    SealContent,
-    Slices,
-    damaged_chunks,
-    unknown_flaw,
-)
+from teachonce.store.containers.interface import Flaw, SealContent, StoredSlices, unknown_flaw
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.network import (
     ABSENT,
@@ -40,7 +34,7 @@ from teachonce.store.containers.zarr.shards import (
     shard_layout,
     write_shard,
 )
-from teachonce.store.containers.zarr.zarr_python import check_codecs, chunk_rows, open_slices
+from teachonce.store.containers.zarr.zarr_python import check_codecs, open_slices
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import ArraySpec, groups_above, teacher_array
 from teachonce.store.format.manifest import Entry
@@ -268,17 +262,10 @@ class ZarrSource:
                 data = np.frombuffer(node, np.uint8)
                 self.ranges.put(wanted, FetchedBytes(data, len(node), set()))
 
-    def array(self, name: str) -> Slices:
-        return with_refetches(self.remote, lambda: self._opened(name))
+    def array(self, name: str) -> StoredSlices:
+        return with_refetches(self.remote, lambda: self._array(name), lambda: self.forget(name))
 
-    def _opened(self, name: str) -> Slices:
-        try:
-            return self._array(name)
-        except StoreError:
-            self.forget(name)
-            raise
-
-    def _array(self, name: str) -> Slices:
+    def _array(self, name: str) -> StoredSlices:
         array, chunk = self._by_us(name) or self._by_zarr(name)
         shard, where = shard_path(name, array.shape), f"{self.path}: array {name}"
         if all(array.shape):
@@ -289,7 +276,7 @@ class ZarrSource:
             check_size(where, decoded, chunk, stored, is_json=name == "manifest")
         return array
 
-    def _by_us(self, name: str) -> tuple[Slices, int] | None:
+    def _by_us(self, name: str) -> tuple[StoredSlices, int] | None:
         """Open an array in our own reader, with the size in bytes of a decoded chunk. Return None
         if zarr-python must read it."""
         try:
@@ -312,7 +299,7 @@ class ZarrSource:
         with _present(where, shard):
             return RemoteSlices(self.ranges, shard, layout, where), chunk
 
-    def _by_zarr(self, name: str) -> tuple[Slices, int]:
+    def _by_zarr(self, name: str) -> tuple[StoredSlices, int]:
         where = f"{self.path}: array {name}"
         node = self._node(name)
         check_codecs(node, where)
@@ -409,10 +396,6 @@ class ZarrSource:
 
     def format_violation(self, name: str) -> str | None:
         return format_violation(self._node(name), name)
-
-    def damaged_chunks(self, name: str) -> list[int]:
-        array = self.array(name)  # StoreError for what must not even be opened
-        return damaged_chunks(array, chunk_rows(self._node(name)))
 
     def close(self) -> None:
         if self.ranges is not None:

@@ -75,12 +75,6 @@ def _array(store: Store, name: str, node: dict[str, Any]) -> zarr.Array[Any]:
     return zarr.Array.from_dict(StorePath(store, name), node)
 
 
-def chunk_rows(node: dict[str, Any]) -> int:
-    """Return the rows of a chunk, from the zarr.json of an array. Raises errors of zarr-python."""
-    rows: int = _array(MemoryStore(), "", node).chunks[0]
-    return rows
-
-
 def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple[ZarrSlices, int]:
     """Open an array by its zarr.json, `node`. Return its slices and the bytes of a decoded chunk.
 
@@ -106,6 +100,7 @@ class ZarrSlices:
         self._array, self._where, self._fetched = array, where, fetched
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
+        self.chunk_rows: int = array.chunks[0]
         self._fetch: Callable[[], None] | None = None
 
     def read_from(self, ranges: RemoteRanges, shard: str, size: int) -> None:

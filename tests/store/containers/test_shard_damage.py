@@ -10,6 +10,7 @@ import google_crc32c
 import pytest
 
 from teachonce.store import StoreError
+from teachonce.store.containers.interface import damaged_chunks
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.support.arrays import Array
 from tests.store.containers.shard_files import (
@@ -61,7 +62,7 @@ def test_damage_is_named_and_leaves_the_rest_readable(
         f"{folder}: array a: rows 1999..2001 cannot be decoded "
         f"(chunk 2 does not match its checksum); run `feature-store verify {folder}`"
     )
-    assert ZarrSource(str(folder)).damaged_chunks("a") == [2]
+    assert damaged_chunks(ZarrSource(str(folder)).array("a")) == [2]
 
 
 def lie(field: int, value: int) -> Callable[[bytearray], None]:
