@@ -52,27 +52,27 @@ def find_violation(
         return None
     if leaf in ("id", "ids", "distinct"):
         within = f"is outside the vocabulary of {features.vocabulary}"
-        return _out_of_range(values, 0, features.vocabulary - 1, within)
+        return out_of_range(values, 0, features.vocabulary - 1, within)
     if leaf in ("begin", "end") and group == "token":
         # `part_laws` reads the texts, and compares with their lengths, the upper limits.
-        return _out_of_range(values, 0, None, "is below 0")
+        return out_of_range(values, 0, None, "is below 0")
     # `part_laws` compares with the length of each sequence, which is not known here.
     if path == CONTEXT:
-        return _out_of_range(values, 0, features.max_length - 1, "is not a number of first tokens")
+        return out_of_range(values, 0, features.max_length - 1, "is not a number of first tokens")
     if leaf in ("label", "tag") and features.task:
         last = len(features.task.labels) - 1
-        return _out_of_range(values, -1, last, f"holds a number that is not a label (-1..{last})")
+        return out_of_range(values, -1, last, f"holds a number that is not a label (-1..{last})")
     if leaf == "counts":
-        return _out_of_range(values, 1, None, "is 0")
+        return out_of_range(values, 1, None, "is 0")
     # Integer codes need no check: given a lawful scale, each decodes to a lawful value.
     if values.dtype.kind != "f":
         return None
     if leaf == "scale" and values.dtype == np.float16:
         return _scale_violation(features, calibration, path, values)
     if leaf in ("logprobs", "rest", "observed"):
-        return _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
+        return out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)")
     if path.split("/")[1:2] == ["attention"]:
-        return _out_of_range(values, 0, 1 + LOG_SLACK, "is not a probability")
+        return out_of_range(values, 0, 1 + LOG_SLACK, "is not a probability")
     return row_violation(values)
 
 
@@ -82,7 +82,7 @@ def _first_row(bad: Array | None, what: str) -> Violation | None:
     return Violation(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), what)
 
 
-def _out_of_range(
+def out_of_range(
     values: Array, low: float | None, high: float | None, what: str
 ) -> Violation | None:
     """Return the first row with a value below `low`, above `high`, or NaN."""
@@ -175,9 +175,9 @@ def topk_violation(
     with np.errstate(all="ignore"):
         values = level.logprobs.from_codes(logprobs)
         left = level.rest.from_codes(rest)
-        if found := _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+        if found := out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
             return found
-        if found := _out_of_range(
+        if found := out_of_range(
             left, None, LOG_SLACK, "has a rest that is not a log-probability (<= 0)"
         ):
             return found
@@ -272,7 +272,7 @@ def observed_violation(
     level, last = features.level, np.cumsum(lengths) - 1
     with np.errstate(all="ignore"):
         values: Floats = level.rest.from_codes(observed)
-        if found := _out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+        if found := out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
             return found
         ends = np.zeros(len(values), bool)
         ends[last] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cached_property
 
@@ -19,19 +20,24 @@ from teachonce.store.read.cached_arrays import BLOCK, CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
 
-SLICE_BYTES = 2**24  # decoded bytes in memory while a checksum is computed
+SLICE_BYTES = 2**24  # decoded bytes of an array in memory while it is checked
 DAMAGED = f"the store is damaged: {VERIFY}"
+
+
+def some_rows(array: Slices) -> Iterator[tuple[int, Array]]:
+    """Read an array some rows at a time: yield the number of the first, and the rows."""
+    row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    # Mostly a multiple of the rows of a chunk, so that few chunks are decoded twice.
+    step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
+    for begin in range(0, array.shape[0], step):
+        yield begin, array.read(begin, min(begin + step, array.shape[0]))
 
 
 def checksum(array: Slices) -> str:
     """Return the hexadecimal SHA-256 of an array, as in the manifest. The array is read some rows
     at a time."""
     found = hashlib.sha256()
-    row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    # Mostly a multiple of the rows of a chunk, so that few chunks are decoded twice.
-    step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
-    for begin in range(0, array.shape[0], step):
-        rows = array.read(begin, min(begin + step, array.shape[0]))
+    for _, rows in some_rows(array):
         little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
         found.update(little.data if little.size else b"")
     return found.hexdigest()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -15,19 +14,16 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.sequences import ACTIONS, wrong_gold
 from teachonce.store.format.value_laws import (
     Violation,
-    attention_violation,
-    draws_violation,
     find_violation,
-    observed_violation,
+    joint_violations,
+    out_of_range,
     row_violation,
-    topk_violation,
 )
-from teachonce.store.read.part import PartReader
+from teachonce.store.read.part import PartReader, some_rows
 from teachonce.support.arrays import Array
 
 LENGTH_SLACK = 0.02  # of a vector's length 1, for teachers in bfloat16
 ROWS = 4096  # tokens of the sequences that are compared at once
-SLICE_BYTES = 2**24
 BY_TEXT = ("token/id", "token/begin", "token/end")  # checked by `_broken_tokens`
 
 
@@ -59,19 +55,15 @@ def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
     special, limit = part.all("token/special"), np.repeat(lengths, np.diff(part.token_start))
     assert len(part.square_start)  # checks the sizes of the attention maps
     laws = {
-        "token ids outside the vocabulary": ids >= part.features.vocabulary,
-        "offsets outside the text": (begin < 0) | (begin > end) | (end > limit),
-        "special tokens with offsets": special & ((begin != 0) | (end != 0)),
+        ("token ids", "outside the vocabulary"): ids >= part.features.vocabulary,
+        ("offsets", "outside the text"): (begin < 0) | (begin > end) | (end > limit),
+        ("special tokens", "with offsets"): special & ((begin != 0) | (end != 0)),
     }
     return [
-        _first_token_line(what, bad, part.token_start) for what, bad in laws.items() if bad.any()
+        line_of_token(part, name, int(bad.argmax()), what)
+        for (name, what), bad in laws.items()
+        if bad.any()
     ]
-
-
-def _first_token_line(what: str, bad: Array, start: Array) -> str:
-    row = int(bad.argmax())
-    sequence = int(np.searchsorted(start, row, "right")) - 1
-    return f"{what} (sequence {sequence} of the part, token {row - int(start[sequence])})"
 
 
 def _broken_masks(part: PartReader, view: int, lengths: Array) -> list[str]:
@@ -98,12 +90,13 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
     for name in part.names():
         if name in BY_TEXT:
             continue
-        spec = part.array(name)
-        row = spec.dtype.itemsize * int(np.prod(spec.shape[1:], dtype=np.int64))
-        step = max(1, SLICE_BYTES // max(1, row))
-        for begin in range(0, spec.shape[0], step):
-            values = part.read(name, begin, min(begin + step, spec.shape[0]))
-            if law := find_violation(part.features, calibration, name, values):
+        for begin, values in some_rows(part.array(name)):
+            law = find_violation(part.features, calibration, name, values)
+            if name.endswith("/logits/places"):
+                most = part.array(f"{name.removesuffix('places')}distinct").shape[0]
+                wrong = f"has a place that is not one of its {most} distinct ids"
+                law = out_of_range(values, 0, most - 1, wrong)
+            if law:
                 found[name] = line_of(part, name, Violation(begin + law.row, law.what))
                 break
     return found
@@ -148,85 +141,49 @@ def check_offsets(part: PartReader) -> None:
 
 def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
     """Yield a line for the first token of each group of arrays that break a law together."""
-    spec, features = part.features.logits, part.features
-    edges = _edges(part)
-    for view in range(features.views):
-        here = f"view{view}/logits"
-        check = {"topk": _best, "sample": _draws}.get(spec.tier if spec else "")
-        ids = ("places", "distinct") if spec and spec.ranked else ("ids",)
-        keys = {"topk": ("logprobs", "rest", *ids), "sample": ("ids", "start", "counts")}
-        if spec and check and all(f"{here}/{key}" in names for key in keys[spec.tier]):
-            leaf = keys[spec.tier][0]
-            yield from _first_of(part, f"{here}/{leaf}", check, view, edges)
-        if f"{here}/observed" in names:
-            yield from _first_of(part, f"{here}/observed", _observed, view, edges)
-        for name in features.attention:
-            path = f"view{view}/attention/{name}/values"
-            if path in names:
-                yield from _first_of(part, path, _maps, path, edges)
-
-
-def _edges(part: PartReader) -> list[int]:
-    """List where to divide a part into runs of whole sequences of about ROWS tokens each."""
     tokens = range(0, part.part.counts.tokens, ROWS)
+    # Runs of whole sequences of about ROWS tokens each.
     firsts = np.unique(np.searchsorted(part.token_start[:-1], tokens, "right") - 1)
-    return [*firsts.tolist(), part.part.counts.sequences]
+    edges, found = [*firsts.tolist(), part.part.counts.sequences], set[str]()
+    for view in range(part.features.views):
+        for first, last in pairwise(edges):
+            for name, law in _joint(part, view, names, first, last):
+                if name not in found:
+                    found.add(name)
+                    row = int(part.token_start[first]) + law.row
+                    yield line_of_token(part, law.leaf_of(name), row, law.what)
 
 
-Check = Callable[[PartReader, Any, int, int], Violation | None]
-
-
-def _first_of(
-    part: PartReader, name: str, check: Check, what: Any, edges: list[int]
-) -> Iterator[str]:
-    for first, last in pairwise(edges):
-        if found := check(part, what, first, last):
-            row = int(part.token_start[first]) + found.row
-            yield line_of_token(part, found.leaf_of(name), row, found.what)
-            return
-
-
-def _best(part: PartReader, view: int, first: int, last: int) -> Violation | None:
-    rows, spec = part.token_start[[first, last]].tolist(), part.features.logits
-    if spec and spec.ranked:
-        # Reading `ids` would refuse a wrong place as well, but without naming its token.
-        places = part.read(f"view{view}/logits/places", *rows)
-        number = part.array(f"view{view}/logits/distinct").shape[0]
-        if (wrong := (places >= number).any(axis=1)).any():
-            return Violation(
-                int(wrong.argmax()), f"has a place that is not one of its {number} distinct ids"
-            )
-    ids, logs, rest = (
-        part.read(f"view{view}/logits/{key}", *rows) for key in ("ids", "logprobs", "rest")
+def _joint(
+    part: PartReader, view: int, names: Container[str], first: int, last: int
+) -> Iterator[tuple[str, Violation]]:
+    """Yield what arrays of a view violate together in sequences first..last; see
+    `joint_violations`. Arrays that `names` lacks are left out."""
+    here, spec, counts = f"view{view}", part.features.logits, part.part.counts
+    rows, squares = (
+        start[[first, last]].tolist() for start in (part.token_start, part.square_start)
     )
-    return topk_violation(part.features, ids, logs, rest)
-
-
-def _observed(part: PartReader, view: int, first: int, last: int) -> Violation | None:
-    rows = part.token_start[[first, last]].tolist()
-    spec, here = part.features.logits, f"view{view}/logits"
-    keys = ("ids", "logprobs") if spec and spec.tier == "topk" else ()
-    kept = tuple(part.read(f"{here}/{key}", *rows) for key in keys)
+    keys = (
+        ("ids", "logprobs", "rest", "observed") if spec and spec.tier == "topk" else ("observed",)
+    )
+    stored = {
+        path: part.read(path, *rows)
+        for path in ("token/id", *(f"{here}/logits/{key}" for key in keys))
+        if all(name in names for name in part.stored(path))
+    }
+    for path in (f"{here}/attention/{name}/values" for name in part.features.attention):
+        if path in names:
+            stored[path] = part.read(path, *squares)
+    draws, sampled = None, [f"{here}/logits/{key}" for key in ("ids", "start", "counts")]
+    if spec and spec.tier == "sample" and all(name in names for name in sampled):
+        start = part.draw_start(view, *rows)
+        if (not first and start[0]) or (
+            last == counts.sequences and start[-1] != counts.draws[view]
+        ):
+            yield sampled[0], Violation(0, "does not end at the number of drawn ids")
+        draws = (start - start[0], *part.draws(view, *rows)[1:])
     lengths = np.diff(part.token_start[first : last + 1])
-    stored = part.read("token/id", *rows), lengths, part.read(f"{here}/observed", *rows)
-    return observed_violation(part.features, *stored, kept)
-
-
-def _draws(part: PartReader, view: int, first: int, last: int) -> Violation | None:
-    tokens = part.token_start[[first, last]].tolist()
-    start = part.draw_start(view, *tokens)
-    whole = part.part.counts
-    if (not first and start[0]) or (
-        last == whole.sequences and int(start[-1]) != whole.draws[view]
-    ):
-        return Violation(0, "does not end at the number of drawn ids")
-    _, ids, counts = part.draws(view, *tokens)
-    return draws_violation(part.features, start - start[0], ids, counts)
-
-
-def _maps(part: PartReader, path: str, first: int, last: int) -> Violation | None:
-    codes = part.read(path, *part.square_start[[first, last]].tolist())
-    return attention_violation(part.features, codes, np.diff(part.token_start[first : last + 1]))
+    yield from joint_violations(part.features, here, stored, lengths, draws)
 
 
 def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
