@@ -16,7 +16,7 @@ from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays
 from teachonce.store.format.manifest import Part, digest
 from teachonce.store.format.ranked_ids import look_up
-from teachonce.store.read.cached_arrays import BLOCK, CachePolicy
+from teachonce.store.read.cached_arrays import BLOCK, CachedSlices
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
 
@@ -82,19 +82,19 @@ class PartReader:
         part: Part,
         features: Features,
         lengths: Array | None = None,
-        cache_policy: CachePolicy | None = None,
+        cached: Callable[[str], bool] | None = None,
         watch: ChangeWatch | None = None,
     ) -> None:
         """Open no array yet.
 
         lengths: int [n], the number of tokens of each sequence in the manifest; None if the
             manifest has none.
-        cache_policy: which arrays stay in memory after their first read.
+        cached: whether an array, by its name, stays in memory after its first read.
         watch: makes reads raise StoreError soon after another process rewrites the store.
         """
         self._explaining = watch.reporting_changes if watch else nullcontext
         self._source, self.part, self.features = source, part, features
-        self._lengths, self._cache_policy = lengths, cache_policy
+        self._lengths, self._cached = lengths, cached
         self.where = f"{source.path}: part {part.number}"
         self._specs = part_arrays(features, part.counts)
         self._open: dict[str, Slices] = {}
@@ -109,9 +109,8 @@ class PartReader:
                 self._open[name] = self._ranked(name.removesuffix("/ids"))
                 return self._open[name]
             array = with_refetches(self._source.remote, lambda: self._opened(name))
-            if self._cache_policy is not None:
-                array = self._cache_policy.of(array, name)
-            self._open[name] = array
+            is_cached = self._cached is not None and self._cached(name)
+            self._open[name] = CachedSlices(array) if is_cached else array
         return self._open[name]
 
     def _ranked(self, group: str) -> RankedIds:
@@ -236,10 +235,6 @@ class PartReader:
         """Return int64 [n], the document number of each sequence."""
         return self.all("sequence/document")
 
-    def mask_start(self, view: int, begin: int, end: int) -> Array:
-        """Return int64 [end - begin + 1], the first masked word of each of sequences begin..end."""
-        return self._ragged(f"view{view}/mask/start", begin, end, self.part.counts.spans[view])
-
     def draw_start(self, view: int, begin: int, end: int) -> Array:
         """Return int64 [end - begin + 1], the first sampled id of each of tokens begin..end."""
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
@@ -283,7 +278,8 @@ class PartReader:
         """Read the masked words of sequences begin..end: start [n + 1] from 0, int32 [M, 3]."""
         if view == 0:
             return np.zeros(end - begin + 1, np.int64), np.empty((0, 3), np.int32)
-        start = self.mask_start(view, begin, end)
+        total = self.part.counts.spans[view]
+        start = self._ragged(f"view{view}/mask/start", begin, end, total)
         left, right = int(start[0]), int(start[-1])
         columns = [self.read(f"view{view}/mask/{k}", left, right) for k in ("begin", "end")]
         action = self.read(f"view{view}/mask/action", left, right).astype(np.int32)

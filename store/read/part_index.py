@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import pairwise
 from threading import Lock
 
@@ -14,7 +15,6 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import ArraySpec, as_read, part_arrays
 from teachonce.store.format.manifest import Manifest
-from teachonce.store.read.cached_arrays import CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, begins, ranges
@@ -56,20 +56,20 @@ class PartIndex:
                 known = None if self._known is None else self._known[begin:end]
                 entry = self._entries[place]
                 part = PartReader(
-                    self._source, entry, self.features, known, self._cache_policy, self._watch
+                    self._source, entry, self.features, known, self._cached, self._watch
                 )
             self._parts[place] = part
             if len(self._parts) > self._open_parts:
                 self._parts.popitem(last=False)
             return part
 
-    def set_cache(self, cache_policy: CachePolicy | None) -> None:
+    def set_cache(self, cached: Callable[[str], bool] | None) -> None:
         """Choose the arrays to cache at their first use; None, the initial state, caches no
         array."""
         with self._opening:
-            self._cache_policy = cache_policy
+            self._cached = cached
             # The cache of an array ends with its part, so none is closed.
-            self._open_parts = len(self._entries) if cache_policy else OPEN_PARTS
+            self._open_parts = len(self._entries) if cached else OPEN_PARTS
             self._parts.clear()
 
     def close(self) -> None:

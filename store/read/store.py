@@ -21,7 +21,6 @@ from teachonce.store.format.features import Calibration, Features, TaskSpec
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import Manifest, check_root, suggest_repair
 from teachonce.store.format.pairs import split_pair
-from teachonce.store.read.cached_arrays import CachePolicy
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.manifests import (
@@ -184,7 +183,7 @@ class FeatureStore(Sequence[Record]):
 
         None, the initial state, caches no array.
         """
-        self._index.set_cache(CachePolicy(chosen) if chosen else None)
+        self._index.set_cache(chosen)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
         """Return the part of a sequence, and its position there."""

@@ -11,19 +11,11 @@ import numpy as np
 import pytest
 
 from teachonce.store.containers.zarr.shards import ShardSlices
-from teachonce.store.read.cached_arrays import CachedSlices, CachePolicy, RowCache
+from teachonce.store.read.cached_arrays import CachedSlices
 from teachonce.support.arrays import Array
 from tests.store.containers.shard_files import both, random_values, write
 
 LENGTH = 101_001  # of rows of one byte, as maps have them
-
-
-def kept_of(slices: ShardSlices) -> CachedSlices:
-    cache_policy = CachePolicy(lambda name: name == "a")
-    assert cache_policy.of(slices, "b") is slices
-    found = cache_policy.of(slices, "a")
-    assert isinstance(found, CachedSlices)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +33,7 @@ def slices(values: Array, tmp_path_factory: pytest.TempPathFactory) -> ShardSlic
 def test_threads_get_the_rows_and_read_none_twice(
     values: Array, slices: ShardSlices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, times = kept_of(slices), np.zeros(LENGTH, int)
+    kept, times = CachedSlices(slices), np.zeros(LENGTH, int)
     real = ShardSlices.read_into
 
     def slow(self: ShardSlices, begin: int, end: int, out: Any) -> None:
@@ -70,7 +62,7 @@ def test_threads_get_the_rows_and_read_none_twice(
 def test_the_room_that_it_takes(slices: ShardSlices) -> None:
     tracemalloc.start()
     try:
-        kept = CachedSlices(slices, RowCache(slices.shape, slices.dtype))
+        kept = CachedSlices(slices)
         kept.read(0, LENGTH)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
@@ -81,7 +73,7 @@ def test_the_room_that_it_takes(slices: ShardSlices) -> None:
 def test_the_disk_is_asked_for_what_is_not_there(
     slices: ShardSlices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, asked = kept_of(slices), list[tuple[int, int]]()
+    kept, asked = CachedSlices(slices), list[tuple[int, int]]()
     monkeypatch.setattr(ShardSlices, "prefetch", lambda _, *rows: asked.append(rows))
     kept.read(10, 20)
     kept.prefetch(10, 30)
