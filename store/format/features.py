@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,14 +56,30 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
     return value
 
 
-def _object(
-    value: object, what: str, keys: tuple[str, ...], more: tuple[str, ...]
-) -> Mapping[str, Any]:
-    """Check a JSON object that has all `keys`, and no others but `more`."""
+def _object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
+    """Check a JSON object that has all fields of `spec` without a default, and no key that is not a
+    field."""
+    defaults = {field.name: field.default for field in fields(spec)}
+    keys = [name for name, default in defaults.items() if default is MISSING]
     # An unknown key may change the meaning of the others (FORMAT.md, section 6).
-    if not isinstance(value, Mapping) or not set(keys) <= set(value) <= {*keys, *more}:
+    if not isinstance(value, Mapping) or not set(keys) <= set(value) <= set(defaults):
         raise StoreError(f"features: {what} must have {' and '.join(keys)}, got {value!r:.80}")
     return value
+
+
+def _check_flags(value: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    """Raise StoreError for a key with another value than true."""
+    # `false` is refused: one meaning has one form, so that equal features have equal bytes.
+    for key in keys:
+        if value.get(key, True) is not True:
+            raise StoreError(f"features: {key} must be true or absent, got {value[key]!r:.80}")
+
+
+def _without_defaults(spec: Any) -> dict[str, Any]:
+    """Return the fields of a spec as JSON. Defaults are absent: stores from before a key existed
+    keep their bytes."""
+    values = {field.name: (getattr(spec, field.name), field.default) for field in fields(spec)}
+    return {key: value for key, (value, default) in values.items() if value != default}
 
 
 @dataclass(frozen=True)
@@ -117,20 +133,15 @@ class LogitsSpec:
         return outputs if self.cap is None else self.cap * xp.tanh(outputs / self.cap)
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"tier": self.tier, "size": self.size}
-        # Absent if false: stores from before a key existed keep their bytes.
-        found |= {key: True for key in FLAGS if getattr(self, key)}
-        return found | ({} if self.cap is None else {"cap": self.cap})
+        return _without_defaults(self)
 
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
-        found = _object(value, "logits", ("tier", "size"), (*FLAGS, "cap"))
+        found = _object(value, "logits", LogitsSpec)
         # Null would be a second form of an absent cap, and equal features must have equal bytes.
         if "cap" in found and found["cap"] is None:
             raise StoreError("features: cap of logits must be a number or absent, got None")
-        for key in FLAGS:
-            if found.get(key, True) is not True:
-                raise StoreError(f"features: {key} must be true or absent, got {found[key]!r:.80}")
+        _check_flags(found, FLAGS)
         return LogitsSpec(**found)
 
 
@@ -219,18 +230,11 @@ class TaskSpec:
         return self.labels.index(self.later_label)
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": self.kind, "labels": list(self.labels)}
-        names = ("later_label", "separator", "problem_type")
-        more = {name: getattr(self, name) for name in names}
-        # Absent if None: stores of teachers without them keep the bytes from before the keys
-        # existed.
-        return found | {key: value for key, value in more.items() if value is not None}
+        return _without_defaults(self) | {"labels": list(self.labels)}
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        found = _object(
-            value, "task", ("kind", "labels"), ("later_label", "separator", "problem_type")
-        )
+        found = _object(value, "task", TaskSpec)
         if not isinstance(found["labels"], list):
             raise StoreError(f"features: labels must be a list, got {found['labels']!r:.80}")
         return TaskSpec(**found)
@@ -265,16 +269,15 @@ class EmbeddingSpec:
                 raise StoreError(f"features: {key} must be true or false, got {value!r:.80}")
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"width": self.width, "pooling": self.pooling}
-        more = {"prompt": self.prompt, "normalised": self.normalised, "parallel": self.parallel}
-        return found | {key: value for key, value in more.items() if value}
+        return _without_defaults(self)
 
     @staticmethod
     def from_json(value: object) -> EmbeddingSpec:
-        more = ("prompt", "normalised", "parallel")
-        found = _object(value, "embedding", ("width", "pooling"), more)
+        found = _object(value, "embedding", EmbeddingSpec)
         # A default has one form: its key is missing.
-        if empty := [key for key in more if found.get(key) in (False, "")]:
+        if empty := [
+            k for k in ("prompt", "normalised", "parallel") if found.get(k) in (False, "")
+        ]:
             raise StoreError(
                 f"features: embedding has {empty[0]} {found[empty[0]]!r}, its default: the key must"
                 " be absent"
@@ -384,10 +387,7 @@ class Features:
         task = TaskSpec.from_json(value["task"]) if "task" in value else None
         vector = EmbeddingSpec.from_json(value["embedding"]) if "embedding" in value else None
         marks: dict[str, Any] = {key: key in value for key in MARKS}
-        for key in MARKS:
-            # `false` is refused: one meaning has one form, so that equal features have equal bytes.
-            if value.get(key, True) is not True:
-                raise StoreError(f"features: {key} must be true or absent, got {value[key]!r:.80}")
+        _check_flags(value, MARKS)
         for key in ("hidden", "attention"):
             if not isinstance(value[key], list):
                 raise StoreError(f"features: {key} must be a list of names, got {value[key]!r}")

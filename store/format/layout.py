@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -99,14 +99,7 @@ class Counts:
     draws: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "squares": self.squares,
-            "text_bytes": self.text_bytes,
-            "spans": list(self.spans),
-            "draws": list(self.draws),
-        }
+        return asdict(self) | {"spans": list(self.spans), "draws": list(self.draws)}
 
     def flat(self) -> list[int]:
         """List all sizes, [4 + 2 * views], in the order of the fields."""
@@ -126,31 +119,21 @@ class Counts:
         if not isinstance(value, Mapping):
             raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
 
-        def count(number: object, key: str, least: int = 0) -> int:
-            # `type`, not isinstance: true is an int in Python.
-            if type(number) is not int or not least <= number <= most:
-                raise StoreError(f"{where}: {key} is {number!r}; the store is damaged")
-            return number
-
-        def ragged(key: str) -> tuple[int, ...]:
+        keys = ("sequences", "tokens", "squares", "text_bytes")
+        sizes: list[tuple[str, Any]] = [(key, value.get(key)) for key in keys]
+        for key in ("spans", "draws"):
             numbers = value.get(key)
             if not isinstance(numbers, list) or len(numbers) != features.views:
                 raise StoreError(
                     f"{where}: {key} must have one number for each view; the store is damaged"
                 )
-            return tuple(count(number, key) for number in numbers)
-
-        def whole(key: str, least: int = 0) -> int:
-            return count(value.get(key), key, least)
-
-        return Counts(
-            sequences=whole("sequences", least=1),
-            tokens=whole("tokens"),
-            squares=whole("squares"),
-            text_bytes=whole("text_bytes"),
-            spans=ragged("spans"),
-            draws=ragged("draws"),
-        )
+            sizes += [(key, number) for number in numbers]
+        for key, number in sizes:
+            least = 1 if key == "sequences" else 0
+            # `type`, not isinstance: true is an int in Python.
+            if type(number) is not int or not least <= number <= most:
+                raise StoreError(f"{where}: {key} is {number!r}; the store is damaged")
+        return Counts.of_flat([number for _, number in sizes])
 
 
 def count_dtype(draws: int) -> np.dtype[Any]:

@@ -145,13 +145,11 @@ class Square(Elementwise):
     dtype = np.dtype(np.uint8)
     step: ClassVar[int] = 1  # only every step-th of the 255 codes is used
 
-    @property
-    def description(self) -> dict[str, Any]:
-        return {
-            "encoding": "square",
-            "formula": "value = (code / 255)^2",
-            "error": "sqrt(value)/255 + 4e-6",
-        }
+    description = {
+        "encoding": "square",
+        "formula": "value = (code / 255)^2",
+        "error": "sqrt(value)/255 + 4e-6",
+    }
 
     def to_codes(self, values: Floats) -> Array:
         # The laws allow attention of up to 1.01, whose code of 256 would not fit into a byte.
@@ -180,14 +178,12 @@ class Coarse(Square):
     # place of 68, with errors of at most 0.02.
     step = 5
 
-    @property
-    def description(self) -> dict[str, Any]:
-        return {
-            "encoding": "coarse",
-            "step": self.step,
-            "formula": "value = (code / 255)^2",
-            "error": "5*sqrt(value)/255 + 1e-4",
-        }
+    description = {
+        "encoding": "coarse",
+        "step": step,
+        "formula": "value = (code / 255)^2",
+        "error": "5*sqrt(value)/255 + 1e-4",
+    }
 
 
 SCALE = np.dtype(np.float16)
@@ -205,13 +201,11 @@ class Int8(Codec):
     # Beyond it, the float16 scale would be infinite.
     limit = HALF_MAX * 127
 
-    @property
-    def description(self) -> dict[str, Any]:
-        return {
-            "encoding": "int8",
-            "formula": "value = code * scale[token]",
-            "error": "scale/2 <= 1.001 * max|value of the token| / 254",
-        }
+    description = {
+        "encoding": "int8",
+        "formula": "value = code * scale[token]",
+        "error": "scale/2 <= 1.001 * max|value of the token| / 254",
+    }
 
     def arrays(self, row: tuple[int, ...]) -> dict[str, CodecArray]:
         return {
