@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -69,46 +68,21 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
     return runs, ranges(begin, end - begin), ranges(place, sizes)
 
 
-@dataclass(frozen=True)
 class Excerpt:
     """The subset of a pool's sequences that is read of some arrays.
 
-    runs: [m, 2], half-open ranges of positions among the pool's n sequences.
+    runs: [m, 2], half-open ranges of positions among the pool's n sequences, which have `lengths`.
     number: [n], the position in the excerpt of each of the pool's sequences.
-    token_start, square_start: the first row of each sequence of the excerpt in arrays with a row
-        for each token, and in attention maps.
+    sequence_start, token_start, square_start: the first row of each sequence of the excerpt in
+        arrays with a row for each sequence, for each token, and in attention maps.
     """
 
-    runs: Array
-    number: Array
-    token_start: Array
-    square_start: Array
-
-    @property
-    def sequence_start(self) -> Array:
-        """Return the first row of each sequence in arrays with one row for each sequence."""
-        return np.arange(len(self.token_start))
-
-    @classmethod
-    def of(cls, runs: Array, lengths: Array) -> Excerpt:
-        """Make the excerpt that has `runs` of sequences of `lengths` [n]."""
+    def __init__(self, runs: Array, lengths: Array) -> None:
         taken = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
-        number = np.zeros(len(lengths), np.int64)
-        number[taken] = np.arange(len(taken))
-        some = lengths[taken]
-        return cls(runs, number, starts(some), starts(some**2))
-
-
-class _Ragged(NamedTuple):
-    """Documents, masked words and drawn ids of the sequences of a run.
-
-    draws: numbers of ids of the tokens, ids, and counts.
-    """
-
-    document: Array
-    span_sizes: Array
-    spans: Array
-    draws: tuple[Array, Array, Array] | None
+        self.runs, self.number = runs, np.zeros(len(lengths), np.int64)
+        self.number[taken] = np.arange(len(taken))
+        self.sequence_start = np.arange(len(taken) + 1)
+        self.token_start, self.square_start = starts(lengths[taken]), starts(lengths[taken] ** 2)
 
 
 class Pool:
@@ -200,7 +174,7 @@ class Pool:
                 left_out = start[asked[1:]] - start[asked[:-1] + 1] >= gap
                 new = np.append(True, left_out | (np.diff(run) > 0))
                 runs = np.stack([asked[new], asked[np.append(new[1:], True)] + 1], axis=1)
-            self._excerpts[key] = Excerpt.of(runs, self.lengths)
+            self._excerpts[key] = Excerpt(runs, self.lengths)
         return self._excerpts[key]
 
     @cached_property
@@ -233,22 +207,16 @@ class Pool:
             for part, first, last in self._located(excerpt):
                 after = done + last - first
                 for name in some:
-                    start, edges = self._starts(part, name), self._edges_of(excerpt, name)
+                    start, edges = self._starts(part, name), self._starts(excerpt, name)
                     rows = slice(int(start[first]), int(start[last]))
                     yield part, name, rows, slice(int(edges[done]), int(edges[after]))
                 done = after
 
-    def _starts(self, part: PartReader, name: str) -> Array:
-        """Return the first row of each sequence of a part in an array."""
+    def _starts(self, rows: PartReader | Excerpt, name: str) -> Array:
+        """Return the first row of each sequence of a part, or of an excerpt, in an array."""
         if name in self._map_names:
-            return part.square_start
-        return part.sequence_start if name in self._sequence_names else part.token_start
-
-    def _edges_of(self, excerpt: Excerpt, name: str) -> Array:
-        """Return the first row of each sequence of an excerpt in an array of the pool."""
-        if name in self._map_names:
-            return excerpt.square_start
-        return excerpt.sequence_start if name in self._sequence_names else excerpt.token_start
+            return rows.square_start
+        return rows.sequence_start if name in self._sequence_names else rows.token_start
 
     @cached_property
     def nbytes(self) -> int:
@@ -258,7 +226,7 @@ class Pool:
 
     def _rows(self, name: str) -> int:
         """Return the number of rows that are read from an array."""
-        return int(self._edges_of(self.excerpt(name), name)[-1])
+        return int(self._starts(self.excerpt(name), name)[-1])
 
     def _row_bytes(self, name: str) -> int:
         spec = self._specs[name]
@@ -320,7 +288,7 @@ class Pool:
         row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged
         if draws is not None:
             row = int(np.searchsorted(draws, row, "right")) - 1  # of the draw's token
-        edges, done = self._edges_of(excerpt, name), 0
+        edges, done = self._starts(excerpt, name), 0
         place = int(np.searchsorted(edges, row, "right")) - 1
         for part, first, last in self._located(excerpt):
             if place < done + last - first:
@@ -378,24 +346,23 @@ class Pool:
             pass
         self._gather_ragged(list(each(self._ragged, self._located(self.ragged))))
 
-    def _ragged(self, run: tuple[PartReader, int, int]) -> _Ragged:
-        """Read documents, masked words and draws of a run."""
+    def _ragged(self, run: tuple[PartReader, int, int]) -> tuple[Any, ...]:
+        """Read documents, numbers of masked words, masked words and draws of a run."""
         part, first, last = run
         edges, masked = part.spans(self.view, first, last)
         draws = None
         if self.logits and self.logits.tier == "sample":
             tokens = int(part.token_start[first]), int(part.token_start[last])
             draws = part.draws(self.view, *tokens)
-        return _Ragged(part.document[first:last], np.diff(edges), masked, draws)
+        return part.document[first:last], np.diff(edges), masked, draws
 
-    def _gather_ragged(self, runs: list[_Ragged]) -> None:
-        documents, span_sizes, spans = zip(*(run[:3] for run in runs), strict=True)
-        draws = [run.draws for run in runs if run.draws is not None]
+    def _gather_ragged(self, runs: list[tuple[Any, ...]]) -> None:
+        documents, span_sizes, spans, draws = zip(*runs, strict=True)
         self.document, self.spans = np.concatenate(documents), np.concatenate(spans)
         self.span_start = starts(np.concatenate(span_sizes))
         self.draws: dict[str, Array] = {}
         self.draw_start: Array | None = None
-        if draws:
+        if draws[0] is not None:
             sizes, ids, counts = (np.concatenate(pieces) for pieces in zip(*draws, strict=True))
             self.draw_start, self.draws = starts(sizes), {"ids": ids, "counts": counts}
 

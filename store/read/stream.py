@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import NO_NUMBERS, StoreError
-from teachonce.store.format.codecs.codec import Codec, HiddenCodec
+from teachonce.store.format.codecs.codec import HiddenCodec
 from teachonce.store.format.codecs.levels import Level
 from teachonce.store.format.features import CONTEXT, LEARN, Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
@@ -22,13 +22,7 @@ from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.part_laws import line_of_token
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.read.reading_check import ReadingCheck
-from teachonce.store.read.record import (
-    LazyMap,
-    Logits,
-    as_ids,
-    decode_logits,
-    learnt_tokens,
-)
+from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits, learnt_tokens
 from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts
 from teachonce.support.console import counted
@@ -77,20 +71,6 @@ class HiddenBatch:
 
 
 @dataclass(frozen=True)
-class StoredVectors:
-    """Vectors [B, width] of B sequences as stored: the arrays of their codec."""
-
-    stored: Mapping[str, Array]
-    width: int
-    codec: Codec
-
-    def decoded(self) -> Floats:
-        """Return float32 [B, W]."""
-        vectors: Floats = self.codec.decode(self.stored, (self.width,))
-        return vectors
-
-
-@dataclass(frozen=True)
 class Batch:
     """B sequences with N tokens, flat. The arrays of a batch are valid until the next batch.
 
@@ -102,7 +82,6 @@ class Batch:
     attention: by name, float32 [sum L^2], concatenated row-major maps, decoded on access.
     labels, tags: gold labels int32 [B] or tags [N] of a store with a task, -1 for none; else None.
     class_logits, tag_logits: the teacher's, float32 [B, C] or [N, C]; else None.
-    vectors: text vectors of a store that has them, as stored; `embedding` decodes them. Else None.
     learnt: bool [N], the tokens that students are trained on; None for all. The other tokens only
         give context, or are marks and turns of a chat that students are not trained on.
     stored: the same arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them on
@@ -123,17 +102,18 @@ class Batch:
     stored: Mapping[str, Array]
     level: Level
     load_texts: Callable[[], list[str]]
+    load_embedding: Callable[[], Floats | None]
     labels: Array | None = None
     tags: Array | None = None
     class_logits: Floats | None = None
     tag_logits: Floats | None = None
-    vectors: StoredVectors | None = None
     learnt: Array | None = None
 
     @cached_property
     def embedding(self) -> Floats | None:
-        """Return float32 [B, W], the teacher's vectors of the texts."""
-        return self.vectors.decoded() if self.vectors else None
+        """Return float32 [B, W], the teacher's vectors of the texts, decoded on first use; None if
+        the store has none or the stream does not read them."""
+        return self.load_embedding()
 
     @cached_property
     def texts(self) -> list[str]:
@@ -227,7 +207,11 @@ class Streamer:
     def _read_near(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
         """Read each pool from a disk when it is needed, and prefetch the next one while it is
         used."""
-        taken = self._spare_buffers()
+        try:
+            # Not tested beforehand: a stream in another thread may take the last one in between.
+            taken = self._spare.pop()
+        except IndexError:
+            taken = Buffers()
         ahead = ThreadPoolExecutor(1, "read-ahead")  # prefetching takes time, too
         try:
             following = next(pools, None)
@@ -241,7 +225,8 @@ class Streamer:
                 yield found
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)
-            # Safe to reuse: the thread only prefetches, and writes into no buffer.
+            # Safe to reuse: the thread only prefetches, and writes into no buffer. Batches are
+            # copies, so streams can use the same buffers one after the other.
             self._spare.append(taken)
 
     def _read_far(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
@@ -285,15 +270,6 @@ class Streamer:
         finally:  # a thread may still write into the buffers, so they are not reused
             for threads in (asking, reading):
                 threads.shutdown(wait=False, cancel_futures=True)
-
-    def _spare_buffers(self) -> Buffers:
-        """Return buffers for a pool. Batches are copies, so streams can use the same buffers one
-        after the other."""
-        try:
-            # Not tested beforehand: a stream in another thread may take the last one in between.
-            return self._spare.pop()
-        except IndexError:
-            return Buffers()
 
     def gather(
         self, batches: Iterable[ArrayLike], view: int, kinds: tuple[str, ...]
@@ -378,18 +354,20 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         tags=stored.get("token/tag"),
         class_logits=stored.get(f"{here}/classes/values"),
         tag_logits=stored.get(f"{here}/tags/values"),
-        vectors=_vectors(pool.features, stored),
+        load_embedding=lambda: _vectors(pool.features, stored),
         learnt=learnt_tokens(stored.get(CONTEXT), stored.get(LEARN), lengths),
     )
 
 
-def _vectors(features: Features, stored: Mapping[str, Array]) -> StoredVectors | None:
-    """Return the text vectors among the stored arrays; None if they were not read."""
+def _vectors(features: Features, stored: Mapping[str, Array]) -> Floats | None:
+    """Decode the text vectors among the stored arrays; None if they were not read."""
     spec, codec = features.embedding, features.level.embedding
     if spec is None or f"{EMBEDDING}/{codec.names[0]}" not in stored:
         return None
-    arrays = {key: stored[f"{EMBEDDING}/{key}"] for key in codec.names}
-    return StoredVectors(arrays, spec.width, codec)
+    vectors: Floats = codec.decode(
+        {k: stored[f"{EMBEDDING}/{k}"] for k in codec.names}, (spec.width,)
+    )
+    return vectors
 
 
 def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
