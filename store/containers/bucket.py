@@ -135,11 +135,6 @@ class Bucket:
         except ABSENT:
             return None
 
-    def has(self, name: str) -> bool:
-        """Return whether an object exists. This reads it, because a failed HEAD request gives no
-        reason."""
-        return self.tagged(name) is not None
-
     def size(self, name: str) -> int:
         """Return the size of an object in bytes."""
 

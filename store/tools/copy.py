@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from teachonce.store.containers.network import ABSENT
 from teachonce.store.containers.zarr.files import RemoteFiles, remote_files
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import Features
 from teachonce.store.format.layout import Counts, dimension_names
 from teachonce.store.format.manifest import digest
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.part import DAMAGED, PartReader
 from teachonce.store.read.part_laws import check_values
 from teachonce.store.read.store import FeatureStore, open_store
-from teachonce.store.tools.recode import ENCODED, check_codec, recode_part
+from teachonce.store.tools.recode import ENCODED, check_codec, recode_part, same_calibration
 from teachonce.store.tools.verify import outside_entries, verify_store
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.arrays import Array, ranges, starts
@@ -122,13 +123,6 @@ def take_part(
 DOCUMENT = "sequence/document"
 ROOT = "zarr.json"
 Progress = Callable[[Sequence[Any]], Any]
-
-
-def same_calibration(one: Calibration, other: Calibration) -> bool:
-    """Return whether two calibrations have equal means and deviations."""
-    return all(
-        np.array_equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True)
-    )
 
 
 def begin_copy(
@@ -294,7 +288,10 @@ def upload(
         for _, files in zip(progress(groups), stored_files(store), strict=True):
             store.watch.check()  # before the root, which is last
             for name in files:
-                _send(Path(source), remote, name, target)
+                data = Path(source, name).read_bytes()
+                remote.write(name, data)
+                if remote.size(name) != len(data):
+                    raise StoreError(f"{target}: {name} arrived incomplete; type the command again")
 
 
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
@@ -303,8 +300,10 @@ def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
         remote = remote_files(target, storage_options)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{target}: cannot be opened ({error}); check the address") from error
-    # Without a root there is at most a killed upload, whose objects are replaced.
-    if remote.has(ROOT):
+    # Without a root there is at most a killed upload, whose objects are replaced. It is read,
+    # because a failed HEAD request gives no reason.
+    with suppress(*ABSENT):
+        remote.read(ROOT)
         raise UserError(f"{target} exists already; {ANOTHER}")
     return remote
 
@@ -312,22 +311,9 @@ def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
 def stored_files(store: FeatureStore) -> Iterator[list[str]]:
     """Yield the paths of the files of each part of a Zarr store, then of those outside the parts,
     the root's last."""
+    assert isinstance(store.source, ZarrSource)
     for part in store.manifest.parts:
         here = f"parts/{part.number}"
-        yield _sorted_files(store, [f"{here}/{name}" for name in part.arrays], here)
+        yield sorted(store.source.files([f"{here}/{name}" for name in part.arrays], here)[0])
     names = ["manifest", *(name for name, _ in outside_entries(store))]
-    yield [*(name for name in _sorted_files(store, names, "") if name != ROOT), ROOT]
-
-
-def _sorted_files(store: FeatureStore, arrays: list[str], group: str) -> list[str]:
-    assert isinstance(store.source, ZarrSource)
-    files, _ = store.source.files(arrays, group)
-    return sorted(files)
-
-
-def _send(folder: Path, remote: RemoteFiles, name: str, target: str) -> None:
-    """Copy one file. Raises StoreError if it arrived truncated."""
-    data = (folder / name).read_bytes()
-    remote.write(name, data)
-    if remote.size(name) != len(data):
-        raise StoreError(f"{target}: {name} arrived incomplete; type the command again")
+    yield [*sorted(store.source.files(names)[0] - {ROOT}), ROOT]

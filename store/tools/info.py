@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,7 @@ def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
     if isinstance(staging, Hdf5Staging):
         file = path if part is None else staging.parts / f"{part}.h5"
         prefix = "" if part is None else f"parts/{part}/"
-        sizes.update({name.removeprefix(prefix): size for name, size in _datasets(file)})
-        sizes[METADATA] = file.stat().st_size - sizes.total()
-        return sizes
+        return {name.removeprefix(prefix): size for name, size in _hdf5_sizes(file)}
     for name, file in _zarr_files(path if part is None else path / "parts" / str(part)):
         if part is not None or name.split("/")[0] != "parts":
             sizes[METADATA if file.name == "zarr.json" else name] += file.stat().st_size
@@ -66,7 +64,8 @@ def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
     """Return what `bytes_on_disk` returns, and the bytes of each kind of feature in all parts. The
     key "" has the bytes that belong to no feature."""
     roots, kinds, total = Counter[str](), Counter[str](), 0
-    for name, size in _zarr_sizes(target) if target.is_dir() else _hdf5_sizes(target):
+    zarr_sizes = ((name, file.stat().st_size) for name, file in _zarr_files(target))
+    for name, size in zarr_sizes if target.is_dir() else _all_hdf5_sizes(target):
         root, _, inside = name.partition("/")
         roots[root] += size
         total += size
@@ -85,29 +84,22 @@ def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield "/".join(segments[:place] or ("",)), file
 
 
-def _zarr_sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    return ((name, file.stat().st_size) for name, file in _zarr_files(folder))
-
-
-def _hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield each array of a store with its bytes, then for each file the bytes of no array."""
+def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each array of a store with its bytes, and the bytes of each file of no array."""
     # Until it is sealed, an HDF5 store has a file for each part (FORMAT.md, section 9).
     for file in (path, *Path(f"{path}.parts").rglob("*")):
         if file.is_file():
-            of_part, rest = file != path, file.stat().st_size
-            for name, size in _datasets(file):
-                rest -= size
-                yield name, size
-            yield "parts" if of_part else "", rest
+            for name, size in _hdf5_sizes(file):
+                yield name or ("parts" if file != path else METADATA), size
 
 
-def _datasets(file: Path) -> list[tuple[str, int]]:
-    """List the arrays of an HDF5 file; none of a file that is being written."""
-    try:
-        with closing(Hdf5Source(str(file))) as source:
-            return [(name, source.stored_bytes(name)) for name in source.arrays()]
-    except StoreError:
-        return []
+def _hdf5_sizes(file: Path) -> list[tuple[str, int]]:
+    """List the arrays of an HDF5 file with their bytes (none of a file that is being written), then
+    METADATA with all other bytes."""
+    found = list[tuple[str, int]]()
+    with suppress(StoreError), closing(Hdf5Source(str(file))) as source:
+        found = [(name, source.stored_bytes(name)) for name in source.arrays()]
+    return [*found, (METADATA, file.stat().st_size - sum(size for _, size in found))]
 
 
 def _encoded(store: FeatureStore) -> Counter[str]:

@@ -14,7 +14,8 @@ from typing import Any
 from teachonce.store.format.features import Features
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
-from teachonce.store.tools.copy import Progress, begin_copy, copy_part, same_calibration
+from teachonce.store.tools.copy import Progress, begin_copy, copy_part
+from teachonce.store.tools.recode import same_calibration
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.differences import differences, first_few
 from teachonce.support.errors import UserError

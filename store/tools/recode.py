@@ -26,6 +26,13 @@ ENCODED = re.compile(
 """Arrays of a part that another codec or calibration may alter."""
 
 
+def same_calibration(one: Calibration, other: Calibration) -> bool:
+    """Return whether `other` has the means and deviations of `one`."""
+    return all(
+        np.array_equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True)
+    )
+
+
 def check_codec(old: str, new: str) -> None:
     """Raise UserError if the new codec claims less error than the stored values have."""
     forms_of(new)  # raises for an unknown one
@@ -54,9 +61,7 @@ def recode_part(
         _rows(result, EMBEDDING, old.embedding.width, *codecs, new.codec)
     for view in range(old.views):
         for name in old.hidden:
-            same = all(
-                np.array_equal(a, b) for a, b in zip(calibration[name], target[name], strict=True)
-            )
+            same = same_calibration({name: calibration[name]}, target)
             if old.level == new.level and (same or not old.level.hidden.normalised):
                 continue
             path = f"view{view}/hidden/{name}"

@@ -11,44 +11,53 @@ import numpy as np
 from teachonce.store.errors import VERIFY, StoreError, without_remedy
 from teachonce.store.format.pairs import offsets_of
 from teachonce.store.read.part import PartReader
-from teachonce.store.read.store import FeatureStore, open_store
+from teachonce.store.read.store import FeatureStore
 from teachonce.store.read.stored_tokenizer import encoded, within_bounds
 from teachonce.store.tools.damaged import open_damaged
 from teachonce.support.arrays import Array
 
 BATCH = 256  # sequences that are tokenised at once
+Run = tuple[int, int, int]
+"""Index of a part, and the first and last of some of its sequences."""
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
     """Return, by part index, a line for each part whose stored tokens differ from the stored
     tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
+    parts = [(place, store.manifest.parts[place].counts) for place in places]
+    runs = [(place, 0, counts.sequences) for place, counts in parts]
+    return _differences(store, runs, sum(counts.text_bytes for _, counts in parts))
+
+
+def _differences(store: FeatureStore, runs: list[Run], text_bytes: int) -> list[tuple[int, str]]:
+    """Return, by part index, a line for each run whose stored tokens differ from the tokenizer's,
+    which runs with bounds on time and memory."""
     found: list[tuple[int, str]] = within_bounds(
         store.teacher_file("tokenizer.json"),
-        sum(store.manifest.parts[place].counts.text_bytes for place in places),
+        text_bytes,
         store.path,
-        lambda: _other_parts(store, places),
-        _other_parts_of,
-        store.path,
-        store.source.options,
-        places,
+        lambda: _other_runs(store, runs),
+        _other_runs_of,
+        *(store.path, store.source.options, runs),
     )
     return found
 
 
-def _other_parts_of(
-    path: str, options: dict[str, Any] | None, places: list[int]
+def _other_runs_of(
+    path: str, options: dict[str, Any] | None, runs: list[Run]
 ) -> list[tuple[int, str]]:
-    # `verify` calls this for damaged stores too, which `open_store` refuses.
+    # `verify` calls this for damaged stores too, which `open_store` refuses, and a training with
+    # --allow-partial for an unfinished one.
     with closing(open_damaged(path, options).store) as store:
-        return _other_parts(store, places)
+        return _other_runs(store, runs)
 
 
-def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
+def _other_runs(store: FeatureStore, runs: list[Run]) -> list[tuple[int, str]]:
     tokenizer, found = store.tokenizer(), []
-    for place in places:
+    for place, first, last in runs:
         part = store.part(place)
         try:
-            line = other_tokens(part, tokenizer, 0, part.part.counts.sequences)
+            line = other_tokens(part, tokenizer, first, last)
         except StoreError as error:
             found.append((place, without_remedy(error)))
             continue
@@ -90,37 +99,15 @@ def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> No
     Checks `sequences` consecutive sequences at each of `places` positions, spread evenly over the
     store, with bounds on time and memory.
     """
-    rows = np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int)).tolist()
-    found = within_bounds(
-        store.teacher_file("tokenizer.json"),
-        len(rows) * sequences * store.features.max_length,
-        store.path,
-        lambda: _first_difference(store, rows, sequences),
-        _first_difference_of,
-        *(store.path, store.source.options, rows, sequences),
-    )
-    if found:
+    rows = np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int))
+    edges = store.manifest.first
+    of_parts = np.searchsorted(edges, rows, "right") - 1
+    ends = np.minimum(rows + sequences, edges[of_parts + 1])
+    runs = np.stack([of_parts, rows - edges[of_parts], ends - edges[of_parts]], axis=1).tolist()
+    for _, found in _differences(store, runs, len(rows) * sequences * store.features.max_length):
         written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
         remedy = f"written with tokenizers {written}, read with {here}: install that version"
         # Versions that are equal, or unknown, do not explain the difference.
         if written in (None, here):
             remedy = VERIFY
         raise StoreError(f"{found}; {remedy}, or dump again")
-
-
-def _first_difference_of(
-    path: str, options: dict[str, Any] | None, rows: list[int], sequences: int
-) -> str:
-    # A training with --allow-partial checks an unfinished store.
-    with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
-        return _first_difference(store, rows, sequences)
-
-
-def _first_difference(store: FeatureStore, rows: list[int], sequences: int) -> str:
-    tokenizer = store.tokenizer()
-    for index in rows:
-        part, first = store.locate(index)
-        last = min(first + sequences, part.part.counts.sequences)
-        if difference := other_tokens(part, tokenizer, first, last):
-            return f"{part.where}: {difference}"
-    return ""

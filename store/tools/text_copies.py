@@ -10,11 +10,11 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.zarr.tree import shard_path
-from teachonce.store.format.layout import part_arrays
 from teachonce.store.read.derived_copies import DerivedCopy, carry_over, list_of, recorded_copies
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.show import printable
@@ -94,13 +94,13 @@ def _is_rows(path: Path, store: FeatureStore) -> bool:
 
 def _stored_names(store: FeatureStore) -> Iterator[str]:
     """Yield the names of the files of a Zarr store with these arrays."""
-    for name in store.manifest.arrays:
-        yield f"{name}/zarr.json"
-        yield from (f"{name}/c{'/0' * n}" for n in (1, 2, 3))
-    for part in store.manifest.parts:
-        for name, spec in part_arrays(store.features, part.counts).items():
-            yield f"parts/{part.number}/{name}/zarr.json"
-            yield f"parts/{part.number}/{shard_path(name, spec.shape)}"
+    parts = (
+        (f"parts/{part.number}/{name}", entry)
+        for part in store.manifest.parts
+        for name, entry in part.arrays.items()
+    )
+    for name, entry in chain(store.manifest.arrays.items(), parts):
+        yield from (f"{name}/zarr.json", shard_path(name, entry.shape))
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             for _, one in zip(progress(range(count), "part"), found, strict=True):
                 report.take(one)
             _add_flaws(report, flaws.result(), set(names))
-            report.found += [*_broken_extras(store, report), *_broken_teacher(store, report)]
-            report.found += _broken_files(store, report)
+            report.found += [*_broken_outside(store, report), *_broken_tokens(store, report)]
             report.unknown_flaws.sort(key=lambda flaw: flaw.path)
         except BaseException:  # on Ctrl-C, do not wait for queued parts
             threads.shutdown(cancel_futures=True)
@@ -270,17 +269,31 @@ def _problem(line: str, path: str, is_array: bool) -> Problem:
     return Problem(line, part_of(path), group=path)
 
 
-def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:
-    """Yield a problem for each file of the teacher that cannot be parsed, and for each sound part
-    whose tokens differ from what the tokenizer makes of its text."""
-    lost, held = report.lost_outside(), store.teacher_files()
-    for name in SETTINGS:
-        if name in held and f"teacher/files/{name}" not in lost:
+def _broken_outside(store: FeatureStore, report: Report) -> Iterator[Problem]:
+    """Yield a problem for what lies outside the parts and breaks the rules of its values: optional
+    groups (store/extras), weights of the teacher with NaN or infinity, files that cannot be parsed.
+
+    What has a damaged array is skipped: its problem was reported.
+    """
+    reads: dict[str, Callable[[], object]] = {g: partial(read, store) for g, read in EXTRAS.items()}
+    for name in store.manifest.arrays:
+        if name.startswith(("teacher/weights/", "teacher/head/")):
+            reads[name] = partial(store.outside, name)
+    for name in set(SETTINGS) & set(store.teacher_files()):
+        reads[f"teacher/files/{name}"] = partial(store.teacher_settings, name)
+    lost = report.lost_outside()
+    for path, read in sorted(reads.items()):
+        if not any(f"{array}/".startswith(f"{path}/") for array in lost):
             try:
-                store.teacher_settings(name)
+                read()
             except StoreError as error:
                 yield Problem(without_remedy(error))
-    if TOKENIZER not in held or f"teacher/files/{TOKENIZER}" in lost:
+
+
+def _broken_tokens(store: FeatureStore, report: Report) -> Iterator[Problem]:
+    """Yield a problem for each sound part whose tokens differ from what the tokenizer makes of its
+    text."""
+    if f"teacher/files/{TOKENIZER}" not in store.manifest.arrays.keys() - report.lost_outside():
         return
     damaged, parts = report.damaged_parts(), store.manifest.parts
     places = [place for place, part in enumerate(parts) if part.number not in damaged]
@@ -290,20 +303,6 @@ def _broken_files(store: FeatureStore, report: Report) -> Iterator[Problem]:
             yield Problem(line, parts[place].number)
     except StoreError as error:
         yield Problem(str(error))
-
-
-def _broken_extras(store: FeatureStore, report: Report) -> list[Problem]:
-    """Return problems of the optional groups outside the parts (store/extras).
-
-    A group with a damaged array is skipped: its problem was reported."""
-    found, lost = [], report.lost_outside()
-    for group, read in EXTRAS.items():
-        if not any(array.startswith(f"{group}/") for array in lost):
-            try:
-                read(store)
-            except StoreError as error:
-                found.append(Problem(without_remedy(error)))
-    return found
 
 
 def _calibration(store: FeatureStore, report: Report) -> Calibration:
@@ -317,14 +316,3 @@ def _calibration(store: FeatureStore, report: Report) -> Calibration:
                 line = without_remedy(error).removeprefix(f"{store.path}: ")
                 report.found.append(Problem(line))
     return found
-
-
-def _broken_teacher(store: FeatureStore, report: Report) -> Iterator[Problem]:
-    """Yield a problem for each weight of the teacher that has NaN or infinity."""
-    lost = report.lost_outside()
-    for name in store.manifest.arrays:
-        if name.startswith(("teacher/weights/", "teacher/head/")) and name not in lost:
-            try:
-                store.outside(name)
-            except StoreError as error:
-                yield Problem(without_remedy(error))

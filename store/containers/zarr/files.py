@@ -17,6 +17,7 @@ from zarr.core.sync import sync
 from teachonce.store.containers.bucket import Bucket, is_bucket
 from teachonce.store.containers.disk_cache import FetchedBytes
 from teachonce.store.containers.network import ABSENT, RangeIgnored, Retrier, check_length
+from teachonce.store.containers.remote_ranges import RangeFetcher
 from teachonce.store.containers.untrusted import MAX_JSON, Folder, files_under
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_of
@@ -71,17 +72,8 @@ class LocalFiles:
         return set(files_under(self._root, group, parts))
 
 
-class RemoteFiles(Files, Protocol):
+class RemoteFiles(Files, RangeFetcher, Protocol):
     """Files behind a URL, for reading and writing."""
-
-    retrier: Retrier
-
-    async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
-        """Fetch bytes begin..end of a file; see `remote_ranges.RangeFetcher`."""
-
-    def has(self, name: str) -> bool:
-        """Return whether a file exists. This reads it, because a failed HEAD request gives no
-        reason."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file."""
@@ -153,25 +145,14 @@ class FsspecFiles:
         return bytes(data)
 
     def read(self, name: str) -> bytes:
-        def request(
-            address: str,
-        ) -> Awaitable[bytes]:  # a single request, instead of one for the size first
-            return self._range(address, 0, MAX_JSON + 1)
-
-        data = self._send(name, request, SMALL)
+        # A single request, instead of one for the size first.
+        data = self._send(name, lambda address: self._range(address, 0, MAX_JSON + 1), SMALL)
         if len(data) > MAX_JSON:
             raise StoreError(f"{self.retrier.url}: {name} is larger than {MAX_JSON:,} bytes")
         return data
 
     def size(self, name: str) -> int:
         return int(self._send(name, self._fs._size) or 0)
-
-    def has(self, name: str) -> bool:
-        try:
-            self.read(name)
-        except ABSENT:
-            return False
-        return True
 
     def members(self, group: str) -> list[str]:
         found = self._send(group, lambda address: self._fs._ls(address, detail=False), None)
