@@ -137,11 +137,8 @@ class Bucket:
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes."""
-
-        async def request() -> int:
-            return int((await self._obstore.head_async(self.store, name))["size"])
-
-        return self.send(name, request)
+        found = self.send(name, lambda: self._obstore.head_async(self.store, name))
+        return int(found["size"])
 
     def has_all(self, names: Iterable[str]) -> list[bool]:
         """Return for each name whether the object exists, by concurrent requests."""
@@ -223,12 +220,9 @@ class Bucket:
 
     def folders(self, prefix: str = "") -> list[str]:
         """Return the names directly under a prefix: objects and deeper prefixes."""
-
-        async def request() -> Any:
-            return await self._obstore.list_with_delimiter_async(self.store, prefix or None)
-
+        listing = self._obstore.list_with_delimiter_async
         # It has no timeout, because one listing is a request for each page of names.
-        found = self.send(prefix, request, None)
+        found = self.send(prefix, lambda: listing(self.store, prefix or None), None)
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 

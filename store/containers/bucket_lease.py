@@ -70,7 +70,7 @@ class BucketLease:
                 )
                 # Some servers accept a conditional write and ignore its condition. A second
                 # creation that succeeds proves it, because the content of each write is unique.
-                if self._tag is not None and self._ignored():
+                if self._tag and self._bucket.put_if(self._name, self._sign(), None):
                     raise NotImplementedError
             except NotImplementedError:
                 self._conditional = False
@@ -83,11 +83,6 @@ class BucketLease:
             f"{self.url}: {self._name} next to it is removed and made again repeatedly; start again"
             " when nothing else writes there"
         )
-
-    def _ignored(self) -> bool:
-        """Write the lease again, and return whether the server ignores conditions."""
-        again = self._bucket.put_if(self._name, self._sign(), None)
-        return again is not None
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):

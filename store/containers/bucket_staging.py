@@ -103,12 +103,6 @@ class BucketStaging:
         self._bucket.delete([STARTED])
         files.discard(folder.parent, folder.name)
 
-    def _taken(self) -> UserError:
-        return UserError(
-            f"{self.path}: another process has started or sealed it meanwhile; let that one end,"
-            " and type the same command again"
-        )
-
     def _upload(self, folder: Path, to: str = "") -> None:
         """Upload all files of a folder except its own zarr.json."""
         found = (file for file in sorted(folder.rglob("*")) if file.is_file())
@@ -141,7 +135,10 @@ class BucketStaging:
     def _write_root(self, data: bytes, tag: str | None) -> None:
         try:
             if self._bucket.put_if(ROOT, data, tag) is None:
-                raise self._taken()
+                raise UserError(
+                    f"{self.path}: another process has started or sealed it meanwhile; let that one"
+                    " end, and type the same command again"
+                )
         except NotImplementedError:  # then only the lease prevents a second writer
             self._bucket.write(ROOT, data)
 

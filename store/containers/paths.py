@@ -7,6 +7,7 @@ from typing import Any
 
 from teachonce.store.containers.bucket import is_bucket
 from teachonce.store.containers.bucket_staging import BucketStaging
+from teachonce.store.containers.hdf5.blocks import SUPERBLOCK
 from teachonce.store.containers.hdf5.staging import Hdf5Staging
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.interface import Staging, StoreSource
@@ -24,26 +25,21 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
     Raises StoreError."""
     if "://" in str(path):
         return ZarrSource(str(path).rstrip("/"), storage_options)
+    path = Path(path)
     try:
-        return _local(Path(path))
+        if not path.exists():
+            raise StoreError(missing(path))
+        if (path / "zarr.json").is_file():
+            return ZarrSource(str(path))
+        # The content decides, because a file that is only read may have any name. Opening a pipe
+        # waits for its writer.
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(8) == SUPERBLOCK:
+                    return Hdf5Source(str(path))
+        raise not_a_store(path)
     except OSError as error:
         raise StoreError(os_error_line(error)) from error
-
-
-def _local(path: Path) -> StoreSource:
-    if not path.exists():
-        raise StoreError(missing(path))
-    if path.is_dir():
-        if not (path / "zarr.json").is_file():
-            raise not_a_store(path)
-        return ZarrSource(str(path))
-    if not path.is_file():  # opening a pipe waits for its writer
-        raise not_a_store(path)
-    # The content decides, because a file that is only read may have any name.
-    with path.open("rb") as file:
-        if file.read(8) != b"\x89HDF\r\n\x1a\n":
-            raise not_a_store(path)
-    return Hdf5Source(str(path))
 
 
 def staging_of(path: str | Path) -> Staging:

@@ -114,21 +114,16 @@ def _add(file: Path, entry: DerivedCopy) -> None:
 def _lines(file: Path) -> Iterator[DerivedCopy]:
     """Yield the lines of a list. Invalid lines are skipped, because a kill may have truncated
     one."""
-    for line in _read(file).decode("utf-8", "replace").splitlines():
-        entry = _entry(line)
-        if entry is not None:
-            yield entry
-
-
-def _read(file: Path) -> bytes:
-    """Read an ordinary file without following links; return b"" for anything else."""
     try:
-        opened = files.open_ordinary(file)
+        opened = files.open_ordinary(file)  # follows no link
     except OSError:
-        return b""
+        return
     with os.fdopen(opened, "rb") as data:
         # `_add` compares the size before it appends, so the last line may end beyond MAX_BYTES.
-        return data.read(MAX_BYTES + 2**16)
+        text = data.read(MAX_BYTES + 2**16).decode("utf-8", "replace")
+    for line in text.splitlines():
+        if entry := _entry(line):
+            yield entry
 
 
 def _entry(line: str) -> DerivedCopy | None:

@@ -157,6 +157,7 @@ class Hdf5Sink:
         self._new.give_up()
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             self.file.close()
+            self._new.close()
 
 
 _SINKS: weakref.WeakSet[Hdf5Sink] = weakref.WeakSet()

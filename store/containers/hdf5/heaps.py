@@ -24,8 +24,8 @@ def _bytes_for(number: int) -> int:
     return max(1, -(-number.bit_length() // 8))
 
 
-class _BTree:
-    """A B-tree: its header, and the sizes of its nodes."""
+class BTree:
+    """A B-tree of type `kind`: its header, and the sizes of its nodes. Raises Damage."""
 
     def __init__(self, blocks: Blocks, address: int, kind: int) -> None:
         fields = blocks.block(address, 38, b"BTHD", "a B-tree")
@@ -84,11 +84,6 @@ class _BTree:
             yield from records[place : place + 1]
 
 
-def records(blocks: Blocks, address: int, kind: int) -> Iterator[FieldReader]:
-    """Yield the records of a B-tree of type `kind`. Raises Damage."""
-    return _BTree(blocks, address, kind).records()
-
-
 class Heap:
     """A fractal heap without filters. Its methods raise Damage."""
 
@@ -139,7 +134,7 @@ class Heap:
         if self._id_bytes - 1 >= 16:
             return self._blocks.read(found.address(), found.number(8), "an object of a heap")
         if self._huge is None:
-            tree = records(self._blocks, self._huge_tree, HUGE)
+            tree = BTree(self._blocks, self._huge_tree, HUGE).records()
             listed = [(item.address(), item.number(8), item.number(8)) for item in tree]
             self._huge = {number: (address, size) for address, size, number in listed}
         number = found.number(min(8, self._id_bytes - 1))

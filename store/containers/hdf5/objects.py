@@ -17,7 +17,7 @@ from teachonce.store.containers.hdf5.blocks import (
     Blocks,
     FieldReader,
 )
-from teachonce.store.containers.hdf5.heaps import Heap, records
+from teachonce.store.containers.hdf5.heaps import BTree, Heap
 
 SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
 FILTERS, ATTRIBUTE, CONTINUED, OLD_GROUP, ATTRIBUTE_INFO = 11, 12, 16, 17, 21
@@ -135,7 +135,7 @@ def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[byt
         if heap == UNDEFINED:
             continue
         held, taken = Heap(blocks, heap), 0
-        for record in records(blocks, names, tree):
+        for record in BTree(blocks, names, tree).records():
             if tree == NAMES:
                 record.take(4)  # the hash of the name
             body = held.get(record)

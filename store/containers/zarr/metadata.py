@@ -107,18 +107,12 @@ def _codecs_agree(node: dict[str, Any]) -> bool:
     if _chain(sharding.get("index_codecs")) != _chain([LITTLE, CRC]):
         return False
     match _chain(sharding.get("codecs")):
-        case [first, *packing, last]:
-            small = node.get("data_type") in ("bool", "int8", "uint8")
-            return (
-                [last] == _chain([CRC])
-                and ([first] == _chain([LITTLE]) or (small and first == ("bytes", {})))
-                and (not packing or _is_blosc(packing))
-            )
-    return False
-
-
-def _is_blosc(packing: list[tuple[Any, Any]]) -> bool:
-    match packing:
-        case [("blosc", dict() as settings)]:
-            return settings.keys() <= BLOSC
-    return False
+        case [first, last]:
+            pass
+        case [first, ("blosc", dict() as settings), last] if settings.keys() <= BLOSC:
+            pass
+        case _:
+            return False
+    small = node.get("data_type") in ("bool", "int8", "uint8")
+    plain = [first] == _chain([LITTLE]) or (small and first == ("bytes", {}))
+    return plain and [last] == _chain([CRC])
