@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -330,10 +331,8 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         for name in pool.hidden
     }
 
-    def attention(name: str) -> Floats:
-        codes = stored[f"{here}/attention/{name}/values"]
-        probabilities: Floats = level.attention.from_codes(codes)
-        return probabilities
+    def attention(name: str) -> Any:
+        return level.attention.from_codes(stored[f"{here}/attention/{name}/values"])
 
     return Batch(
         index=pool.index[chosen],

@@ -20,7 +20,7 @@ from teachonce.store.containers.hdf5.file import Hdf5Sink
 from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging, write_unfinished
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
-from teachonce.store.containers.zarr.tree import group_json
+from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.errors import StoreError, missing, without_remedy
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.layout import VERSIONS, groups_above, part_arrays, part_number

@@ -1,8 +1,9 @@
-"""Make the zarr.json of an array, and check one against FORMAT.md. Chunk shapes and Blosc settings
-may have any value."""
+"""Make the zarr.json of groups and arrays, and check an array's against FORMAT.md. Chunk shapes and
+Blosc settings may have any value."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -16,6 +17,13 @@ SHARDING = {"chunk_shape", "codecs", "index_codecs", "index_location"}
 BLOSC = {"cname", "clevel", "shuffle", "typesize", "blocksize"}
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 CRC = {"name": "crc32c"}
+GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+
+
+def group_json(attributes: dict[str, Any]) -> bytes:
+    """Return the zarr.json of a group."""
+    # One text everywhere: equal stores have equal bytes, in a bucket and after a repair, too.
+    return json.dumps(GROUP | {"attributes": attributes}, indent=1).encode()
 
 
 def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
-from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, group_json, shard_path
+from teachonce.store.containers.zarr.metadata import group_json
+from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, shard_path
 from teachonce.store.format.layout import groups_above, numbers_of
 from teachonce.store.format.manifest import Part
 from teachonce.support import files

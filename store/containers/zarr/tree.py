@@ -25,8 +25,13 @@ from teachonce.store.containers.network import (
 )
 from teachonce.store.containers.remote_ranges import ByteRange, RemoteRanges
 from teachonce.store.containers.untrusted import MAX_JSON, check_size
-from teachonce.store.containers.zarr.files import Files, LocalFiles, RemoteFiles, remote_files
-from teachonce.store.containers.zarr.metadata import array_node, format_violation
+from teachonce.store.containers.zarr.files import Files, LocalFiles, remote_files
+from teachonce.store.containers.zarr.metadata import (
+    GROUP,
+    array_node,
+    format_violation,
+    group_json,
+)
 from teachonce.store.containers.zarr.remote_shards import RUN, RemoteSlices
 from teachonce.store.containers.zarr.shards import (
     MappedShard,
@@ -47,7 +52,6 @@ CHUNK_BYTES = 2**20
 MAX_DIGESTS = 4096
 BLOSC_GRAIN = 2**17  # the blocks of Blosc
 REMOTE_GRAIN = 2**24  # a chunk of wide rows is fetched whole
-GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
 def _rows_and_node(name: str, spec: ArraySpec) -> tuple[int, bytes]:
@@ -85,12 +89,6 @@ def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> lis
         if broken.isdisjoint(groups_above(file)):
             tops.add(next(path for path in (*groups_above(file), file) if path not in folders))
     return [unknown_flaw(top, "file" if top in found else "folder") for top in sorted(tops)]
-
-
-def group_json(attributes: dict[str, Any]) -> bytes:
-    """Return the zarr.json of a group."""
-    # One text everywhere: equal stores have equal bytes, in a bucket and after a repair, too.
-    return json.dumps(GROUP | {"attributes": attributes}, indent=1).encode()
 
 
 class ZarrSink:
@@ -176,14 +174,14 @@ class ZarrSource:
         self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
         try:
-            self._files: Files = self._found(path) if self.remote else LocalFiles(path)
+            if self.remote:
+                files = remote_files(path, storage_options)
+                self._files: Files = files
+                self.ranges = RemoteRanges(files)
+            else:
+                self._files = LocalFiles(path)
         except (ImportError, ValueError) as error:
             raise StoreError(f"{path}: cannot be opened ({error})") from error
-
-    def _found(self, path: str) -> RemoteFiles:
-        files = remote_files(path, self.options)
-        self.ranges = RemoteRanges(files)
-        return files
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
         """Cache on a local disk what is read of a sealed store over a network."""
@@ -348,7 +346,7 @@ class ZarrSource:
         inside = {above for name in arrays for above in _inner_groups(name, group)}
         for inner in sorted(inside.union(_tops(group))):
             file = f"{inner}/zarr.json".lstrip("/")
-            if file in found and not self._same(inner, GROUP):
+            if file in found and not self._is_group(inner):
                 flaws.append(Flaw(f"altered file {file}", inner))
         # No checksum covers the metadata of the manifest.
         if "manifest" in arrays and "manifest/zarr.json" in found and self._manifest_altered():
@@ -379,11 +377,11 @@ class ZarrSource:
         except (OSError, StoreError):  # the link leads nowhere, or out of the store
             return False
 
-    def _same(self, name: str, expected: dict[str, Any]) -> bool:
+    def _is_group(self, name: str) -> bool:
         for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
                 # Attributes are not compared, because the root and every part have their own.
-                if {**self._node(name), "attributes": {}} == expected:
+                if {**self._node(name), "attributes": {}} == GROUP:
                     return True
         return False
 
