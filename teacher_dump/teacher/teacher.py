@@ -125,7 +125,7 @@ class Teacher:
         self.task, self.text_vectors = head.task, head.text_vectors
         self.name, self.revision = resolved.name, resolved.revision
         self.model, self.tokenizer = model, tokenizer
-        self.base: Any = model.base_model
+        self.base = cast(Any, model.base_model)
         self.config = cast(Any, self.base.config)
         self.layers = int(self.config.num_hidden_layers)
         self.width = int(self.config.hidden_size)
