@@ -76,6 +76,10 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "us: the kind of a classification head",
         ),
         honoured(
+            "score_mean score_deviation",
+            "us: `downstream --task pair` standardises the scores of its head to train it again",
+        ),
+        honoured(
             "vocab_size hidden_size num_hidden_layers n_layers n_layer n_embd dim d_model emb_dim"
             " embedding_size num_attention_heads n_heads n_head num_key_value_heads num_kv_heads"
             " head_dim d_head intermediate_size hidden_dim n_inner d_inner ffn_dim ffn_hidden_size"

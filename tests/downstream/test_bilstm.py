@@ -7,13 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import AutoModelForSequenceClassification
 
 from teachonce.checkpoints.loading import input_limit
+from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.tasks.fine_tune import default_lr
+from teachonce.downstream.tasks.pair import Pair, PairScore
 from teachonce.store.format.features import TaskSpec
+from teachonce.student_predict.cli import main as predict
 from teachonce.student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
 from tests.downstream.test_cli import run
@@ -60,10 +65,30 @@ def test_it_learns_to_tag_and_to_classify(student: Path, tmp_path: Path) -> None
 
 def test_it_learns_pairs_and_entities(student: Path, tmp_path: Path) -> None:
     pairs = paired(tmp_path / "pairs.csv", 24, 0)
-    found = tuned("pair", student, pairs, pairs, tmp_path / "pair")
+    found = tuned("pair", student, pairs, pairs, tmp_path / "pair", "--save")
     assert found["pearson"] > 0.5  # of a student that learns nothing it is 0, give or take 0.2
+    check_scale(PairScore().read(pairs), tmp_path / "pair/model", found["pearson"])
     train, dev = (entities(tmp_path / str(size), size, size) for size in (60, 30))
     assert tuned("ner", student, train, dev, tmp_path / "ner")["entity_f1"] > 0.8
+
+
+def check_scale(pairs: list[Pair], folder: Path, pearson: float) -> None:
+    """A saved head scores on the scale of its examples, and is trained again from where it was."""
+    from sentence_transformers import CrossEncoder
+
+    texts, gold = [(each.text_a, each.text_b) for each in pairs], [each.score for each in pairs]
+    scores = CrossEncoder(str(folder), device="cpu").predict(texts)
+    assert np.corrcoef(scores, gold)[0, 1] == pytest.approx(pearson, abs=1e-4)
+    assert np.mean((scores - gold) ** 2) < np.var(gold)
+    answered = CliRunner().invoke(predict, [str(folder), "--pairs", *map("\t".join, texts)])
+    own = [json.loads(line)["score"] for line in answered.stdout.splitlines()]
+    assert own == pytest.approx(scores.tolist(), abs=1e-4)
+    assert "on the scale of the training examples" in (folder / "README.md").read_text()
+    tokenizer, again = PairScore().load_fresh(resolve_model(str(folder)))
+    with torch.inference_mode():
+        inputs = tokenizer(*map(list, zip(*texts, strict=True)), padding=True, return_tensors="pt")
+        standard = again.eval()(**inputs).logits[:, 0]
+    assert standard.numpy() * np.std(gold) + np.mean(gold) == pytest.approx(scores, abs=1e-4)
 
 
 def test_a_student_of_a_task_takes_another_head(

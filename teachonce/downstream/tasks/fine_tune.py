@@ -60,7 +60,8 @@ def fine_tune(
     "deviation": ...}`. A score has a figure for each measure of the task; `primary` is the figure
     that chooses the epoch. Tables print figures times `scale`. With several test files, `test` is
     the mean over them. The deviation is the sample deviation over the seeds, 0 for a single seed.
-    A seed whose model gives the same answer to everything also has a `warning`.
+    A seed whose model gives the same answer to everything also has a `warning`, one whose model is
+    saved may have a `note` for its users.
 
     Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """
@@ -231,7 +232,11 @@ def _one_seed(
         }
         tracked.add_scores(scores)
         if save_to is not None:
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(save_to)
+            network = trainer.accelerator.unwrap_model(trainer.model)
+            if note := task.finish(network):
+                say(f"seed {seed}: saved in {save_to}: {note}")
+                result["note"] = note
+            network.save_pretrained(save_to)
             files.apply_umask(save_to)
             save_tokenizer(tokenizer, save_to)
     say(f"seed {seed}: best after epoch {result['best_epoch']}")

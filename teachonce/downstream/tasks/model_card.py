@@ -48,6 +48,7 @@ def card(result: dict[str, Any]) -> str:
     seeds = len(result["seeds"])
     others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
     warning = f"\n\n**Warning:** {first['warning']}." if "warning" in first else ""
+    note = f"\n\nIn use, {first['note']}." if "note" in first else ""
     return f"""---
 library_name: transformers
 pipeline_tag: {PIPELINES.get(task, task)}
@@ -56,7 +57,7 @@ tags: [teachonce, {task}]
 
 # {source}, fine-tuned for {task}
 
-{source} was fine-tuned by `downstream --task {task}` of teachonce.{others}{_uses(task)}
+{source} was fine-tuned by `downstream --task {task}` of teachonce.{others}{_uses(task)}{note}
 
 ## Scores
 

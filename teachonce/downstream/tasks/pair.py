@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
+from teachonce.checkpoints.loading import load_config
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.tasks.example_rows import Row, read_rows
+from teachonce.downstream.tasks.score_scale import standardise, unstandardise
 from teachonce.downstream.tasks.task_interface import Task, input_rows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
@@ -30,7 +33,7 @@ class PairScore(Task):
     """Scores tables of `text_a`, `text_b` and `score`. The best epoch has the highest Pearson's r.
 
     Both texts are one input. The head is trained by the squared error of the score, standardised
-    over the training examples.
+    over the training examples. A saved head gives scores on the scale of the examples.
 
     columns: names of columns by role (`text_a`, `score`, ...), if they differ from the role.
     """
@@ -76,6 +79,22 @@ class PairScore(Task):
 
     def head(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
+
+    def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
+        tokenizer, network = super().load_fresh(model)
+        standardise(network, load_config(model))
+        return tokenizer, network
+
+    def finish(self, network: Any) -> str:
+        if unstandardise(network, self.shift, self.scale):
+            return (
+                "its scores are on the scale of the training examples, in `student-predict --pairs`"
+                " and in CrossEncoder of sentence-transformers"
+            )
+        return (
+            "its scores are standardised, because its last layer has no bias; multiply them by"
+            f" {self.scale:g} and add {self.shift:g}"
+        )
 
     def texts(self, examples: Sequence[Pair]) -> list[str]:
         return [text for pair in examples for text in (pair.text_a, pair.text_b)]

@@ -93,6 +93,9 @@ class SentenceSimilarity(PairScore):
         tokenizer, encoder = load_with_tokenizer(model)
         return tokenizer, BiEncoder(encoder)
 
+    def finish(self, network: Any) -> str:
+        return ""  # there is no head: a cosine has its own scale
+
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
         return *self.load_fresh(model), TaskSpec("classification", ("cosine",))
 

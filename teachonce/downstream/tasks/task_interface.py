@@ -93,6 +93,11 @@ class Task(ABC):
         """Choose the training examples of a seed; all by default."""
         return train
 
+    def finish(self, network: Any) -> str:
+        """Make a trained network ready to be saved. Returns a sentence for its users, "" for
+        none."""
+        return ""
+
     @abstractmethod
     def texts(self, examples: Sequence[Any]) -> list[str]:
         """Return what the model reads of the examples, as plain texts."""

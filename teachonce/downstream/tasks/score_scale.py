@@ -1,0 +1,54 @@
+"""The scale of the scores that a head of `--task pair` gives: standardised in training, that of the
+examples in a saved folder."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from teachonce.checkpoints.declared import declared_kind
+
+MEAN, DEVIATION = "score_mean", "score_deviation"
+"""Fields of config.json: the scale that `unstandardise` gave the head."""
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
+
+
+def unstandardise(network: Any, mean: float, deviation: float) -> bool:
+    """Make the scores of a head d * score + m, and record the mean m and the deviation d in the
+    config.
+
+    CrossEncoder then gives these scores, too, without its sigmoid. Returns False and changes no
+    weight if the head's last layer has no bias.
+    """
+    # CrossEncoder applies a sigmoid to a single output by default.
+    network.config.sentence_transformers = IDENTITY
+    if not _scale(network, deviation, mean):
+        return False
+    network.config.update({MEAN: mean, DEVIATION: deviation})
+    return True
+
+
+def standardise(network: Any, given: Any) -> None:
+    """Undo `unstandardise` in a network that was loaded from a folder with the config `given`."""
+    mean, deviation = (getattr(given, name, None) for name in (MEAN, DEVIATION))
+    # Of any other head, these fields are those of a training before it.
+    own = declared_kind({"architectures": given.architectures}) == "classification"
+    if not own or (given.problem_type, given.num_labels) != ("regression", 1):
+        return
+    # config.json is untrusted.
+    finite = all(isinstance(each, float) and math.isfinite(each) for each in (mean, deviation))
+    if finite and deviation > 0:
+        _scale(network, 1 / deviation, -mean / deviation)
+
+
+@torch.no_grad()
+def _scale(network: Any, factor: float, shift: float) -> bool:
+    last = [each for each in network.modules() if isinstance(each, nn.Linear)][-1]
+    if last.out_features != 1 or last.bias is None:
+        return False
+    last.weight.mul_(factor)
+    last.bias.mul_(factor).add_(shift)
+    return True
