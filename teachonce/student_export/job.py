@@ -89,6 +89,7 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
         "output": student.output,
         "max_length": _positions(student),
         "prompt": student.prompt,
+        **({} if student.pairs is None else {"pairs": student.pairs}),
         **student.about,
         "files": [_about_file(each) for each in made],
     }

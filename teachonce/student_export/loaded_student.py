@@ -26,6 +26,7 @@ from teachonce.checkpoints.names import ResolvedModel, resolve_model, resolve_ve
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
 from teachonce.checkpoints.text_vectors import text_vectors
+from teachonce.downstream.tasks.score_scale import MEAN
 from teachonce.store import TaskSpec
 from teachonce.student_export.options import DECODER
 from teachonce.student_export.student_inputs import INPUTS, LONGEST_CHECKED, StudentInputs
@@ -35,6 +36,9 @@ from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+
+CLASSIFIER = "classification"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ def load_student(folder: Path) -> LoadedStudent:
         inputs=_inputs(tokenizer),
         max_length=min(input_limit(config, tokenizer), 512),
         task=task,
-        pairs=bool(activation) or (kind == "classification" and _trained_on_pairs(folder)),
+        pairs=_reads_pairs(folder, network.config, activation) if kind == CLASSIFIER else None,
         activation=activation,
         config=config,
     )
@@ -157,10 +161,14 @@ def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
     return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
 
 
-def _trained_on_pairs(folder: Path) -> bool:
-    """Return whether a student's store has pairs of texts; no file of transformers says so."""
+def _reads_pairs(folder: Path, config: Any, activation: str) -> bool | None:
+    """Return whether a classifier reads pairs of texts; None if its folder does not say so."""
+    if activation or hasattr(config, MEAN):  # of `downstream --task pair`
+        return True
+    # No file of transformers says so, but a student's store has texts or pairs.
     report = read_report(folder) or {}
-    return "separator" in (report.get("store", {}).get("features", {}).get("task") or {})
+    task = report.get("store", {}).get("features", {}).get("task")
+    return "separator" in task if task else None
 
 
 def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:

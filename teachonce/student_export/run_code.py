@@ -53,16 +53,16 @@ ${functions}
 ${answer}
 
 if __name__ == "__main__":
-    sys.stdin.reconfigure(encoding="utf-8")
+    sys.stdin.reconfigure(encoding="utf-8-sig")  # some programs write a mark
     sys.stdout.reconfigure(encoding="utf-8")
 $main"""
 ARRAYS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-TEXTS = """    for line in fileinput.input(encoding="utf-8"):
+TEXTS = """    for line in fileinput.input(encoding="utf-8-sig"):
         text = line.rstrip("\\r\\n")
         found = answer(text) if text.strip() else {"empty": True}
         print(json.dumps({"text": text, **found}, ensure_ascii=False))
 """
-PAIRS = """    for line in fileinput.input(encoding="utf-8"):
+PAIRS = """    for line in fileinput.input(encoding="utf-8-sig"):
         if line.strip() and line.count("\\t") != 1:
             where = f"{fileinput.filename()}, line {fileinput.filelineno()}"
             raise SystemExit(f"{where}: expected two texts with a TAB between them")
@@ -149,10 +149,9 @@ MASKS = """def answer(text):
     places = (n for n, piece in enumerate(encoding.tokens) if piece == mask)
     for place, found in zip(places, re.finditer(re.escape(mask), text)):
         begin, end = found.span()
-        pieces = [
-            {"piece": tokenizer.decode([n]), "probability": round(float(shares[place, n]), 6)}
-            for n in np.argsort(-shares[place])[:5]
-        ]
+        best = ((n, round(float(shares[place, n]), 6)) for n in np.argsort(-shares[place])[:5])
+        # False: a special piece is printed, too
+        pieces = [{"piece": tokenizer.decode([n], False), "probability": p} for n, p in best]
         masks.append({"begin": begin, "end": end, "pieces": pieces})
         before, piece = text[done:begin], pieces[0]["piece"].strip()
         # a piece with ## continues the word before it

@@ -22,7 +22,7 @@ from teachonce.student_export.words import word_spans
 from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, first_line
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities
 
 Answer = dict[str, Any]
@@ -49,10 +49,10 @@ class Predictor:
         top: int | None = None,
     ) -> None:
         self.student, self.run, self.given, self.top = student, run, given, top
-        self.blank = self.long = 0
+        self.blank = self.long = self.cut = 0
         self.pairs = len(given[0].texts) == 2
         self.names = ("text_a", "text_b") if self.pairs else ("text",)
-        if self.pairs and student.kind in ("mlm", "tagging"):
+        if self.pairs and (student.kind in ("mlm", "tagging") or student.pairs is False):
             raise UserError(
                 f"{given[0].where}: is a pair, and the student reads single texts ({student.kind});"
                 " give a text a line (column text)"
@@ -76,7 +76,7 @@ class Predictor:
         """Yield the answer to each text, in the order of the texts.
 
         The answer to a blank text has the key `empty`. `windows` is the number of windows of a long
-        text, `cut` marks a text that was truncated.
+        text, `cut` marks a text that was truncated, or that has a word longer than a window.
         """
         answer = self._method()
         # In blocks, so that the first answers are printed before all texts are run.
@@ -89,13 +89,18 @@ class Predictor:
                 yield {**dict(zip(self.names, each.texts, strict=True)), **more}
 
     def notes(self) -> Iterator[str]:
-        """Yield a line on the blank texts, and one on the long texts."""
+        """Yield a line each on the blank texts, the long texts and those with a long word."""
         total, limit = len(self.given), self.student.max_length
         if self.blank:
             yield f"{self.blank:,} of {counted(total, 'text')} blank: without an answer"
         if self.long:
             how = "cut" if self._truncates else "read in windows"
             yield f"{self.long:,} of {counted(total, 'text')} longer than {limit} tokens: {how}"
+        if self.cut:
+            yield (
+                f"{self.cut:,} of {counted(total, 'text')} with a word longer than {limit} tokens:"
+                " its end is cut; put spaces between the words"
+            )
 
     @property
     def _truncates(self) -> bool:
@@ -139,8 +144,8 @@ class Predictor:
     def _windows(
         self, given: Sequence[InputText], first: str = ""
     ) -> Iterator[tuple[str, Spans, list[tuple[WordWindow, Array]], Answer]]:
-        """Yield for each text: the text, its spans of words, its windows with outputs, and the key
-        `windows` of its answer."""
+        """Yield for each text: the text, its spans of words, its windows with outputs, and the keys
+        `windows` and `cut` of its answer."""
         texts = [each.texts[0] for each in given]
         spans: list[Spans] = [each.words or word_spans(each.texts[0], first) for each in given]
         length, tokenizer = self.student.max_length, self.student.tokenizer
@@ -156,7 +161,10 @@ class Predictor:
         outputs = self._outputs(rows)
         for text, words, some in zip(texts, spans, windows, strict=True):
             self.long += len(some) > 1
-            more = {"windows": len(some)} if len(some) > 1 else {}
+            more: Answer = {"windows": len(some)} if len(some) > 1 else {}
+            if any(each.cut for each in some):
+                self.cut += 1
+                more["cut"] = True
             yield text, words, [(each, next(outputs)) for each in some], more
 
     def _embedded(self, given: Sequence[InputText]) -> Iterator[Answer]:
@@ -304,5 +312,12 @@ def _activated(logits: Array, name: str) -> Array:
     activation = getattr(torch.nn, name, None)
     if not (isinstance(activation, type) and issubclass(activation, torch.nn.Module)):
         raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
-    found: Array = activation()(torch.as_tensor(logits)).numpy()
+    try:
+        found: Array = activation()(torch.as_tensor(logits)).numpy()
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        # Of classes that are no activations, such as Linear or LSTM.
+        raise UserError(
+            f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); export"
+            " it again"
+        ) from None
     return found

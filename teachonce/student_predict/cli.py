@@ -27,8 +27,8 @@ masked LM     filled, and the best pieces of each mask
 
 Characters are counted from 0, `end` is behind the last one. A long text of a classifier, a tagger
 or a masked LM is read in overlapping windows: the answer has `windows`, and a classifier's is their
-mean. Long texts of an embedder and long pairs are truncated: the answer has `cut`. A blank text has
-`empty` in place of an answer.
+mean. Long texts of an embedder, long pairs and words longer than a window are truncated: the answer
+has `cut`. A blank text has `empty` in place of an answer.
 """
 
 EXAMPLES = examples(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import DECODER, ENCODERS
 from teachonce.student_export.student_inputs import INPUTS, OUTPUTS, StudentInputs
 from teachonce.student_predict.options import check_folder, decoder_refused
-from teachonce.support.errors import UserError, first_line
+from teachonce.support.arrays import Array
+from teachonce.support.console import counted
+from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.json_file import read_json
 
 SHAPE: dict[str, Any] = {
@@ -28,10 +32,15 @@ SHAPE: dict[str, Any] = {
     "problem_type?": str,
     "later_label?": str,
     "activation?": str,
+    "pairs?": bool,
     "files": [{"file": str, "*": object}],
     "*": object,
 }
 """The shape of export.json."""
+SOME_INPUTS = f"{', '.join(INPUTS[:2])} and perhaps {INPUTS[2]}"
+LONGEST = 2**31 - 1
+"""Tokens of a text: tokenizers raises OverflowError for more than 64 bits, and below 0."""
+AGAIN = "export the student again"
 
 
 def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
@@ -62,9 +71,8 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
     # By the names that the formats write: no path of export.json leads out of the folder.
     format = next((f for f in FORMATS.values() if chosen in f.names.values()), None)
     if chosen not in names or format is None:
-        raise UserError(
-            f"--file {chosen}: {folder / EXPORTED} lists {', '.join(names)[:200]}; give one"
-        )
+        listed = ", ".join(names)[:200] or "no file"
+        raise UserError(f"--file {chosen}: {folder / EXPORTED} lists {listed}; give a file of it")
     if not (folder / chosen).is_file():
         raise UserError(f"{folder / chosen}: is missing; copy the whole folder")
     student = StudentInputs(
@@ -72,27 +80,80 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         tokenizer=load_tokenizer(ResolvedModel(str(folder), str(folder))),
         inputs=tuple(about["inputs"]),
         max_length=about["max_length"],
-        task=_task(kind, about),
+        task=_task(folder, kind, about),
         prompt=about["prompt"],
+        pairs=about.get("pairs"),
         activation=about.get("activation", ""),
     )
+    _check(student, about["output"], folder / EXPORTED)
+    path = folder / chosen
+    with _one_line(f"{path}: cannot be loaded"):
+        run = format.open(path, student.output, os.cpu_count() or 1)
+    return student, _checked(run, student, path)
+
+
+def _task(folder: Path, kind: str, about: dict[str, Any]) -> TaskSpec | None:
+    if kind not in ("classification", "tagging"):
+        return None
+    labels, later = tuple(about.get("labels", ())), about.get("later_label")
     try:
-        return student, format.open(folder / chosen, student.output, os.cpu_count() or 1)
+        return TaskSpec(kind, labels, later, problem_type=about.get("problem_type"))
+    except UserError as error:
+        problem = str(error).removeprefix("features: ")
+        raise UserError(f"{folder / EXPORTED}: {problem}; {AGAIN}") from None
+
+
+def _check(student: StudentInputs, output: str, path: Path) -> None:
+    """Raise UserError for inputs, an output or a length that no export of the student has."""
+    special = student.tokenizer.num_special_tokens_to_add(pair=False)
+    given, least = ", ".join(student.inputs), special + 1
+    if student.inputs not in (INPUTS[:2], INPUTS):
+        raise UserError(f"{path}: inputs are {given or 'none'}, expected {SOME_INPUTS}; {AGAIN}")
+    if missing := {*student.inputs} - {*student.tokenizer.model_input_names}:
+        raise UserError(
+            f"{path}: inputs have {missing.pop()}, which its tokenizer does not return; {AGAIN}"
+        )
+    if output != student.output:
+        raise UserError(
+            f"{path}: output is {output} for kind {student.kind}, expected {student.output};"
+            f" {AGAIN}"
+        )
+    if not least <= student.max_length <= LONGEST:
+        raise UserError(
+            f"{path}: max_length is {student.max_length:.6g}, expected {least} to {LONGEST:,};"
+            f" {AGAIN}"
+        )
+
+
+@contextmanager
+def _one_line(problem: str) -> Iterator[None]:
+    """Raise errors of a library inside the `with` block as UserError."""
+    try:
+        yield
     except UserError:
         raise  # a package is missing, or llama.cpp says why
     except Exception as error:  # libraries raise errors of any type for a damaged file
+        if out_of_memory(error):
+            raise
         raise UserError(
-            f"{folder / chosen}: cannot be loaded ({first_line(error)}); copy the whole folder"
-            " again, or export the student again"
+            f"{problem} ({first_line(error)}); copy the whole folder again, or {AGAIN}"
         ) from error
 
 
-def _task(kind: str, about: dict[str, Any]) -> TaskSpec | None:
-    if kind not in ("classification", "tagging"):
-        return None
-    return TaskSpec(
-        kind,
-        tuple(about.get("labels", ())),
-        about.get("later_label"),
-        problem_type=about.get("problem_type"),
-    )
+def _checked(run: Runner, student: StudentInputs, path: Path) -> Runner:
+    """Return `run`, whose outputs are checked for the shape that the student's kind has."""
+    axes = 3 if student.kind in ("tagging", "mlm") else 2
+    labels = len(student.task.labels) if student.task else None
+    named = f" with {counted(labels, 'label')}" if labels else ""
+
+    def checked(inputs: dict[str, Array]) -> Array:
+        with _one_line(f"{path}: cannot be run with the inputs of {EXPORTED}"):
+            found = run(inputs)
+        if found.ndim != axes or labels not in (None, found.shape[-1]):
+            raise UserError(
+                f"{path}: has outputs of shape {[*found.shape]}, not those of kind"
+                f" {student.kind}{named} in {EXPORTED}; {AGAIN}"
+            )
+        return found
+
+    return checked

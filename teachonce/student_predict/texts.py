@@ -115,7 +115,8 @@ def _stdin() -> Iterator[str]:
     # as UTF-8 in every locale, as files are
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            yield line.decode("utf-8")
+            # Some programs begin a text with a byte order mark.
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise UserError(f"stdin, line {number}: is not UTF-8; convert it with iconv") from None
 

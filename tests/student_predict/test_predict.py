@@ -18,11 +18,14 @@ from click.testing import CliRunner, Result
 from teachonce.checkpoints import bilstm
 from teachonce.checkpoints.bilstm import BiLstmConfig
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
+from teachonce.student_export.cards import Exported
 from teachonce.student_export.cli import main as student_export
+from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.job import export, write_metadata, write_tokenizer
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import ExportOptions
 from teachonce.student_export.run_code import run_code
+from teachonce.student_export.student_inputs import INPUTS as INPUT_NAMES
 from teachonce.student_export.words import word_spans
 from teachonce.student_predict.cli import main
 from teachonce.support.errors import UserError
@@ -173,6 +176,16 @@ def test_an_export_answers_as_its_student(
         changed(out, "export.json", labels=["O", "B-PER", "L-PER", "U-PER"])
         printed = by_code(out / "answer_onnx.py", lines)
         assert close(printed[:-1], answers(out, *INPUTS[kind]))
+    if kind == "mlm":
+        folder = shutil.copytree(students[kind], tmp_path / "special")
+        network = bilstm.BiLstmForMaskedLM.from_pretrained(folder)
+        with torch.no_grad():
+            network.decoder.bias[network.config.pad_token_id] = 99.0
+        network.save_pretrained(folder)
+        FORMATS["onnx"].write(load_student(folder), out / "onnx/model.onnx")
+        printed = by_code(out / "answer_onnx.py", "\ufeffold [MASK]\n")
+        assert close(printed, answers(folder, "old [MASK]"))
+        assert printed[0]["masks"][0]["pieces"][0]["piece"] == "[PAD]"
     if kind == "classifier":  # of pairs, as its record says
         folder, pair = shutil.copytree(students[kind], tmp_path / "pairs"), "the lamp\tmoss"
         task = {"features": {"task": {"separator": "\n"}}}
@@ -181,6 +194,9 @@ def test_an_export_answers_as_its_student(
         program = out / "answer_pairs.py"
         program.write_text(run_code(load_student(folder), "onnx", "onnx/model.onnx"))
         assert close(by_code(program, f"{pair}\n"), answers(folder, pair, "--pairs"))
+        task["features"]["task"] = {"kind": "classification"}  # of single texts
+        (folder / "training.json").write_text(json.dumps(record))
+        assert "is a pair, and the student reads single" in refused(folder, pair, "--pairs")
         with pytest.raises(
             AssertionError, match="<stdin>, line 2: expected two texts with a TAB between"
         ):
@@ -196,6 +212,11 @@ def test_an_activation_that_no_program_computes_is_refused(
     with pytest.raises(UserError, match=r"torch\.nn\.Softplus, .* cannot compute \(Id") as error:
         export(ExportOptions(folder, tmp_path / "out", ("onnx",)), lambda line: None)
     assert "\n" not in str(error.value)
+    name = "torch.nn.modules.linear.Linear"
+    changed(folder, "config.json", sentence_transformers={"activation_fn": name})
+    assert "activation 'Linear': cannot be applied to a score (" in refused(
+        folder, "a\tb", "--pairs"
+    )
 
 
 def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
@@ -229,6 +250,29 @@ def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
         assert piece["piece"] == one["token_str"]
         assert piece["probability"] == pytest.approx(one["score"], abs=1e-5)
     assert filled["filled"] == f"old {mask['pieces'][0]['piece']}".replace(" ##", "")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_an_export_whose_outputs_are_others_is_one_line(
+    students: dict[str, Path], tmp_path: Path
+) -> None:
+    student, format = load_student(students["classifier"]), FORMATS["torchscript"]
+    path = tmp_path / format.names[""]
+    path.parent.mkdir()
+    format.write(student, path)
+    write_tokenizer(student, tmp_path)
+    made = Exported(format.names[""], "as much", 1.0, None, UNMEASURED)
+    write_metadata(student, [made], tmp_path)
+    changed(tmp_path, "export.json", pairs=False)
+    line = refused(tmp_path, "a\tb", "--pairs")
+    assert "TEXT 1: is a pair, and the student reads single texts (classification); " in line
+    changed(tmp_path, "export.json", labels=["good"])
+    line = refused(tmp_path, "a")
+    assert "has outputs of shape [1, 3], not those of kind classification with 1 label in" in line
+    changed(tmp_path, "export.json", labels=["good", "bad", "so"])
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
+    line = refused(tmp_path, "a")
+    assert "model.pt: cannot be run with the inputs of export.json (" in line
 
 
 def test_words_have_the_tag_of_their_first_piece(students: dict[str, Path]) -> None:
@@ -303,6 +347,16 @@ def test_long_texts(students: dict[str, Path]) -> None:
     assert result.stderr == "1 of 1 text longer than 128 tokens: cut\n"
 
 
+def test_a_word_longer_than_the_window_is_marked(students: dict[str, Path]) -> None:
+    long = "/".join(["lamp"] * 200)
+    for kind, text in (("tagger", long), ("classifier", f"moss {long}"), ("mlm", f"[MASK] {long}")):
+        result = run(students[kind], text, "old [MASK]")
+        cut, whole = map(json.loads, result.stdout.splitlines())
+        assert cut["cut"] is True and "cut" not in whole, kind
+        *_, note = result.stderr.splitlines()
+        assert note.startswith("1 of 2 texts with a word longer than 128 tokens: its end is cut")
+
+
 def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Path) -> None:
     """Answers are in the order of the lines; a blank line has an answer without content."""
     folder = students["classifier"]
@@ -316,7 +370,7 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
     assert close(found, [expected[0], blank, *expected[1:]])
     rows = table(tmp_path / "rows.jsonl", "body", [(text,) for text in TEXTS])
     assert close(answers(folder, "--input", rows, "--text-column", "body"), expected)
-    assert close(answers(folder, input="\r\n".join(TEXTS)), expected)
+    assert close(answers(folder, input="\ufeff" + "\r\n".join(TEXTS)), expected)
     pairs = table(tmp_path / "pairs.tsv", "text_a text_b", [("the lamp", "moss")])
     (pair,) = answers(students["reranker"], "--input", pairs)
     (typed,) = answers(students["reranker"], "the lamp\tmoss", "--pairs")
@@ -435,9 +489,17 @@ def test_an_export_that_was_changed_is_one_line(
     line = refused(tmp_path, "a")
     assert f"{tmp_path}/onnx/model.onnx: onnxruntime cannot load it (" in line
     assert "copy the whole folder again, or export the student again" in line
-    changed(tmp_path, "export.json", kind="seq2seq")
-    assert "kind is 'seq2seq', expected mlm" in refused(tmp_path, "a")
-    changed(tmp_path, "export.json", kind="embedding", max_length="long")
-    assert "export.json: max_length is a text, expected a number" in refused(tmp_path, "a")
+    for change, problem in (
+        ({"kind": "seq2seq"}, "kind is 'seq2seq', expected mlm"),
+        ({"kind": "mlm"}, "output is sentence_embedding for kind mlm, expected logits"),
+        ({"kind": "classification", "labels": []}, "number of labels must be a whole number 1.."),
+        ({"kind": "embedding", "inputs": ["input_ids"]}, "inputs are input_ids, expected input_id"),
+        ({"inputs": list(INPUT_NAMES), "max_length": 0}, "inputs have token_type_ids, which its"),
+        ({"inputs": list(INPUT_NAMES[:2])}, "max_length is 0, expected 1 to 2,147,483,647; "),
+        ({"max_length": 10**30}, "max_length is 1e+30, expected 1 to "),
+        ({"max_length": "long"}, "max_length is a text, expected a number"),
+    ):
+        changed(tmp_path, "export.json", **change)
+        assert f"export.json: {problem}" in refused(tmp_path, "a")
     assert "is a decoder, which continues a text" in refused(tiny_teacher("gpt2"), "a")
     assert "no such folder" in refused(tmp_path / "nowhere", "a")

@@ -20,12 +20,14 @@ class WordWindow:
     own: the words whose tags are taken from this window; the other words have more context in an
         adjacent window.
     pieces: for each of `words`, the positions of its tokens in `ids`.
+    cut: whether its only word has more tokens than fit, and is truncated.
     """
 
     words: range
     own: range
     ids: list[int]
     pieces: list[range]
+    cut: bool = False
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
@@ -57,7 +59,9 @@ def word_windows(tokenizer: Any, text: str, spans: Spans, limit: int) -> Iterato
     while begin < len(spans):
         end = _stop(sizes, begin, room)
         # A word may have other tokens at the start of a window than inside the text.
-        while end - begin > 1 and len(encoded(begin, end, None)[0]) > limit:
+        while cut := len(encoded(begin, end, None)[0]) > limit:
+            if end - begin == 1:
+                break
             end -= 1
         following = end
         # `following` stays above `begin`, so that every window starts later than the one before it.
@@ -65,7 +69,8 @@ def word_windows(tokenizer: Any, text: str, spans: Spans, limit: int) -> Iterato
             following -= 1
         # Each window tags the half of the overlap that is farther from its own edge.
         last = end if end == len(spans) else (following + end + 1) // 2
-        yield WordWindow(range(begin, end), range(first, last), *encoded(begin, end, limit))
+        found = encoded(begin, end, limit)
+        yield WordWindow(range(begin, end), range(first, last), *found, cut)
         begin, first = (end, end) if end == len(spans) else (following, last)
 
 
