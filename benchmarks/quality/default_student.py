@@ -150,7 +150,7 @@ def latency(work: Path, shape: str) -> dict[str, dict[str, float]]:
             "torch, a sentence, ms": row["cpu"]["sentence_ms"],
             "torch, a batch, ms": row["cpu"]["batch_ms"],
         }
-        for name, quantize in (("ONNX", ""), ("int8", "int8")):
+        for name, quantize in (("ONNX", None), ("int8", "int8")):
             out = work / f"{kind}-{shape}-{name}"
             shutil.rmtree(out, ignore_errors=True)
             options = ExportOptions(folders[kind], out, to=("onnx",), quantize=quantize, least=0.01)

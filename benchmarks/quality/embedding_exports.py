@@ -25,7 +25,7 @@ HEAD = (
     "model", "file", "MB", "Spearman", "of the student's", "loads in, s", "one text, ms",
     "texts/s in batches of 16", "memory, MB",
 )  # fmt: skip
-KINDS = {"float32": "", "int8": "int8"}
+KINDS = {"float32": None, "int8": "int8"}
 
 
 def exported(folder: Path, kind: str, check: Path, scratch: Path) -> Exported:

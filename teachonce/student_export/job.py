@@ -195,7 +195,7 @@ def _exported(
     folder: Path,
     say: Say,
 ) -> Exported:
-    format, kind = FORMATS[name], options.quantize
+    format, kind = FORMATS[name], options.quantize or ""
     file = format.names[kind]
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,6 +208,8 @@ def _exported(
             # A wrong float32 export is no fault of the quantisation, and is refused as such.
             _check_float(_share(student, check, format, source), name, check, options.least)
             in_float, share = _quantise(student, check, format, source, path, options)
+        if in_float:
+            say(f"{file}: in float32: {', '.join(in_float)}")
     else:
         format.write(student, path)
         share = _share(student, check, format, path)
@@ -269,25 +271,28 @@ def _quantise(
 
     Raises UserError if the agreement is below `options.least`, and names the layers that lose most.
     """
-    assert format.layers and format.quantise  # as it has names of quantised files
+    kind = options.quantize
+    assert kind and format.layers and format.quantise  # as it has names of quantised files
     layers = format.layers(source)
-    in_float = tuple(name for name in layers if _is_within(name, options.keep_float))
     _check_layer_names(layers, options.keep_float)
-    chosen = {name: parts for name, parts in layers.items() if name not in in_float}
+    chosen = {n: parts for n, parts in layers.items() if not _is_within(n, options.keep_float)}
+    every = [part for parts in chosen.values() for part in parts]
+    left = set(format.quantise(source, path, kind, every) if every else ())
+    chosen = {name: parts for name, parts in chosen.items() if left.isdisjoint(parts)}
     if not chosen:
-        raise UserError(f"--quantize {options.quantize}: no layer is left to quantise")
-    format.quantise(source, path, options.quantize, [p for parts in chosen.values() for p in parts])
+        raise UserError(f"--quantize {kind}: no layer is left to quantise")
+    in_float = tuple(name for name in layers if name not in chosen)
     share = _share(student, check, format, path)
     if share is None or share >= options.least:
         return in_float, share
     # One layer may be to blame: in int8 one of `modernbert:tiny` loses 3.65 %, the next 0.12 %
     # (benchmarks/RESULTS.md).
-    losses = _layer_losses(student, format, source, chosen, options.quantize)
+    losses = _layer_losses(student, format, source, chosen, kind)
     worst = sorted(losses, key=lambda name: -losses[name])[:WORST]
     listed = ", ".join(f"{name} {100 * losses[name]:.2f} %" for name in worst)
     flags = " ".join(f"--keep-float {name}" for name in worst)
     raise _too_low(
-        f"--quantize {options.quantize}",
+        f"--quantize {kind}",
         share,
         check,
         options.least,

@@ -74,11 +74,11 @@ class ExportOptions:
         words=FORMATS,
         check=_check_formats,
     )
-    quantize: str = option(
-        "",
+    quantize: str | None = option(
+        None,
         "Quantise the weights: onnx to int8 (a quarter of the bytes) or int4, openvino to int8,"
         f" gguf to {', '.join(GGUF)}.",
-        choices=("", "int8", "int4", *GGUF),
+        choices=("int8", "int4", *GGUF),
         default_text="float32",
     )
     keep_float: Words = option(

@@ -290,8 +290,15 @@ def test_a_loss_is_refused_and_its_layers_are_named(
     result = run(*words, "--least", 0.5, "--keep-float", "network.bilstm.embeddings")
     assert result.exit_code == 0, result.output
     (made,) = json.loads((out / "export.json").read_text())["files"]
-    assert made["kept_float"] == ["network.bilstm.embeddings"]
-    assert "but for network.bilstm.embeddings" in (out / "README.md").read_text()
+    sides = [f"{n}.{side}" for n in (0, 1) for side in ("left_to_right", "right_to_left")]
+    lstms = [f"network.bilstm.layers.{name}" for name in sides]  # in int4 there are none
+    assert sorted(made["kept_float"]) == ["network.bilstm.embeddings", *lstms]
+    in_float = ", ".join(made["kept_float"])
+    assert f"but for {in_float}" in (out / "README.md").read_text()
+    assert f"onnx/model_q4.onnx: in float32: {in_float}\n" in result.output
+    none = ("network.bilstm.embeddings", "network.classifier")
+    line = refused(*words[:-1], tmp_path / "x", *(w for n in none for w in ("--keep-float", n)))
+    assert "--quantize int4: no layer is left to quantise" in line
 
 
 def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
@@ -371,6 +378,7 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
         ),
         ("--to openvino --quantize int4", "openvino does not support it; give --to onnx"),
         ("--to onnx --keep-float a", "--keep-float needs --quantize"),
+        ("--to onnx --quantize=", "--quantize : expected one of int8, int4, f16, q8_0"),
         ("--to onnx --least 0", "--least 0: expected a share above 0, at most 1"),
         ("--to onnx", "no such folder"),
     ],

@@ -24,7 +24,8 @@ class ExportFormat:
     open: `open(path, output, threads)` returns the `Runner` of a file.
     runner: the module that runs a file, and the package that contains it.
     layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
-    quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised.
+    quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised, and
+        returns those of them that it cannot quantise.
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format with a tokenizer of
         its own.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
@@ -37,7 +38,7 @@ class ExportFormat:
     open: Callable[[Path, str, int], Runner]
     runner: tuple[str, str]
     layers: Callable[[Path], dict[str, list[str]]] | None = None
-    quantise: Callable[[Path, Path, str, Sequence[str]], None] | None = None
+    quantise: Callable[[Path, Path, str, Sequence[str]], Sequence[str]] | None = None
     tokens: Callable[[Path, Sequence[str]], list[list[int]]] | None = None
     usage: Callable[[str, bool], str] | None = None
 

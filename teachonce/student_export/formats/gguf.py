@@ -98,7 +98,7 @@ def layers(path: Path) -> dict[str, list[str]]:
     return found
 
 
-def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
+def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> Sequence[str]:
     """Write `source` with the weights `nodes` in another type.
 
     Rows whose length is not a multiple of a block's take the type in `K_QUANT_FALLBACKS`, or
@@ -125,6 +125,7 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
         else:
             writer.add_tensor(tensor.name, values)
     _finish(writer)
+    return ()
 
 
 def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:

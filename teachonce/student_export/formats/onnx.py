@@ -135,10 +135,10 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
 
 def layers(path: Path) -> dict[str, list[str]]:
-    """Return the names of the nodes that can be quantised, by layer of the student."""
+    """Return the names of the nodes with weights in float32, by layer of the student."""
     onnx = library("onnx", "export", "--quantize")
     graph = onnx.load(str(path)).graph
-    constant = {each.name for each in graph.initializer}
+    constant = {each.name for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT}
     found: dict[str, list[str]] = {}
     for node in graph.node:
         if node.op_type in ("MatMul", "Gemm", "Gather", "LSTM") and constant & set(node.input[:3]):
@@ -160,8 +160,9 @@ def _layer(node: Any) -> str:
     return name.strip("/").rpartition("/")[0].replace("/", ".") or name
 
 
-def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
-    """Write `source` with the weights of `nodes` in int8 or int4.
+def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> list[str]:
+    """Write `source` with the weights of `nodes` in int8 or int4; return the nodes that stay in
+    float32, as LSTMs do in int4.
 
     int8 is dynamic: activations are quantised at run time. int4 has a scale for BLOCK weights.
     """
@@ -179,8 +180,11 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
                 per_channel=True,
                 nodes_to_quantize=list(nodes),
             )
-            return
-        _in_four_bits(source, path, nodes)
+        else:
+            _in_four_bits(source, path, nodes)
+    # By the file itself: which operators a library quantises depends on its release.
+    left = {name for names in layers(path).values() for name in names}
+    return [name for name in nodes if name in left]
 
 
 def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:

@@ -54,7 +54,7 @@ def layers(path: Path) -> dict[str, list[str]]:
     return {name: [name] for name in names}
 
 
-def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
+def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> Sequence[str]:
     """Write `source` with the weights of the operators `nodes` in int8, one scale per channel."""
     openvino = library("openvino", EXTRA, "--quantize")
     nncf = library("nncf", EXTRA, "--quantize with --to openvino")
@@ -66,3 +66,4 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> None:
         ignored_scope=nncf.IgnoredScope(names=ignored) if ignored else None,
     )
     openvino.save_model(model, path, compress_to_fp16=False)
+    return ()
