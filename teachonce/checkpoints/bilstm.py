@@ -9,7 +9,7 @@ direction, V vocabulary, C labels.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -231,9 +231,24 @@ class BiLstmLayer(nn.Module):
             if self.training and self.recurrent_dropout:
                 read = lstm_with_dropout(lstm, ordered, self.recurrent_dropout)
             else:
-                read, _ = lstm(ordered)
+                read = _read(lstm, ordered)
             found.append(torch.zeros_like(read).scatter(1, places.expand_as(read), read))
         return torch.cat(found, dim=2)
+
+
+def _read(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
+    """Run an LSTM. Raises UserError if the processor cannot run it in the precision of autocast."""
+    try:
+        states, _ = lstm(inputs)
+    except RuntimeError as error:
+        # oneDNN's words. Without "descriptor", they mean that memory is exhausted.
+        if "could not create a primitive descriptor" not in str(error):
+            raise
+        raise UserError(
+            "this processor has no instructions for an LSTM in bfloat16 (AVX-512 or AMX); give"
+            " --precision fp32"
+        ) from error
+    return cast(Tensor, states)
 
 
 def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:

@@ -177,6 +177,19 @@ def test_losses_are_cross_entropies(own: Any) -> None:
     assert all(each.grad is not None for each in model.parameters())
 
 
+BF16: Any = torch.ops.mkldnn
+
+
+@pytest.mark.skipif(BF16._is_mkldnn_bf16_supported(), reason="this processor can")
+def test_bfloat16_without_instructions_for_it_is_one_line() -> None:
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError) as caught:
+        model_of(BiLstmModel)(ids)
+    assert str(caught.value).endswith(
+        "no instructions for an LSTM in bfloat16 (AVX-512 or AMX); give --precision fp32"
+    )
+
+
 def test_dropout_is_for_training_alone() -> None:
     model = model_of(BiLstmForTokenClassification, dropout=0.5)
     _, ids, mask = padded("right")
