@@ -24,7 +24,7 @@ from teachonce.downstream.mlm.masked_training import (
     recorded_settings,
     train_mlm,
 )
-from teachonce.downstream.mlm.text_blocks import cut, tokens_of, tokens_per_character
+from teachonce.downstream.mlm.text_blocks import Spelling, cut, spelling, tokens_of
 from teachonce.downstream.options import check_option
 from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
@@ -49,6 +49,9 @@ AS_IS = {
     "measures": {NATS: PER_CHARACTER, "nats/token": "loss", "perplexity": "perplexity"},
 }
 """Nats per character compare models of any vocabulary; nats per token do not."""
+MOST_UNKNOWN = 0.01
+"""The share of characters in unknown words, above which a line warns of comparisons: the words that
+a vocabulary lacks are the rare ones, which are predicted worst."""
 
 
 def train_seeds(
@@ -113,6 +116,8 @@ def score_as_is(
 
     Each file is read completely, in blocks of `max_length` tokens, masked as in the validation of a
     training. Nats per character are nats per token times the tokens per non-blank character.
+    Unknown tokens are never masked; neither they nor their characters count. `unknown` of a score
+    is the share of these characters.
 
     Returns the same dictionary as `fine_tune.score_as_is`; its examples are blocks.
 
@@ -142,6 +147,8 @@ def _scores(
                                       dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
         for name, text in lines.items():
             flat = tokens_of(tokenizer, text, f"text {tests[name]}")
+            spelt = spelling(tokenizer, flat, text)
+            _say_unknown(spelt, f"text {tests[name]}", tokenizer.unk_token, say)
             rows = cut(tokenizer, flat, length, f"text {tests[name]}")
             say(f"{tests[name]}: {counted(len(rows), 'block')}, the whole file")
             batches = held_out_batches(tokenizer, rows)
@@ -151,9 +158,22 @@ def _scores(
             check_loss(loss, "; its weights are damaged, train it again")
             scores[name] = _score(loss)
             if by_character:
-                scores[name][PER_CHARACTER] = loss * tokens_per_character(flat, text)
+                scores[name][PER_CHARACTER] = loss * spelt.tokens_per_character
+                scores[name]["unknown"] = spelt.unknown_share
             counts[name] = len(rows)
     return scores, counts
+
+
+def _say_unknown(spelt: Spelling, what: str, token: str, say: Say) -> None:
+    """Print the share of a text that is unknown. Raises UserError if all of it is."""
+    if not spelt.unknown:
+        return
+    share = f"{100 * spelt.unknown_share:.3g} % of its characters are in unknown words ({token})"
+    if not spelt.characters:
+        raise UserError(f"{what}: {share}; give a text whose characters the model's tokenizer has")
+    other = "; do not compare them with figures of another vocabulary"
+    much = spelt.unknown_share > MOST_UNKNOWN
+    say(f"{what}: {share}, which are not predicted: the figures are of the rest{other * much}")
 
 
 def _score(loss: float) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -51,11 +52,50 @@ def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
     return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
 
 
-def tokens_per_character(flat: Array, lines: Sequence[str]) -> float:
-    """Return the number of tokens (from `tokens_of`) per non-blank character."""
-    characters = sum(len("".join(line.split())) for line in lines)
+@dataclass(frozen=True)
+class Spelling:
+    """How a tokenizer spells a text: numbers of tokens and of non-blank characters, without the
+    unknown tokens and their characters, and the number of the latter."""
+
+    tokens: int
+    characters: int
+    unknown: int
+
+    @property
+    def tokens_per_character(self) -> float:
+        return self.tokens / max(1, self.characters)
+
+    @property
+    def unknown_share(self) -> float:
+        """Return the share of the text's characters that are in unknown tokens."""
+        return self.unknown / max(1, self.characters + self.unknown)
+
+
+def spelling(tokenizer: Any, flat: Array, lines: Sequence[str]) -> Spelling:
+    """Count tokens and characters of lines, whose token ids (from `tokens_of`) are `flat`."""
+    missing = int(np.count_nonzero(flat == tokenizer.unk_token_id))
+    unknown = _unknown_characters(tokenizer, lines) if missing else 0
+    characters = sum(_characters(line) for line in lines)
     # Less the sep that `tokens_of` puts after each line: it is not part of the text.
-    return (len(flat) - len(lines)) / max(1, characters)
+    return Spelling(len(flat) - len(lines) - missing, characters - unknown, unknown)
+
+
+def _unknown_characters(tokenizer: Any, lines: Sequence[str]) -> int:
+    count = 0
+    for some in _chunks(lines, 1000):
+        found = tokenizer(
+            some, add_special_tokens=False, verbose=False, return_offsets_mapping=True
+        )
+        for line, *each in zip(some, found["input_ids"], found["offset_mapping"], strict=True):
+            places = zip(*each, strict=True)
+            count += sum(
+                _characters(line[b:e]) for n, (b, e) in places if n == tokenizer.unk_token_id
+            )
+    return count
+
+
+def _characters(text: str) -> int:
+    return len("".join(text.split()))
 
 
 def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:

@@ -249,6 +249,29 @@ def test_a_named_file_is_scored_whole_and_a_sample_is_told(
     assert f"64 held-out blocks (the first of {len(rows):,})" in said[1]
 
 
+def test_unknown_words_make_no_model_better(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """They are not predicted, and their characters are not divided by."""
+    model, text, said = str(tiny_teacher("bert")), tmp_path / "text.txt", list[str]()
+    foreign, tokenizer = "მზე ნელა ჩავიდა ზღვაში", AutoTokenizer.from_pretrained(model)
+    text.write_text("\n".join(f"{line} {foreign}" for line in ENGLISH * 4), "utf-8")
+    mixed = score_as_is(model, {"test": text}, 32, said.append)["mean"]["test"]
+    known = sum(len(tokenizer.tokenize(line)) for line in ENGLISH)
+    letters = sum(len("".join(line.split())) for line in ENGLISH)
+    assert mixed["loss_per_character"] == pytest.approx(mixed["loss"] * known / letters)
+    unknown = len(ENGLISH) * len("".join(foreign.split()))
+    share = unknown / (letters + unknown)
+    assert mixed["unknown"] == pytest.approx(share)
+    (line,) = [each for each in said if "[UNK]" in each]
+    assert line == (
+        f"text {text}: {100 * share:.3g} % of its characters are in unknown words ([UNK]), which"
+        " are not predicted: the figures are of the rest; do not compare them with figures of"
+        " another vocabulary"
+    )
+    text.write_text("\n".join([foreign] * 40), "utf-8")
+    with pytest.raises(UserError, match=r"100 % of its characters are in unknown words .*; give a"):
+        score_as_is(model, {"test": text}, 32)
+
+
 def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = make_tokenizer("bpe")
     rows = blocks(tokenizer, SENTENCES, 16, "text")
