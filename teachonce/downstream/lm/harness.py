@@ -8,8 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.loading import input_limit
 from teachonce.downstream.lm.scoring import BITS, CELLS, LONGEST, load_decoder
+from teachonce.downstream.lm.windows import start_token
 from teachonce.downstream.score_tables import TEST, result_of
 from teachonce.downstream.settings import LmSettings
 from teachonce.student_train.output.ranking import SMALLER_IS_BETTER
@@ -51,8 +53,15 @@ def score_harness_task(
     tokenizer, network = load_decoder(model, settings.precision)
     length = min(settings.max_length or LONGEST, input_limit(network.config, tokenizer))
     at_once = max(1, CELLS // (length * network.config.vocab_size))
-    hflm = library("lm_eval.models.huggingface", "lm-eval", f"--task {task}").HFLM
-    read = hflm(pretrained=network, tokenizer=tokenizer, batch_size=at_once, max_length=length)
+    read = _harness_model(task)(
+        pretrained=network,
+        tokenizer=tokenizer,
+        batch_size=at_once,
+        max_length=length,
+        # Releases of the harness differ in what they leave out by default.
+        add_bos_token=prepended_token(tokenizer.backend_tokenizer) is not None,
+        prefix_token_id=start_token(tokenizer),
+    )
     try:
         found = harness.simple_evaluate(
             model=read,
@@ -82,6 +91,24 @@ def score_harness_task(
     given["lm-eval"] = version("lm-eval")
     run = {TEST: {"primary": figures[primary], **figures}}
     return result_of(about, model, {TEST: name}, given, {TEST: documents}, [run])
+
+
+def _harness_model(task: str) -> Any:
+    """Return the harness's class of models of transformers, with whole texts read as by
+    `score_lm`."""
+    hflm: Any = library("lm_eval.models.huggingface", "lm-eval", f"--task {task}").HFLM
+
+    class WholeTexts(hflm):  # type: ignore[misc]
+        def loglikelihood_rolling(self, *arguments: Any, **named: Any) -> Any:
+            # The harness puts `prefix_token_id` in front of a whole text itself. A bos of the
+            # tokenizer would come after it, as a token to predict.
+            before, self.add_bos_token = self.add_bos_token, False
+            try:
+                return super().loglikelihood_rolling(*arguments, **named)
+            finally:
+                self.add_bos_token = before
+
+    return WholeTexts
 
 
 def _tasks(folders: Sequence[Path], task: str) -> Any:

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from teachonce.checkpoints.first_token import prepend_token
 from teachonce.downstream.lm.scoring import load_decoder, score_lm
 from teachonce.downstream.score_tables import TEST
 from teachonce.downstream.settings import LmSettings
@@ -51,9 +53,16 @@ metric_list:
 }
 
 
-@pytest.fixture
-def decoder(tmp_path: Path) -> Path:
-    return save_decoder(tmp_path / "decoder", "Llama", bos="<s>")
+@pytest.fixture(params=["plain", "own-bos"])
+def decoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A decoder whose tokenizer puts no token in front of a text, or its bos."""
+    folder = save_decoder(tmp_path / "decoder", "Llama", bos="<s>")
+    if request.param == "own-bos":
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert prepend_token(tokenizer, "auto", "it") is not None
+        tokenizer.save_pretrained(folder)
+        assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"][0] == tokenizer.bos_token_id
+    return folder
 
 
 @pytest.fixture
