@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.store.making import Part, features_of, make_store
+from tests.store.making import SMALL, Part, features_of, make_store
 
 Made = tuple[Path, list[Part]]
 
@@ -28,24 +28,37 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     return make
 
 
+def copied(source: Path, target: Path) -> Path:
+    """Copy a store of files or of one file."""
+    return Path((shutil.copytree if source.is_dir() else shutil.copy)(source, target))
+
+
 @pytest.fixture
 def copy(tmp_path: Path, made: Callable[..., Made]) -> Callable[..., Path]:
     """copy(ext, ...) -> a copy of such a store that the test may damage."""
 
     def make(ext: str, codec: str = "default", tier: str = "topk") -> Path:
-        source, target = made(ext, codec, tier)[0], tmp_path / f"copy.{ext}"
-        if source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            shutil.copy(source, target)
-        return target
+        return copied(made(ext, codec, tier)[0], tmp_path / f"copy.{ext}")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """small_store(ext) -> a small sealed store of three parts."""
+
+    @cache
+    def make(ext: str) -> Path:
+        path = tmp_path_factory.mktemp("small") / f"a.{ext}"
+        make_store(path, SMALL)
+        return path
 
     return make
 
 
 @pytest.fixture
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A small sealed store of three parts in the format of the parameter, to be damaged."""
-    path: Path = tmp_path / f"a.{request.param}"
-    make_store(path, dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1))
-    return path
+def store(
+    tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
+) -> Path:
+    """A copy of such a store in the format of the parameter, to be damaged."""
+    return copied(small_store(request.param), tmp_path / f"a.{request.param}")

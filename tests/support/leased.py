@@ -1,36 +1,27 @@
-"""A writer in its own process that does what it is told (python -m tests.support.leased STORE).
+"""A writer in its own process that does what it is told.
 
-Reads words from stdin, a line each: a number publishes that part, `seal` seals. Answers `done` or
-the error. `--elsewhere` has it believe that it is on another machine, `--lockless` that the file
+It receives words: a number publishes that part, `seal` seals. It answers `done` or the error. At
+its start, `--elsewhere` has it believe that it is on another machine, `--lockless` that the file
 system has no locks, `--beat S` sets the seconds between heartbeats.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from harness.processes import finish, fork
 from teachonce.store import UserError
 from teachonce.support import files, lease
-from tests.store.making import begin, make_part, put_part
-from tests.store.write.test_writing import SMALL
-
-HOLD = """
-import sys
-from pathlib import Path
-from teachonce.support.lease import Lease
-lease = Lease(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-ROOT = Path(__file__).parents[2]
+from tests.store.making import SMALL, begin, make_part, put_part
 
 
-def pretend(words: list[str]) -> None:
+def pretend(words: tuple[str, ...]) -> None:
     """Apply the options to this process."""
     if "--elsewhere" in words:
         real = lease._process
@@ -41,66 +32,71 @@ def pretend(words: list[str]) -> None:
         lease.BEAT = float(words[words.index("--beat") + 1])
 
 
-def main(words: list[str]) -> None:
+def write(connection: Connection, store: Path, words: tuple[str, ...]) -> None:
     pretend(words)
     try:
-        writer = begin(Path(words[0]), SMALL)
-        print("done", flush=True)
-        for line in sys.stdin:
-            if line.strip() == "seal":
+        writer = begin(store, SMALL)
+        while True:
+            connection.send_bytes(b"done")
+            word = connection.recv_bytes()
+            if word == b"seal":
                 writer.seal()
             else:
-                put_part(writer, int(line), make_part(SMALL, int(line)))
-            print("done", flush=True)
+                put_part(writer, int(word), make_part(SMALL, int(word)))
     except UserError as error:
-        print(error, flush=True)
+        connection.send_bytes(str(error).encode())
+    except EOFError:
+        return
 
 
-@contextmanager
-def held(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has the lease of a path."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout and process.stdout.readline() == b"held\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def hold(connection: Connection, path: Path) -> None:
+    with closing(lease.Lease(path)):
+        connection.send_bytes(b"held")
+        connection.poll(None)
 
 
-class Writer:
-    """Such a process, seen from outside."""
+class Told:
+    """A process that calls a function of a module with a connection; killed at the end."""
 
-    def __init__(self, store: Path, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.leased", str(store), *words],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        self.connection, other = Pipe()
+        self.process = fork(work, other, *arguments)
+        other.close()
 
-    def __enter__(self) -> Writer:
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def __enter__(self) -> Told:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.process.kill()
-        self.process.communicate()
+        finish(self.process)
+        self.connection.close()
 
     def answer(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
+        return self.connection.recv_bytes().decode()
+
+    def say(self, word: str | int) -> None:
+        self.connection.send_bytes(str(word).encode())
 
     def tell(self, word: str | int) -> str:
-        assert self.process.stdin
-        print(word, file=self.process.stdin, flush=True)
+        self.say(word)
         return self.answer()
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+class Writer(Told):
+    """A process that writes a store."""
+
+    def __init__(self, store: Path, *words: str) -> None:
+        super().__init__(write, store, words)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[ForkServerProcess]:
+    """A process that has the lease of a path."""
+    with Told(hold, path) as told:
+        assert told.answer() == "held"
+        yield told.process

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import finish
 from teachonce.store import StoreWriter, UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Lease, check_free, lease_path
-from tests.store.making import begin, make_part, make_store, put_part
-from tests.store.write.test_writing import SMALL
+from tests.store.making import SMALL, begin, make_part, make_store, put_part
 from tests.support.leased import Writer, held
 
 EXT = ("zarr", "h5")
@@ -31,9 +31,9 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path, ext: str) -> None:
         with Writer(store) as second:
             line = second.answer()
         since = json.loads(lease_path(store).read_text())["since"]
-        assert f"process {first.process.pid} on {socket.gethostname()} since {since}" in line
+        assert f"process {first.pid} on {socket.gethostname()} since {since}" in line
         assert "another process is writing it" in line
-        with pytest.raises(UserError, match=f"process {first.process.pid} on"):
+        with pytest.raises(UserError, match=f"process {first.pid} on"):
             check_free(store)
         assert first.tell(1) == first.tell("seal") == "done"
     assert [path.name for path in tmp_path.iterdir()] == [store.name]
@@ -46,9 +46,9 @@ def test_a_dead_writer_is_replaced_at_once(tmp_path: Path, words: tuple[str, ...
     with Writer(store, *words) as first:
         assert first.answer() == first.tell(0) == "done"
         with Writer(store, *words) as early:
-            assert f"process {first.process.pid} on" in early.answer()
+            assert f"process {first.pid} on" in early.answer()
         first.process.kill()
-        first.process.wait()
+        finish(first.process)
     with Writer(store, *words) as second:
         assert second.answer() == second.tell(1) == second.tell("seal") == "done"
     assert len(open_store(store).manifest.parts) == 2
@@ -76,7 +76,7 @@ def test_a_writer_on_another_machine(tmp_path: Path) -> None:
         with Writer(store, "--lockless", *beat) as second:
             assert "on far since" in second.answer()
         first.process.kill()
-        first.process.wait()
+        finish(first.process)
         time.sleep(1)
         with Writer(store, "--lockless", *beat) as second:
             assert second.answer() == second.tell(0) == second.tell("seal") == "done"
@@ -88,14 +88,14 @@ def test_a_writer_that_lost_its_lease_stops(tmp_path: Path, ext: str) -> None:
     beat = ("--lockless", "--beat", "0.3")
     with Writer(store, "--elsewhere", *beat) as first:
         assert first.answer() == first.tell(0) == "done"
-        first.process.send_signal(signal.SIGSTOP)
+        os.kill(first.pid, signal.SIGSTOP)
         time.sleep(1.2)
         with Writer(store, *beat) as second:
             assert second.answer() == second.tell(1) == "done"
-            first.process.send_signal(signal.SIGCONT)
+            os.kill(first.pid, signal.SIGCONT)
             line = first.tell(2)
             assert "has taken over its lease" in line
-            assert f"process {second.process.pid} on" in line
+            assert f"process {second.pid} on" in line
             assert second.tell(2) == second.tell("seal") == "done"
     assert [part.number for part in open_store(store).manifest.parts] == [0, 1, 2]
     assert verify(store).problems == []

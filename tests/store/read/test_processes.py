@@ -12,8 +12,7 @@ import fsspec
 import pytest
 
 from teachonce.store import FeatureStore, open_store
-from tests.store.making import begin, make_part, put_part
-from tests.store.write.test_writing import SMALL
+from tests.store.making import SMALL, begin, make_part, put_part
 
 Made = Callable[..., Any]
 

@@ -22,8 +22,7 @@ from teachonce.support.lease import lease_path
 from tests.integrity.damage import flip
 from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
-from tests.store.making import begin, make_part, put_part
-from tests.store.write.test_writing import SMALL
+from tests.store.making import SMALL, begin, make_part, put_part
 
 EXT = ("zarr", "h5")
 PARTS = 3

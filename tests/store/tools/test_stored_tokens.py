@@ -194,15 +194,10 @@ VALUES: list[tuple[str, str, str, Callable[[Array], Any], str]] = [
 
 
 BETWEEN_ARRAYS = ("ordered", "more than 1", "less than 1", "improbable", "twice", "sum to 1")
-BY_ITSELF = [case for case in VALUES if not any(each in case[-1] for each in BETWEEN_ARRAYS)]
 
 
-@pytest.mark.parametrize(
-    ("case", "check"),
-    [*((case, True) for case in VALUES), *((case, False) for case in BY_ITSELF)],
-    ids=lambda value: f"{value[0]} {value[2]}" if isinstance(value, tuple) else f"check={value}",
-)
-def test_values_that_no_teacher_gives(copy: Copy, case: Any, check: bool) -> None:
+@pytest.mark.parametrize("case", VALUES, ids=lambda case: f"{case[0]} {case[2]}")
+def test_values_that_no_teacher_gives(copy: Copy, case: Any) -> None:
     """`verify` names array, part and token; so does a stream. Without `check` a stream finds only
     what is wrong with an array by itself."""
     codec, tier, name, change, words = case
@@ -212,9 +207,11 @@ def test_values_that_no_teacher_gives(copy: Copy, case: Any, check: bool) -> Non
     (problem,) = verify(path).problems
     inner = inner.replace("rest", "logprobs") if words.endswith("than 1") else inner
     assert f"part 1: {inner}" in problem and words in problem
-    with open_store(path) as store, pytest.raises(StoreError) as refused:
-        list(store.stream(check=check))
-    assert f"part 1: {inner}" in str(refused.value) and words in str(refused.value)
+    by_itself = not any(each in words for each in BETWEEN_ARRAYS)
+    for check in (True, False) if by_itself else (True,):
+        with open_store(path) as store, pytest.raises(StoreError) as refused:
+            list(store.stream(check=check))
+        assert f"part 1: {inner}" in str(refused.value) and words in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ("head/weight", "weights/pooler.bias"))

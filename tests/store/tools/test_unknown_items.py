@@ -20,9 +20,8 @@ from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
-from tests.store.making import begin, make_part, put_part
+from tests.store.making import SMALL, begin, make_part, put_part
 from tests.store.tools.test_repair import EXT, PARTS, contents, flip_ids, made_again, spoil_bias
-from tests.store.write.test_writing import SMALL
 
 LONG = 5000 * "9"  # more digits than Python reads as a number
 

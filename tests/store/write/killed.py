@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from teachonce.store import UserError
-from tests.store.making import begin, make_part, put_part
-from tests.store.write.test_writing import SMALL
+from tests.store.making import SMALL, begin, make_part, put_part
 
 PARTS = 4
 

@@ -32,7 +32,7 @@ def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
                 break
             for number in range(killed.PARTS if not states else 0):
                 assert writer.tell(number) == "done"
-            print("seal", file=writer.process.stdin, flush=True)
+            writer.say("seal")
             time.sleep(delay)
             writer.process.kill()
         fs = open_store(broken, allow_partial=True)

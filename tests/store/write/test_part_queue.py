@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import finish
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support.lease import Taken
 from tests.support.leased import held
@@ -38,7 +39,7 @@ def test_a_part_in_other_hands_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(Taken, match=f"process {process.pid} on"):
             queue.check_idle()
         process.kill()
-        process.wait()
+        finish(process)
         queue.check_idle()
         part = queue.take()
         assert part and part.number == 0

@@ -23,10 +23,9 @@ from teachonce.store import Features, StoreError, StoreWriter, UserError, open_s
 from teachonce.store.containers.hdf5.tree import Hdf5File
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.write.tree import OutsideParts
-from tests.store.making import IDENTITY, begin, features_of, make_part, make_store, put_part
+from tests.store.making import IDENTITY, SMALL, begin, features_of, make_part, make_store, put_part
 
 EXT = ("zarr", "h5")
-SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
 
 
 def contents(path: Path) -> dict[str, str]:
