@@ -45,7 +45,7 @@ LLAMA = (
 EXACT = ("gpt-2", "gpt-2-trimmed", "llama-3", "llama-2")  # pieces are the bytes of the text
 CHANGING = ("qwen", "fallback-unigram", "unigram", "wordpiece", "wordpiece-lower")
 KINDS = EXACT + CHANGING
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=40, deadline=None)
 
 
 @cache

@@ -28,7 +28,7 @@ from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, ok, refused, tree, write_corpus
 
-STEPS = 60
+STEPS = 45
 SETTINGS = (
     *("--vocab", "500", *STUDENT, "--steps", STEPS, "--held-out", "0.1"),
     *("--loss", "mlm=1,hidden=1,kl=1", "--align", "reduce", "--schedule", "plateau"),
@@ -51,7 +51,7 @@ def training(store: Path, out: Path, log: Path | None = None) -> ForkServerProce
 def wait_for(process: ForkServerProcess, reached: Callable[[], bool]) -> None:
     while not reached():
         assert process.is_alive(), process.exitcode
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def last_step(out: Path) -> int:

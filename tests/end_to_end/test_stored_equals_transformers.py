@@ -112,8 +112,9 @@ def test_features(
         check_tokens(plain, record)
         check_mask(record)
         for view, ids in enumerate((record.token_ids, plain.masked(record))):
-            check_states(store, record, view, plain(ids), codec)
-            check_logits(record.views[view].logits, plain(ids), codec)
+            told = plain(ids)
+            check_states(store, record, view, told, codec)
+            check_logits(record.views[view].logits, told, codec)
 
 
 def check_tokens(plain: Plain, record: Record) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from teachonce.downstream.cli import main as downstream
+from teachonce.downstream.early_checks import check_tables
 from teachonce.store import open_store
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.sweep import job, processes
+from teachonce.student_train.sweep import job, processes, scores
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.execution import Work
 from teachonce.student_train.sweep.runs import Runs
@@ -151,49 +152,60 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("", "expected tables [tasks.NAME]"),
-        ("[tasks.mood]\ntask = 'speed'\n[models]\nteacher = 3", "models: expected a table"),
-        ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
-        ("[tasks.mood]\ntask = 'clasify'", "[tasks.mood] task clasify: did you mean classify?"),
-        ("[tasks.mood]\ntask = 'classify'\nwarm-up = 1", "warm-up is not an option", "warmup?"),
-        ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is not an option", "sweep sets"),
-        ("[tasks.mood]\ntask = 'speed'\nseed = 'one'", "[tasks.mood] seed one: 'one': expected"),
-        (
-            "[tasks.mood]\ntask = 'ner'\npieces = 'al'",
-            "[tasks.mood] pieces al: ",
-            "did you mean all? expected one of first, all",
-        ),
-        ("[tasks.mood]\ntask = 'speed'\nrepeat = true", "[tasks.mood] repeat true: expected"),
-        ("[tasks.mood]\ntask = 'ner'\nsave = 3", "[tasks.mood] save 3: expected true or false"),
-        ("[tasks.text]\ntask = 'mlm'\ntrain = 'novels.txt'\nvocab = '1k'", "[tasks.text] vocab"),
-        ("[tasks.mood]\ntask = 'table'", "[tasks.mood] task table does not take model"),
-        (
-            "[tasks.mood]\ntask = 'classify'",
-            "[tasks.mood] task classify needs train, or as_is",
-        ),
-        (f"{CLASSIFY}'gone.tsv'", "[tasks.mood] dev gone.tsv: no such file or folder"),
-        (f"{CLASSIFY}'novels.txt'", "[tasks.mood] dev novels.txt: expected a file that ends in"),
-        (
-            f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'",
-            "[tasks.mood] train table.tsv, ",
-            "column 'x'",
-        ),
-        (
-            f"{CLASSIFY}'table.tsv'\n[models]\nteacher = 'my-techer'",
-            "[models] teacher: model 'my-techer': no such folder",
-            "did you mean my-teacher?",
-        ),
-    ],
-)
+NO_TASKS: list[tuple[str, ...]] = [
+    ("", "expected tables [tasks.NAME]"),
+    ("[tasks.mood]\ntask = 'speed'\n[models]\nteacher = 3", "models: expected a table"),
+    ("[tasks.mood]\nkind = 1", 'expected task = "classify"'),
+    ("[tasks.mood]\ntask = 'clasify'", "[tasks.mood] task clasify: did you mean classify?"),
+    ("[tasks.mood]\ntask = 'classify'\nwarm-up = 1", "warm-up is not an option", "warmup?"),
+    ("[tasks.mood]\ntask = 'classify'\nmodel = 'x'", "model is not an option", "sweep sets"),
+    ("[tasks.mood]\ntask = 'speed'\nseed = 'one'", "[tasks.mood] seed one: 'one': expected"),
+    (
+        "[tasks.mood]\ntask = 'ner'\npieces = 'al'",
+        "[tasks.mood] pieces al: ",
+        "did you mean all? expected one of first, all",
+    ),
+    ("[tasks.mood]\ntask = 'speed'\nrepeat = true", "[tasks.mood] repeat true: expected"),
+    ("[tasks.mood]\ntask = 'ner'\nsave = 3", "[tasks.mood] save 3: expected true or false"),
+    ("[tasks.text]\ntask = 'mlm'\ntrain = 'novels.txt'\nvocab = '1k'", "[tasks.text] vocab"),
+    ("[tasks.mood]\ntask = 'table'", "[tasks.mood] task table does not take model"),
+    (
+        "[tasks.mood]\ntask = 'classify'",
+        "[tasks.mood] task classify needs train, or as_is",
+    ),
+    (f"{CLASSIFY}'gone.tsv'", "[tasks.mood] dev gone.tsv: no such file or folder"),
+    (f"{CLASSIFY}'novels.txt'", "[tasks.mood] dev novels.txt: expected a file that ends in"),
+    (
+        f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'",
+        "[tasks.mood] train table.tsv, ",
+        "column 'x'",
+    ),
+    (
+        f"{CLASSIFY}'table.tsv'\n[models]\nteacher = 'my-techer'",
+        "[models] teacher: model 'my-techer': no such folder",
+        "did you mean my-teacher?",
+    ),
+]
+
+
+def refused_here(tasks: Any, models: Any) -> str:
+    """Check the tables as the process does that a sweep starts: one case sees it start."""
+    try:
+        check_tables(tasks, models)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("case", NO_TASKS)
 def test_tasks_that_are_none(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if case is not NO_TASKS[-1]:
+        monkeypatch.setattr(scores, "_refused", refused_here)
     (tmp_path / "my-teacher").mkdir()
     (tmp_path / "novels.txt").write_text("A long night.\n")
     (tmp_path / "table.tsv").write_text("text\tlabel\nA good one.\tgood\n")

@@ -230,10 +230,8 @@ def test_every_loss_of_a_task_falls(
 ) -> None:
     for store in (classes, tags) if loss in OF_ANY_TASK else (classes,):
         model, collator, options = prepared(store, student=student, loss={loss: 1.0})
-        (batch,) = (
-            collator(raw, 0, (0,)).to(torch.device("cpu"))
-            for raw in store.stream(0, 0, 10**6, features=collator.features())
-        )
+        raw = next(iter(store.stream(0, 0, 600, features=collator.features())))
+        batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
         distiller = Distiller.of(model, options, store)
         optimizer = torch.optim.AdamW(distiller.parameters(), lr=1e-2)
         found = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.store.making import SMALL, Part, features_of, make_store
+from tests.store.making import SMALL, Part, copied, make_store, stores_in
 
 Made = tuple[Path, list[Part]]
 
@@ -17,20 +16,7 @@ Made = tuple[Path, list[Part]]
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     """made(ext, codec, tier) -> path of a sealed store, and what went in."""
-    known: dict[tuple[str, ...], Made] = {}
-
-    def make(ext: str, codec: str = "default", tier: str = "topk") -> Made:
-        if (ext, codec, tier) not in known:
-            path = tmp_path_factory.mktemp("stores") / f"{codec}-{tier}.{ext}"
-            known[ext, codec, tier] = (path, make_store(path, features_of(codec, tier)))
-        return known[ext, codec, tier]
-
-    return make
-
-
-def copied(source: Path, target: Path) -> Path:
-    """Copy a store of files or of one file."""
-    return Path((shutil.copytree if source.is_dir() else shutil.copy)(source, target))
+    return stores_in(tmp_path_factory.mktemp("stores"))
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +301,20 @@ def make_store(
             put_part(writer, number, part)
     writer.seal()
     return made
+
+
+def copied(source: Path, target: Path) -> Path:
+    """Copy a store of files or of one file."""
+    return Path((shutil.copytree if source.is_dir() else shutil.copy)(source, target))
+
+
+def stores_in(folder: Path, **sizes: int) -> Callable[..., tuple[Path, list[Part]]]:
+    """Return a function of container, codec and tier that makes each store once, as `make_store`
+    does."""
+
+    @cache
+    def make(ext: str, codec: str = "default", tier: str = "topk") -> tuple[Path, list[Part]]:
+        path = folder / f"{codec}-{tier}.{ext}"
+        return path, make_store(path, features_of(codec, tier), **sizes)
+
+    return make

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,10 @@ KINDS = (*LOGITS, *TASKS, "embedding", "chat")
 def test_a_reader_written_from_the_format_alone(
     tmp_path: Path, ext: str, codec: str, kind: str
 ) -> None:
-    path = tmp_path / f"a.{ext}"
-    make_store(path, features_of(codec, kind), parts=2, sequences=4)
+    path, features = tmp_path / f"a.{ext}", features_of(codec, kind)
+    if kind != KINDS[0]:  # of each kind, states and maps would be the same arrays
+        features = replace(features, hidden=(), attention=())
+    make_store(path, features, parts=2, sequences=4)
     reader, fs = Store(path), open_store(path)
     records = list(zip(reader, fs, strict=True))
     assert len(records) == 8

@@ -31,6 +31,7 @@ import teachonce.feature_store.cli, teachonce.support.console
 assert "rich" not in sys.modules
 import teachonce.teacher_dump.cli
 import teachonce.student_train.cli, teachonce.downstream.cli
+import teachonce.student_train.losses.registry  # the list of losses does not wait for torch
 heavy = {"zarr", "h5py", "torch", "transformers", "datasets", "tokenizers", "scipy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from teachonce.store import open_store
@@ -39,13 +40,22 @@ assert "zarr" in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_torch_waits_asleep_and_the_environment_stays() -> None:
+def test_names_are_imported_when_they_are_used_and_torch_waits_asleep() -> None:
     program = """
 import os, subprocess, sys
 os.environ.pop("OMP_WAIT_POLICY", None)
 os.environ["OMP_DISPLAY_ENV"] = "TRUE"  # OpenMP tells its settings as it is loaded
+import teachonce
+ours = ("store", "student_train", "teacher_dump")
+heavy = ("torch", "transformers", "zarr", *(f"teachonce.{name}" for name in ours))
+assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
+from teachonce import align_span, open_store
+assert not {"torch", "transformers"} & set(sys.modules)
 from teachonce.student_train import prepare
 from teachonce.student_train.train import train
+from teachonce import TrainOptions, train as ours
+from teachonce.student_train.train.student_training import train as theirs
+assert train is ours is theirs
 assert "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
 import warnings
 from teachonce.support.environment import warn_of_spinning

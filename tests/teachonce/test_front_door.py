@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -50,22 +48,6 @@ def test_every_loss_is_there_and_documented(loss: Loss) -> None:
 
 def test_the_version_is_that_of_the_installed_package() -> None:
     assert teachonce.__version__ == version("teachonce")
-
-
-def test_names_are_imported_when_they_are_used() -> None:
-    program = """
-import sys
-import teachonce
-ours = ("store", "student_train", "teacher_dump")
-heavy = ("torch", "transformers", "zarr", *(f"teachonce.{name}" for name in ours))
-assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
-from teachonce import align_span, open_store
-assert not {"torch", "transformers"} & set(sys.modules)
-from teachonce import TrainOptions, train
-from teachonce.student_train.train.student_training import train as theirs
-assert train is theirs and "torch" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -23,9 +23,16 @@ from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.containers.hdf5.tree import FILE_ALTERED, Hdf5File, Hdf5Source
 from teachonce.store.tools.verify import verify
 from tests.integrity.forged_hdf5 import _anatomy, forge_block
+from tests.store.making import copied
 
 Copy = Callable[..., Path]
 IDS = "parts/0/token/id"
+
+
+@pytest.fixture
+def copy(tmp_path: Path, small_store: Callable[[str], Path]) -> Copy:
+    """Give copies of a smaller store than other tests have: every command reads it."""
+    return lambda ext: copied(small_store(ext), tmp_path / f"copy.{ext}")
 
 
 def alter(path: Path, name: str, old: bytes, new: bytes) -> None:

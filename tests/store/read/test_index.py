@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,11 +25,10 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.integrity.damage import flip
-from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.store.making import SMALL, begin, features_of, make_part, make_store, put_part
 from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents
 
-SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
 EXT = pytest.mark.parametrize("ext", ["zarr", "h5"])
 PARTS = 7
 

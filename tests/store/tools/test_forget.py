@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -36,8 +35,10 @@ from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
 from tests.store.making import (
     IDENTITY,
+    SMALL,
     TOKENIZER,
     begin,
+    copied,
     features_of,
     make_part,
     make_store,
@@ -54,17 +55,17 @@ EVERY = [
     ("h5", "head"), ("zarr", "classification"), ("h5", "embedding"), ("h5", "pairs"),
 ]  # fmt: skip
 QUICK = 3
-SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
 Copy = Callable[..., Path]
 
 
 @pytest.fixture
-def small(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def small(
+    tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
+) -> Path:
     """A store of three parts, alone in its folder, in the format of the parameter."""
     path = tmp_path / "alone" / f"a.{request.param}"
     path.parent.mkdir()
-    make_store(path, SMALL)
-    return path
+    return copied(small_store(request.param), path)
 
 
 def kept_of(path: Path, gone: tuple[int, ...] = GONE) -> list[dict[str, object]]:

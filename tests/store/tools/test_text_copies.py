@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pickle
@@ -20,21 +19,21 @@ from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
 from teachonce.support.cache_folder import cache_folder
-from tests.store.making import features_of, make_store
+from tests.store.making import SMALL, copied, make_store
 from tests.store.tools import forgetting
 from tests.store.tools.forgetting import holding
 from tests.store.tools.test_commands import run
 
-SMALL = dataclasses.replace(features_of(), hidden=("mean",), attention=(), views=1)
 GONE = 1
 CHANGED = "documents were forgotten, or another store has its name"
 
 
 @pytest.fixture
-def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    path = tmp_path / f"a.{getattr(request, 'param', 'zarr')}"
-    make_store(path, SMALL)
-    return path
+def path(
+    tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
+) -> Path:
+    ext = getattr(request, "param", "zarr")
+    return copied(small_store(ext), tmp_path / f"a.{ext}")
 
 
 @pytest.fixture(autouse=True)

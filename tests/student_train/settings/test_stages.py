@@ -60,7 +60,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(
     if freeze == ("types",) and student != "bert:16x2x2":
         pytest.skip("only a BERT has token types")
     loss = {"mlm": 1.0, "hidden": 1.0}
-    options = options_for(store, student=student, loss=loss, freeze=freeze, lr=1e-2)
+    options = options_for(store, student=student, loss=loss, freeze=freeze, lr=1e-2, steps=3)
     model, collator, _ = prepare(options, store)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     train(store, model, collator, options)

@@ -191,7 +191,12 @@ NARROW = [(case, "bf16") for case in ("other weights", "dropout", "wrong layer")
 
 @pytest.mark.parametrize(("case", "precision"), [*((case, "fp32") for case in WRONG), *NARROW])
 def test_wrong_stores(
-    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case: str, precision: str
+    tmp_path: Path,
+    tiny_teacher: Teachers,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    precision: str,
 ) -> None:
     (spoil, words), model = WRONG[case], tmp_path / "model"
     shutil.copytree(tiny_teacher("bert"), model)
@@ -199,11 +204,21 @@ def test_wrong_stores(
         spoil(patch, model)
         options = {"hidden": "mean,layer:3", "precision": precision, "views": 2}
         store = dumped(model, corpus, tmp_path / "a.h5", **options)
-    found = report(store, tiny_teacher("bert"))
+    reports: list[LiveReport] = []
+    plain = rerun.check
+
+    def check(*given: Any) -> LiveReport:
+        reports.append(plain(*given))
+        return reports[-1]
+
+    monkeypatch.setattr(rerun, "check", check)
+    model = tiny_teacher("bert")
+    command = ["verify", str(store), "--model", str(model), "--sample", "99", "--device", "cpu"]
+    result = CliRunner().invoke(main, command)
+    # If the tokens are other ones already, the command does not run the teacher.
+    found = reports[0] if reports else report(store, model)
     assert any(line.startswith(words) for line in found.problems), found.problems
     assert bool(found.notes) == (case == "other weights")
-    command = ["verify", str(store), "--model", str(tiny_teacher("bert")), "--sample", "99"]
-    result = CliRunner().invoke(main, command)
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
     last = result.output.strip().splitlines()[-1]
     assert last.startswith(f"Error: {store}: ")
