@@ -313,8 +313,11 @@ def stores_in(folder: Path, **sizes: int) -> Callable[..., tuple[Path, list[Part
     does."""
 
     @cache
-    def make(ext: str, codec: str = "default", tier: str = "topk") -> tuple[Path, list[Part]]:
+    def made(ext: str, codec: str, tier: str) -> tuple[Path, list[Part]]:
         path = folder / f"{codec}-{tier}.{ext}"
         return path, make_store(path, features_of(codec, tier), **sizes)
+
+    def make(ext: str, codec: str = "default", tier: str = "topk") -> tuple[Path, list[Part]]:
+        return made(ext, codec, tier)  # `cache` would know defaults from words that are given
 
     return make

@@ -247,4 +247,5 @@ def curves(
 
 def _spec(chart: Any, height: int = HEIGHT) -> dict[str, Any]:
     sized = chart.properties(width="container", height=height)
-    return dict(sized.to_dict())
+    # Without Altair's check against the schema of Vega-Lite: a third of the time of a page.
+    return dict(sized.to_dict(validate=False))
