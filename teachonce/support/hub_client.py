@@ -153,7 +153,7 @@ def _check(response: Response) -> None:
     wait = headers.get("Retry-After", "")
     # The digits are counted first, because int() raises ValueError above 4,300 of them. The client
     # waits for seconds alone, and ignores dates.
-    if wait.isdigit() and (len(wait) > 9 or int(wait) > MAX_WAIT):
+    if wait.isdecimal() and (len(wait) > 9 or int(wait) > MAX_WAIT):
         raise _refused(request, f"requests a pause of {wait:.20} s (HTTP {response.status_code})")
     if request.method == "HEAD":
         for name in NAMES:
@@ -164,8 +164,8 @@ def _check(response: Response) -> None:
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _refused(request, "sends packed bytes, which were not requested")
     declared = headers.get("Content-Length", "")
-    most = _most(response, int(declared) if declared.isdigit() else None)
-    if declared.isdigit() and int(declared) > most:
+    most = _most(response, int(declared) if declared.isdecimal() else None)
+    if declared.isdecimal() and int(declared) > most:
         raise _refused(request, f"sends {int(declared):,} bytes, expected at most {most:,}")
     response.stream = _bounded(response, most)
 
