@@ -26,7 +26,7 @@ def numbered(paths: Iterable[Path]) -> list[Path]:
 
     def key(path: Path) -> list[tuple[int, str]]:
         found = re.findall(r"\d+|\D+", str(path))
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in found]
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in found]
 
     return sorted(paths, key=key)
 
