@@ -25,12 +25,13 @@ class PieceBytes:
     tokens are empty.
 
     Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], the
-    number of spaces at its end.
+    number of spaces at its end. blank_first: bool [V], pieces that begin with a space.
     """
 
     start: Index
     flat: Octets
     blanks: Index
+    blank_first: Booleans
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> PieceBytes:
@@ -46,6 +47,7 @@ class PieceBytes:
             starts([len(piece) for piece in written]),
             np.frombuffer(b"".join(written), np.uint8),
             np.array(blanks, np.int64),
+            np.array([piece.startswith(b" ") for piece in written], bool),
         )
 
     def written(self) -> list[bytes]:

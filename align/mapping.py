@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,11 @@ class VocabularyMap:
     unknown: bool [V], tokens that the student's pieces cannot spell. Their split is the student's
         unk, or empty if the student has none.
     teacher_bytes, student_bytes: the bytes of both vocabularies' pieces.
+    isolates: the student's pre-tokenizer makes each punctuation character a word.
+    at_word_start: the map for places at which a piece without the mark of a blank begins a word
+        (`align.strategies.word_starts`). Only a teacher that marks blanks and a student that marks
+        the pieces inside words have it, else None: in `(story)` both read a `story` without a mark,
+        which in `history` is `##story` for the student.
     """
 
     match: NDArray[np.int32]
@@ -38,11 +43,31 @@ class VocabularyMap:
     unknown: Booleans
     teacher_bytes: PieceBytes
     student_bytes: PieceBytes
+    isolates: bool = False
+    at_word_start: VocabularyMap | None = None
 
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
         """Make the map of two vocabularies. This is slow, so do it once for each pair."""
+        # The alignment `bytes` needs them for every batch, and they depend on the vocabularies
+        # alone.
+        octets = PieceBytes.of(teacher), PieceBytes.of(student)
         pieces = _StudentPieces(student, same_marks=teacher.marks == student.marks)
+        at_word_start = None
+        if (teacher.marks.style, student.marks.style) == ("blank", "prefix"):
+            begun = tuple(replace(piece, begins=True) for piece in teacher.pieces)
+            at_word_start = cls._made(replace(teacher, pieces=begun), pieces, octets, None)
+        return cls._made(teacher, pieces, octets, at_word_start)
+
+    @classmethod
+    def _made(
+        cls,
+        teacher: Vocabulary,
+        pieces: _StudentPieces,
+        octets: tuple[PieceBytes, PieceBytes],
+        at_word_start: VocabularyMap | None,
+    ) -> VocabularyMap:
+        student = pieces.student
         # With equal normalisers, the teacher's pieces are normalised already.
         same = teacher.normaliser == student.normaliser
         normalise = str if same else normaliser_of(student.normaliser)
@@ -63,10 +88,12 @@ class VocabularyMap:
             splits.append(_unk_ids(student) if split is None else split)
         start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
-        # The alignment `bytes` needs them for every batch, and they depend on the vocabularies
-        # alone.
-        own, theirs = PieceBytes.of(teacher), PieceBytes.of(student)
-        return cls(match, start, ids, unknown, own, theirs)
+        return cls(match, start, ids, unknown, *octets, pieces.isolates, at_word_start)
+
+    @property
+    def maps(self) -> tuple[VocabularyMap, ...]:
+        """Return this map and, if there is one, the map at word starts."""
+        return (self,) if self.at_word_start is None else (self, self.at_word_start)
 
     def split(self, token: int) -> NDArray[np.int32]:
         """Return the student ids of one teacher token."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from teachonce.align.byte_edges import shared_runs
 from teachonce.align.mapping import VocabularyMap
-from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens
+from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens, classes
+from teachonce.align.vocabulary import isolated
 from teachonce.support.arrays import ranges, starts
 
 Index = NDArray[np.int64]
@@ -227,7 +228,8 @@ def align_match(
     """Pair single tokens that cover the same characters and are equal pieces.
 
     Selects the pairs of `align_span` that have one token on each side and whose student id is
-    `vocabulary.match` of the teacher id (Kolesnikova et al. 2022, "match").
+    `match` of the teacher id in `vocabulary`, or in its `at_word_start` (Kolesnikova et al. 2022,
+    "match").
 
     Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
     """
@@ -235,9 +237,37 @@ def align_match(
     pairs = align_span(text, teacher, student)
     t, s = pairs.teacher[:, 0], pairs.student[:, 0]
     equal = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
-    equal &= vocabulary.match[teacher.ids[t]] == student.ids[s]
+    t, s = t[equal], s[equal]
+    # The piece that the student reads shows which of the maps holds at its place.
+    equal = np.zeros(len(t), bool)
+    for each in vocabulary.maps:
+        equal |= each.match[teacher.ids[t]] == student.ids[s]
     t, s = t[equal], s[equal]
     return Alignment(_as_runs(t, t + 1), _as_runs(s, s + 1))
+
+
+def word_starts(
+    text: FlatText, teacher: Tokens, vocabulary: VocabularyMap, tokens: Integers
+) -> Booleans:
+    """Find the `tokens` in whose place `vocabulary.at_word_start` maps the teacher's pieces: bool
+    [G].
+
+    tokens: [G], flat numbers of the teacher's tokens that cover characters. A place, before the
+        blank of the token if it has one, is found if it is the start of the text, or follows white
+        space or a character that is a word of the student by itself. There a piece without the mark
+        of a blank begins a word; in every other place it continues one.
+    """
+    if vocabulary.at_word_start is None:
+        return np.zeros(len(tokens), bool)
+    low = text.start[np.searchsorted(teacher.start, tokens, "right") - 1]
+    place = low + teacher.offsets[tokens, 0]
+    # Some tokenizers do not count the blank of a token in its offsets.
+    uncounted = ~text.space[place] & (place > low) & text.space[place - 1]
+    place -= uncounted & vocabulary.teacher_bytes.blank_first[teacher.ids[tokens]]
+    found: Booleans = (place == low) | text.space[place - 1]
+    if vocabulary.isolates:
+        found |= classes(text.codepoints[place - 1], isolated) > 0
+    return found
 
 
 def align_reduce(

@@ -6,7 +6,7 @@ Also defines AlignmentError, the error of this package.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -43,20 +43,24 @@ def character_class(character: str) -> int:
 
 
 @cache
-def _table() -> NDArray[np.uint8]:
+def _table(classify: Callable[[str], int]) -> NDArray[np.uint8]:
     """Return the classes of all code points (1.1 MB), UNSEEN for those that no text had yet."""
     return np.full(CODE_POINTS, UNSEEN, np.uint8)
 
 
-def _classes(codepoints: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Return the class of each character."""
+def classes(
+    codepoints: NDArray[np.uint32], classify: Callable[[str], int] = character_class
+) -> NDArray[np.uint8]:
+    """Return the class of each character: what `classify`, a function of the module, returns for
+    it."""
     # `unicodedata` is called once for a code point: not for every character of every batch, and not
     # for the million that no text has, which took each process half a second.
-    found = _table()[codepoints]
+    table = _table(classify)
+    found = table[codepoints]
     unseen = np.unique(codepoints[found == UNSEEN])
     if len(unseen):
-        _table()[unseen] = [character_class(chr(each)) for each in unseen.tolist()]
-        found = _table()[codepoints]
+        table[unseen] = [classify(chr(each)) for each in unseen.tolist()]
+        found = table[codepoints]
     return found
 
 
@@ -82,8 +86,8 @@ class FlatText:
         # surrogatepass: a lone surrogate is one character of a Python string like any other
         raw = "".join(texts).encode("utf-32-le", "surrogatepass")
         codepoints = np.frombuffer(raw, np.dtype("<u4"))
-        classes = _classes(codepoints)
-        return cls(start, codepoints, classes == BLANK, classes == SOLID)
+        found = classes(codepoints)
+        return cls(start, codepoints, found == BLANK, found == SOLID)
 
     def __len__(self) -> int:
         return len(self.start) - 1

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
+from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens, word_starts
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
@@ -82,6 +82,11 @@ class _Aligned:
         losses = [term.loss for term in terms if term.alignment == name]
         return cls(name, ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
 
+    @property
+    def reader(self) -> tuple[str, bool]:
+        """Return what determines the student piece that is the target of a teacher piece."""
+        return self.strategy.predicted, self.strategy.second_input
+
 
 class Collator:
     """Turns store batches into student batches for one vocabulary.
@@ -122,7 +127,7 @@ class Collator:
         self.whole = None
         if exact and head is not None:
             self.whole = whole_head(self.vocabulary, size, head, self.logits)
-        self.readers = dict[str, TargetReader]()  # by `Strategy.predicted`
+        self.readers = dict[tuple[str, bool], TargetReader]()  # by `_Aligned.reader`
         self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
         self.source: StreamedFeatures | ResidentFeatures = StreamedFeatures()
@@ -178,18 +183,20 @@ class Collator:
             # With the teacher's vocabulary, targets are computed from the head: nothing is folded.
             whole = self.causal and self.whole is not None
             if each.teacher & {"distribution", "logits", "shared"} and not whole:
-                self._read_logits(each.strategy.predicted)
+                self._read_logits(each)
         self.targets = plan.targets
 
-    def _read_logits(self, predicted: str) -> None:
-        if predicted not in self.readers:
-            if predicted != "first":
-                pieces = self.vocabulary.match
+    def _read_logits(self, wanted: _Aligned) -> None:
+        if wanted.reader not in self.readers:
+            # The second input has the splits of the first map at every place.
+            maps = self.vocabulary.maps[: 1 if wanted.strategy.second_input else None]
+            if wanted.strategy.predicted != "first":
+                pieces = np.stack([each.match for each in maps])
             elif self.causal:
                 pieces = next_pieces(self.vocabulary, self.tokenizer)
             else:
-                pieces = first_pieces(self.vocabulary)
-            self.readers[predicted] = TargetReader(pieces, self.head, self.logits)
+                pieces = np.stack([first_pieces(each) for each in maps])
+            self.readers[wanted.reader] = TargetReader(pieces, self.head, self.logits)
 
     @property
     def dense(self) -> bool:
@@ -309,7 +316,7 @@ class Collator:
             logit_runs, found = self._next(batch, wanted, sides.teacher, student, alignment)
             logits, head = (None, found) if isinstance(found, HeadTargets) else (found, None)
         elif "logits" in wanted.features and not self.causal:
-            logit_runs, logits, shared = self._logits(batch, wanted, alignment, read.labels)
+            logit_runs, logits, shared = self._logits(batch, wanted, sides, alignment, read.labels)
         # Only now: the targets of next tokens above need whole runs.
         if self.causal:
             alignment = last_tokens(alignment)
@@ -390,7 +397,7 @@ class Collator:
         rows, before = predicting_tokens(alignment, teacher, student)
         assert batch.logits is not None
         if self.whole is None:
-            targets, some = self.readers[wanted.strategy.predicted].of(batch.logits, rows)
+            targets, some = self.readers[wanted.reader].of(batch.logits, rows)
             before = before[some]
         following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
         runs = Runs.of(np.stack([before, before + 1], axis=1))
@@ -399,12 +406,16 @@ class Collator:
         return runs, NextTargets(**vars(targets), following=following)
 
     def _logits(
-        self, batch: Batch, wanted: _Aligned, alignment: Alignment, labels: Array
+        self,
+        batch: Batch,
+        wanted: _Aligned,
+        sides: Tokenizations,
+        alignment: Alignment,
+        labels: Array,
     ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
         """Select the logit targets of the runs with a single teacher token."""
-        predicted, targets, shared = wanted.strategy.predicted, None, None
-        student = alignment.student
-        if predicted == "first":  # the first token of a run predicts it
+        targets, shared, student = None, None, alignment.student
+        if wanted.strategy.predicted == "first":  # the first token of a run predicts it
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         # Several teacher tokens have several distributions, and no joint one is stored.
         chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
@@ -413,12 +424,15 @@ class Collator:
         elif self.targets == "unmasked":
             masked = starts(labels != IGNORED)  # masked tokens before each token
             chosen &= masked[student[:, 0]] == masked[student[:, 1]]
-        rows, reader = alignment.teacher[chosen, 0], self.readers[predicted]
+        rows, reader = alignment.teacher[chosen, 0], self.readers[wanted.reader]
         assert batch.logits is not None
+        places = None
+        if len(reader.pieces) > 1:
+            places = word_starts(sides.text, sides.teacher, self.vocabulary, rows).astype(np.int64)
         if wanted.teacher & {"distribution", "logits"}:
-            targets, some = reader.of(batch.logits, rows)
+            targets, some = reader.of(batch.logits, rows, places)
         if "shared" in wanted.teacher:
-            shared, some = reader.shared_of(batch.logits, rows)
+            shared, some = reader.shared_of(batch.logits, rows, places)
         return Runs.of(student[chosen][some]), targets, shared
 
 

@@ -86,7 +86,8 @@ def first_pieces(vocabulary: VocabularyMap) -> Array:
 class TargetReader:
     """Turns stored logits of any tier into targets in the student's vocabulary.
 
-    pieces: the student piece [Vt] of each teacher piece, or -1.
+    pieces: the student piece of each teacher piece, or -1: [Vt], or [P,Vt] if it depends on the
+        place. `places` below are row numbers of it, [G]; without them it has one row.
     head: weight [V,D] and bias [V] of the teacher's head, for the head tier.
     spec: caps the logits of this head.
     """
@@ -97,12 +98,14 @@ class TargetReader:
         head: tuple[Array, Array] | None = None,
         spec: LogitsSpec | None = None,
     ) -> None:
-        self.pieces, self.spec = pieces, spec
+        self.pieces, self.spec = np.atleast_2d(pieces), spec
         if head is not None:  # only the rows of shared pieces are ever multiplied
-            self.shared = np.flatnonzero(pieces >= 0)
+            self.shared = np.flatnonzero((self.pieces >= 0).any(axis=0))
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
-    def of(self, logits: Logits, rows: Array) -> tuple[LogitTargets, Array]:
+    def of(
+        self, logits: Logits, rows: Array, places: Array | None = None
+    ) -> tuple[LogitTargets, Array]:
         """Return the targets of the teacher's tokens `rows` [G], and the rows that have any: bool
         [G] (see `fold`)."""
         log_partition = logits.log_partition[rows]
@@ -111,10 +114,16 @@ class TargetReader:
         elif logits.tier == "sample":
             stored = _drawn(logits, rows)
         else:
-            stored = self._best_shared(logits.values[rows], log_partition)
-        return fold(*stored, log_partition, self.pieces)
+            stored = self._best_shared(logits.values[rows], log_partition, places)
+        ids, logprobs, rest = stored
+        if places is not None:
+            size = self.pieces.shape[1]
+            ids = np.where(ids < size, ids + size * places[:, None], self.pieces.size)
+        return fold(ids, logprobs, rest, log_partition, self.pieces.reshape(-1))
 
-    def shared_of(self, logits: Logits, rows: Array) -> tuple[SharedTargets, Array]:
+    def shared_of(
+        self, logits: Logits, rows: Array, places: Array | None = None
+    ) -> tuple[SharedTargets, Array]:
         """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and the
         rows that have any: bool [G].
 
@@ -122,29 +131,53 @@ class TargetReader:
         teacher pieces with the same student piece are added.
         """
         if logits.tier != "head":
-            best, some = self.of(logits, rows)
+            best, some = self.of(logits, rows, places)
             return SharedTargets(best.ids, best.logprobs, best.valid), some
         count = len(rows) if len(self.shared) else 0
         every = self._head_logits(logits.values[rows][:count])
-        pieces, place = np.unique(self.pieces[self.shared], return_inverse=True)
-        found = torch.full((count, len(pieces)), -torch.inf)
-        for columns in _once_each(place):
-            slots = torch.from_numpy(place[columns])
-            found[:, slots] = torch.logaddexp(found[:, slots], every[:, columns])
+        own = self.pieces[:, self.shared]
+        pieces = np.unique(own[own >= 0])
+        if places is None:
+            found, valid = _summed(every, own[0], pieces), torch.ones(1, 1, dtype=torch.bool)
+        else:
+            found = torch.full((count, len(pieces)), -torch.inf)
+            for number, row in enumerate(own):
+                here = np.flatnonzero(places[:count] == number)
+                found[here] = _summed(every[here], row, pieces)
+            valid = torch.from_numpy(
+                np.stack([np.isin(pieces, row) for row in own])[places[:count]]
+            )
         ids = torch.from_numpy(pieces.astype(np.int64)).expand(count, -1)
-        targets = SharedTargets(ids, found, torch.ones(1, 1, dtype=torch.bool).expand_as(found))
-        return targets, np.full(len(rows), count > 0)
+        return SharedTargets(ids, found, valid.expand_as(found)), np.full(len(rows), count > 0)
 
     def _head_logits(self, values: Array) -> Tensor:
         outputs = torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
         return self.spec.capped(outputs, torch) if self.spec else outputs
 
-    def _best_shared(self, values: Array, log_partition: Array) -> tuple[Array, Array, Array]:
+    def _best_shared(
+        self, values: Array, log_partition: Array, places: Array | None
+    ) -> tuple[Array, Array, Array]:
         logprobs = self._head_logits(values) - torch.from_numpy(log_partition)[:, None]
+        if places is not None:
+            shared = torch.from_numpy(self.pieces[:, self.shared] >= 0)
+            logprobs = logprobs.masked_fill(~shared[torch.from_numpy(places)], -torch.inf)
         best, place = logprobs.topk(min(HEAD_BEST, len(self.shared)), dim=1)
         # The input of the head is stored in float16: the probabilities may sum to slightly above 1.
         rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
         return self.shared[place.numpy()], best.numpy(), rest.numpy()
+
+
+def _summed(logits: Tensor, own: Array, pieces: Array) -> Tensor:
+    """Add the probabilities of teacher pieces [S] with the same student piece: logits [G,S] become
+    logits [G,P] of the student's `pieces` [P], which ascend. `own` [S] is the student piece of each
+    teacher piece, or -1."""
+    found = torch.full((len(logits), len(pieces)), -torch.inf)
+    shared = np.flatnonzero(own >= 0)
+    place = np.searchsorted(pieces, own[shared])
+    for columns in _once_each(place):
+        slots = torch.from_numpy(place[columns])
+        found[:, slots] = torch.logaddexp(found[:, slots], logits[:, shared[columns]])
+    return found
 
 
 def _once_each(place: Array) -> Iterator[Array]:

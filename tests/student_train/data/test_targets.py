@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from teachonce.align import Tokenizations, Tokens
+from teachonce.align.vocabulary import isolated
+from teachonce.store import Batch, Logits
+from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import fold
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.arrays import Array
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
 
 
@@ -30,3 +40,85 @@ def test_folding_keeps_all_mass_and_names_each_piece_once(seed: int, k: int) -> 
         for piece, logprob in zip(pieces, targets.logprobs[row][valid].tolist(), strict=True):
             want = np.exp(logprobs[g][vocabulary[ids[g]] == piece]).sum()
             assert np.exp(logprob) == pytest.approx(want, rel=1e-4)
+
+
+def batch_of(texts: list[str], tokens: Tokens, logits: Logits) -> Batch:
+    rest: Any = dict.fromkeys(
+        ("document", "spans_start", "spans", "hidden", "attention", "stored", "level")
+    )
+    return Batch(
+        **rest,
+        index=np.arange(len(texts)),
+        start=tokens.start,
+        token_ids=tokens.ids.astype(np.int32),
+        offsets=tokens.offsets,
+        special=tokens.special,
+        logits=logits,
+        load_texts=lambda: texts,
+    )
+
+
+def begins_a_word(text: str, begin: int, marked: bool) -> bool:
+    if marked and text[max(0, begin - 1) : begin].isspace():
+        begin -= 1
+    before = text[:begin][-1:]
+    return not before or before.isspace() or isolated(before)
+
+
+@pytest.mark.parametrize("tier", ["topk", "head"])
+@pytest.mark.parametrize("align", ["span", "match"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_the_place_in_a_text_decides_whether_a_piece_without_a_mark_begins_a_word(
+    make_tokenizer: Callable[[str], Any], kind: str, align: str, tier: str
+) -> None:
+    """A teacher with .75 for its own token, which is what the student reads there, and .25 for
+    `s`."""
+    texts = [
+        "“The story,” she told (the lamp): old-teller.", "(storms)", "stories, story\nthe s",
+    ]  # fmt: skip
+    student, teacher = make_tokenizer("wordpiece"), make_tokenizer(kind)
+    tokens = tokenize(teacher.backend_tokenizer, texts)
+    size, count = len(teacher), len(tokens.ids)
+    own, other = tokens.ids.astype(np.int64), teacher.convert_tokens_to_ids("s")
+    ids = np.stack([own, np.full(count, other)], axis=1)
+    logprobs = np.log(np.tile(np.array([0.75, 0.25], np.float32), (count, 1)))
+    nothing = np.zeros(count, np.float32)
+    head: tuple[Array, Array] | None = None
+    if tier == "topk":
+        logits = Logits("topk", nothing, ids=ids, logprobs=logprobs, rest=nothing - np.inf)
+    else:  # an identity: the inputs of this head are its outputs
+        head = np.eye(size, dtype=np.float32), np.zeros(size, np.float32)
+        values = np.full((count, size), -50, np.float32)
+        np.put_along_axis(values, ids, logprobs, axis=1)
+        logits = Logits("head", nothing, values=values)
+    losses = {"kl": 1.0, **({"kl-shared": 1.0} if align == "match" else {})}
+    options = TrainOptions(store="", loss=losses, align=align, targets="all")
+    plan = options.batch_plan(options.terms(None))
+    backend = teacher.backend_tokenizer.to_str()
+    collator = Collator(student, backend, plan, max_length=64, head=head)
+    found = collator(batch_of(texts, tokens, logits), 0, (0,)).aligned[align]
+    assert found.logits is not None
+    native = tokenize(student.backend_tokenizer, texts)
+    _, runs = Tokenizations(texts, tokens, native, collator.vocabulary, 64).align(align)
+    single = np.flatnonzero(runs.teacher[:, 1] - runs.teacher[:, 0] == 1)
+    assert len(single) == len(found.logits.ids) > 10
+    each = zip(runs.teacher[single, 0].tolist(), runs.student[single, 0].tolist(), strict=True)
+    places = set[bool]()
+    for number, (row, position) in enumerate(each):
+        if own[row] == other:
+            continue
+        text, begin = texts[tokens.sequence_of(row)], int(tokens.offsets[row, 0])
+        marked = teacher.convert_ids_to_tokens(int(own[row]))[0] in "Ġ▁"
+        places.add(begun := begins_a_word(text, begin, marked))
+        piece = student.convert_tokens_to_ids("s" if begun else "##s")
+        wanted = {int(native.ids[position]): 0.75}
+        wanted[piece] = wanted.get(piece, 0) + 0.25
+        kept = zip(found.logits.ids[number], found.logits.logprobs[number].exp(), strict=True)
+        assert {int(i): p.item() for i, p in kept if p > 1e-6} == pytest.approx(wanted, abs=1e-3)
+        if found.shared is not None:
+            valid, shares = found.shared.valid[number], found.shared.logits[number].exp()
+            kept = zip(found.shared.ids[number][valid], shares[valid], strict=True)
+            assert {int(i): p.item() for i, p in kept if p > 1e-6} == pytest.approx(
+                wanted, abs=1e-3
+            )
+    assert places == {True, False} and (found.shared is None) == (align == "span")
