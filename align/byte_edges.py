@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.text import Booleans, FlatText, Tokens
+from teachonce.align.text import Booleans, FlatText, Tokens, classes, is_composed
 from teachonce.align.vocabulary import Vocabulary
 from teachonce.support.arrays import ranges, starts
 
@@ -17,6 +17,8 @@ Octets = NDArray[np.uint8]
 BLANK = ord(" ")
 # Below every place, so that a maximum with the places before it leaves it out.
 NO_EDGE = -1
+# Of a letter with its marks that are compared; text that normalisers can stream has 30 marks.
+MOST_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,35 +89,62 @@ class TextBytes:
         return cls(place, begin, flat)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counted:
+    """Holds the n tokens of one side that are not special, or cover characters.
+
+    number: flat token numbers. ids: their pieces. sequence: their texts. begin: the character at
+        which each begins. reach: the largest end up to each token. final: bool, false for a token
+        that shares a character with the next one. A token and the final one after it are a group.
+    """
+
+    number: Index
+    ids: Index
+    sequence: Index
+    begin: Index
+    reach: Index
+    final: Booleans
+
+    @classmethod
+    def of(cls, text: FlatText, tokens: Tokens) -> _Counted:
+        lengths = np.diff(tokens.start).astype(np.int64)
+        begin, end = tokens.offsets.astype(np.int64).T
+        number = np.flatnonzero(~tokens.special | (end > begin))
+        sequence = np.repeat(np.arange(len(lengths)), lengths)[number]
+        shift = text.start[:-1][sequence]
+        begin = begin[number] + shift
+        # Monotone, even if a token steps back in the text.
+        reach = np.maximum.accumulate(end[number] + shift)
+        final = np.ones(len(number), bool)
+        final[:-1] = (begin[1:] >= reach[:-1]) | (sequence[1:] != sequence[:-1])
+        return cls(number, tokens.ids[number].astype(np.int64), sequence, begin, reach, final)
+
+    def last(self) -> Index:
+        """Return the final token of each token's group."""
+        return np.flatnonzero(self.final)[np.append(0, np.cumsum(self.final)[:-1])]
+
+
 def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceBytes) -> Index:
     """Find the byte at which each token ends: int64 [N], positions in `octets.flat`, or NO_EDGE.
 
     A token starts where the previous token ended. So characters that a normaliser dropped, and
     spaces that `trim_offsets` removed, belong to the token after them, or to the token whose piece
-    has them. NO_EDGE: special tokens without characters, and tokens that end inside a character
-    whose bytes are not those of the pieces (because a normaliser changed it).
+    has them. Marks that a normaliser composed with a letter belong to the token of the letter.
+    NO_EDGE: special tokens without characters, tokens that end inside a character whose bytes are
+    not those of the pieces (because a normaliser changed it), and tokens that end with such a
+    letter if other tokens have marks of it.
     """
-    lengths = np.diff(tokens.start).astype(np.int64)
-    sequence = np.repeat(np.arange(len(lengths)), lengths)
-    begin, end = tokens.offsets.astype(np.int64).T
-    counted = np.flatnonzero(~tokens.special | (end > begin))
-    sequence = sequence[counted]
-    shift = text.start[:-1][sequence]
-    begin, end = begin[counted] + shift, end[counted] + shift
     ends = np.full(len(tokens.ids), NO_EDGE, np.int64)
-    if not len(counted):
+    counted = _Counted.of(text, tokens)
+    if not len(counted.number):
         return ends
-    # Tokens that share a character are a group; `reach` is monotone if one steps back in the text.
-    reach = np.maximum.accumulate(end)
-    final = np.ones(len(counted), bool)
-    final[:-1] = (begin[1:] >= reach[:-1]) | (sequence[1:] != sequence[:-1])
-    ids = tokens.ids[counted].astype(np.int64)
-    place = octets.of_character[reach] + sequence
-    place = _untrimmed(place, octets, pieces.blanks[ids], sequence)
-    found = np.where(final, place, NO_EDGE)
-    if not final.all():
-        _inside_characters(found, final, ids, octets, pieces)
-    ends[counted] = found
+    place = octets.of_character[counted.reach] + counted.sequence
+    place = _untrimmed(place, octets, pieces.blanks[counted.ids], counted.sequence)
+    found = np.where(counted.final, place, NO_EDGE)
+    if not counted.final.all():
+        _inside_characters(found, counted, octets, pieces)
+    _behind_marks(found, counted, text, octets, pieces)
+    ends[counted.number] = found
     return ends
 
 
@@ -140,17 +169,17 @@ def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) 
 
 
 def _inside_characters(
-    found: Index, final: Booleans, ids: Index, octets: TextBytes, pieces: PieceBytes
+    found: Index, counted: _Counted, octets: TextBytes, pieces: PieceBytes
 ) -> None:
     """Set, in place, the ends of tokens that share a character with the next token.
 
     Ends are computed backwards from the end of the group, by the lengths of the pieces after them.
-    They are used only as far as the pieces have the same bytes as the text.
+    They are used only if the pieces have the same bytes as the text.
     """
-    group = np.append(0, np.cumsum(final)[:-1])
+    ids, final = counted.ids, counted.final
     size = pieces.start[ids + 1] - pieces.start[ids]
     done = np.cumsum(size)
-    last = np.flatnonzero(final)[group]  # of each token's group
+    last = counted.last()
     place = found[last] - (done[last] - done)
     # Tokens after the first of their group: their bytes must equal the text's bytes.
     behind = np.flatnonzero(~final) + 1
@@ -160,13 +189,72 @@ def _inside_characters(
     inside = (from_text >= 0) & (from_text < len(octets.flat))
     same = inside & (octets.flat[np.where(inside, from_text, 0)] == pieces.flat[from_piece])
     wrong = np.zeros(len(ids), np.int64)
-    # Sums by prefixes: np.add.reduceat gives a piece without bytes the value of its neighbour.
-    bounds = starts(~same)[starts(size[behind])]
-    wrong[behind] = (np.diff(bounds) > 0).astype(np.int64)
+    wrong[behind] = _any(~same, size[behind])
     # How many wrong pieces come behind each token in its group.
     before = np.cumsum(wrong)
-    good = ~final & (before[last] == before)
+    good = np.flatnonzero(~final & (before[last] == before))
+    # So must the bytes before the end, from the begin of its character: `À` and the accent of its
+    # decomposed form end with the same byte.
+    byte = place[good] - counted.sequence[good]
+    character = np.searchsorted(octets.of_character, byte, "right") - 1
+    size = byte - octets.of_character[character]
+    good = good[~_changed(good, place[good], size, ids, octets, pieces)]
     found[good] = place[good]
+
+
+def _any(flat: Booleans, sizes: Index) -> Booleans:
+    """Return which rows [n] of a flat array have a true value."""
+    # Sums by prefixes: np.add.reduceat gives a row without values the value of its neighbour.
+    found: Booleans = np.diff(starts(flat)[starts(sizes)]) > 0
+    return found
+
+
+def _behind_marks(
+    found: Index, counted: _Counted, text: FlatText, octets: TextBytes, pieces: PieceBytes
+) -> None:
+    """Set, in place, the ends of tokens that end between a letter and its marks, or between two
+    marks, if a normaliser composed or decomposed the letter, or changed the order of the marks.
+
+    The offsets of a composed letter are those of the letter alone: it ends behind its marks. If
+    other tokens have some of them, the token has no end.
+    """
+    sequence, reach, stop = counted.sequence, counted.reach, text.start[1:][counted.sequence]
+    token = np.flatnonzero(counted.final & (reach < stop))
+    token = token[classes(text.codepoints[reach[token]], is_composed) > 0]
+    if not len(token):
+        return
+    bare = np.flatnonzero(classes(text.codepoints, is_composed) == 0)
+    bare = np.concatenate([[-1], bare, text.start[-1:]])
+    following = np.searchsorted(bare, reach[token])
+    letter = np.maximum(bare[following - 1], text.start[sequence[token]])
+    size = octets.of_character[reach[token]] - octets.of_character[letter]
+    size = np.minimum(size, MOST_BYTES)
+    changed = _changed(token, found[token], size, counted.ids, octets, pieces)
+    behind = np.minimum(bare[following], stop[token])
+    followed = np.append(sequence[1:] == sequence[:-1], False)[token]
+    whole = changed & (~followed | (np.append(counted.begin[1:], 0)[token] >= behind))
+    # Not the ends inside characters before it, either: their bytes are other ones.
+    found[np.isin(counted.last(), token[changed])] = NO_EDGE
+    found[token[whole]] = (octets.of_character[behind] + sequence[token])[whole]
+
+
+def _changed(
+    token: Index, place: Index, size: Index, ids: Index, octets: TextBytes, pieces: PieceBytes
+) -> Booleans:
+    """Return which tokens [n] and those before them have other bytes than the text has: bool [n].
+
+    Only `size` bytes before `place`, the end of each token, are compared. Special tokens have no
+    bytes and are not.
+    """
+    sizes = pieces.start[ids + 1] - pieces.start[ids]
+    done = np.cumsum(sizes)
+    # The bytes may be in several tokens: these are places in the bytes of all tokens.
+    written = ranges(done[token] - size, size)
+    one = np.searchsorted(done, written, "right")
+    from_piece = pieces.start[ids[one]] + written - (done[one] - sizes[one])
+    from_text = ranges(place - size, size)
+    differs = (written < 0) | (octets.flat[from_text] != pieces.flat[from_piece])
+    return _any(differs, size) & (sizes[token] > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,6 +42,14 @@ def character_class(character: str) -> int:
     return IGNORABLE if dropped else SOLID
 
 
+def is_composed(character: str) -> bool:
+    """Return whether a normaliser may compose a character with the one before it: a mark, a vowel
+    or final of decomposed Hangul, a halfwidth voiced sound mark."""
+    if "\u1160" <= character <= "\u11ff" or character in "\uff9e\uff9f":
+        return True
+    return unicodedata.category(character)[0] == "M"
+
+
 @cache
 def _table(classify: Callable[[str], int]) -> NDArray[np.uint8]:
     """Return the classes of all code points (1.1 MB), UNSEEN for those that no text had yet."""

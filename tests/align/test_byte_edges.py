@@ -4,6 +4,7 @@ and its laws for tokenizers that change the text."""
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations_with_replacement
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
     Regex,
@@ -35,7 +37,7 @@ from teachonce.align import (
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, shared_runs, token_ends
 from teachonce.align.vocabulary import byte_of_character
 from teachonce.support.arrays import Array
-from tests.align.support import SENTENCES, TEXTS, pairs
+from tests.align.support import SENTENCES, TEXT, TEXTS, pairs
 from tests.align.support import tokenizer as other_tokenizer
 
 LLAMA = (
@@ -43,8 +45,13 @@ LLAMA = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 EXACT = ("gpt-2", "gpt-2-trimmed", "llama-3", "llama-2")  # pieces are the bytes of the text
-CHANGING = ("qwen", "fallback-unigram", "unigram", "wordpiece", "wordpiece-lower")
+NORMALISED = ("qwen", "nfd")  # pieces are the bytes of the text in NFC or NFD
+CHANGING = (*NORMALISED, "fallback-unigram", "unigram", "wordpiece", "wordpiece-lower")
 KINDS = EXACT + CHANGING
+COMPOSED = (
+    *("e", "a", "x", "и", "か", "ᄒ", "한", "é", "ộ", "ά", "ẹ", "Å", "Ω", "क", " "),
+    *("\u0301", "\u0323", "\u0302", "\u0306", "\u0345", "\u3099", "\u093c", "ᅡ", "ᆫ"),
+)  # fmt: skip
 few = settings(max_examples=40, deadline=None)
 
 
@@ -71,8 +78,8 @@ def tokenizer(kind: str) -> Tokenizer:
         trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=names + fallback, **common)
     else:
         built = Tokenizer(models.BPE())
-        if kind == "qwen":
-            built.normalizer = normalizers.NFC()
+        if kind in NORMALISED:
+            built.normalizer = normalizers.NFC() if kind == "qwen" else normalizers.NFD()
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind.startswith("gpt-2"))
         split = pre_tokenizers.Split(Regex(LLAMA), "isolated")
         built.pre_tokenizer = (
@@ -98,7 +105,7 @@ def tokenizer(kind: str) -> Tokenizer:
         single="<s> $A", special_tokens=[("<s>", built.token_to_id("<s>"))]
     )
     trim = processors.ByteLevel(trim_offsets=kind != "gpt-2")
-    byte_level = kind in ("gpt-2", "gpt-2-trimmed", "llama-3", "qwen")
+    byte_level = kind in ("gpt-2", "gpt-2-trimmed", "llama-3", *NORMALISED)
     built.post_processor = processors.Sequence([trim, template]) if byte_level else template
     return built
 
@@ -207,6 +214,46 @@ def test_runs_are_between_the_ends_that_both_sides_share(texts: list[str]) -> No
                 assert "llama-2" in (teacher, student)
             else:
                 assert runs == expected, (teacher, student)
+
+
+def equivalent(one: bytes, other: bytes) -> bool:
+    """Whether both are the same text to Unicode; a part of a character is equal only to itself."""
+    texts = (each.decode(errors="surrogateescape") for each in (one, other))
+    return len({unicodedata.normalize("NFD", text) for text in texts}) == 1
+
+
+@few
+@given(st.lists(st.one_of(TEXT, st.lists(st.sampled_from(COMPOSED)).map("".join)), max_size=4))
+def test_ends_of_composed_and_decomposed_text_divide_both_at_the_same_place(
+    texts: list[str],
+) -> None:
+    text = FlatText.of(texts)
+    octets = TextBytes.of(text)
+    for kind in NORMALISED:
+        tokens = encode(kind, texts)
+        ends = token_ends(text, octets, tokens, pieces(kind))
+        for sequence, one in enumerate(texts):
+            whole, raw = b"", one.encode()
+            for token in range(int(tokens.start[sequence]), int(tokens.start[sequence + 1])):
+                if not tokens.special[token]:
+                    whole += written(kind, int(tokens.ids[token]))
+                    if ends[token] != NO_EDGE:
+                        place = places(octets, ends, sequence, token)
+                        assert equivalent(raw[:place], whole), (kind, one, token)
+
+
+@pytest.mark.parametrize("kind", NORMALISED)
+def test_a_letter_and_its_marks_are_a_run_for_a_tokenizer_that_changes_them(kind: str) -> None:
+    texts = [unicodedata.normalize("NFD", "Žiak učiteľ "), "kôň é"]
+    text = FlatText.of(texts)
+    sides = encode(kind, texts), encode("gpt-2", texts)
+    found = shared_runs(text, *sides, (pieces(kind), pieces("gpt-2")))
+    runs = [
+        [b"".join(written(each, int(i)) for i in tokens.ids[low:high]) for low, high in of]
+        for each, tokens, of in zip((kind, "gpt-2"), sides, found, strict=True)
+    ]
+    assert all(map(equivalent, *runs)) and len(runs[0]) > 8
+    assert b"".join(runs[1]) == "".join(texts).encode()
 
 
 @pytest.mark.slow
