@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from teachonce.store import FeatureStore, open_store
+from teachonce.student_export.words import word_spans
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import has_gold, split_blocks
 from teachonce.student_train.data.targets import word_begins
@@ -82,8 +83,11 @@ def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, al
         words += len(pieces)
         gold += int((wanted.task.gold >= 0).sum())
         assert len(wanted.task.gold) == len(wanted.task.logits) == len(pieces)
-    texts = list(tags.texts())
-    assert words == sum(len(text.split()) for text in texts)
+    # Words of texts with tags are those of the file.
+    words_of = {True: str.split, False: word_spans}
+    tagged = [bool((np.asarray(record.tags) >= 0).any()) for record in tags]
+    texts = zip(tags.texts(), tagged, strict=True)
+    assert words == sum(len(words_of[own](text)) for text, own in texts)
     stored = sum(int((np.asarray(record.tags) >= 0).sum()) for record in tags)
     assert gold == stored < words
 
@@ -101,8 +105,9 @@ def test_words_begin_after_a_blank_however_offsets_count_it(
         [tokenizer.get_special_tokens_mask(e["input_ids"], None, True) for e in encodings]
     ).astype(bool)
     batch: Any = SimpleNamespace(
-        texts=texts, start=start, offsets=offsets, special=special, token_ids=offsets[:, 0]
-    )
+        texts=texts, start=start, offsets=offsets, special=special, token_ids=offsets[:, 0],
+        tags=np.where(np.isin(np.arange(len(special)), start[:-1]), 0, -1),
+    )  # fmt: skip
     for shift in (0, 1):  # the blank before a word with it, too, as some tokenizers count it
         wide = offsets.copy()
         if shift:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,10 @@ from hypothesis import strategies as st
 from teachonce.align import Tokenizations, Tokens
 from teachonce.align.vocabulary import isolated
 from teachonce.store import Batch, Logits
+from teachonce.student_export.words import word_spans
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.data.targets import fold
+from teachonce.student_train.data.targets import fold, word_begins
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
@@ -56,6 +60,39 @@ def batch_of(texts: list[str], tokens: Tokens, logits: Logits) -> Batch:
         logits=logits,
         load_texts=lambda: texts,
     )
+
+
+WORDS = (
+    *(" ", "\n", "\u3000", "a", "é", "e\u0301", "1", "ж", "한", "ก", "ำ", "_", "'", "’", ".", ","),
+    *("-", "“", "$", "🙂", "灯", "々", "か", "\u3099", "カ", "ー", "・", "ｶ", "。", "、", "\u200b"),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts=st.lists(st.lists(st.sampled_from(WORDS)).map("".join), max_size=4))
+def test_words_are_the_files_in_texts_with_tags_else_those_that_student_predict_tags(
+    texts: list[str],
+) -> None:
+    """For tokens of one character."""
+    lengths = [len(text) for text in texts]
+    first = np.array([i for length in lengths for i in range(length)], np.int32)
+    tagged = np.repeat(np.arange(len(texts)) % 2, lengths).astype(bool)
+    batch: Any = SimpleNamespace(
+        texts=texts,
+        start=np.cumsum([0, *lengths]),
+        offsets=np.stack([first, first + 1], axis=1),
+        special=np.zeros(len(first), bool),
+        token_ids=first,
+        tags=np.where(tagged & (first == 0), 0, -1),
+    )
+    wanted = [
+        [match.start() for match in re.finditer(r"\S+", text)]
+        if number % 2
+        else [begin for begin, _ in word_spans(text)]
+        for number, text in enumerate(texts)
+    ]
+    begins = word_begins(batch)
+    assert [first[a:b][begins[a:b]].tolist() for a, b in pairwise(batch.start)] == wanted
 
 
 def begins_a_word(text: str, begin: int, marked: bool) -> bool:
