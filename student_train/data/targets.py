@@ -3,7 +3,7 @@ task."""
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,19 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import FlatText, VocabularyMap
-from teachonce.align.text import classes
+from teachonce.align import VocabularyMap
 from teachonce.store import Batch, Logits, LogitsSpec
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.support.arrays import Array, ranges
+from teachonce.training.words import word_spans
 
 # With this limit `kl` of the head tier is not exact; `kl-shared` compares all shared pieces.
 HEAD_BEST = 256  # best shared pieces that become targets of the head tier; the others join the rest
-SPACE, LETTER, INNER_MARK, ALONE = range(4)  # see `kind_in_words`
-# Names of characters of the scripts Han, Hiragana and Katakana.
-EAST_ASIAN = ("CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "IDEOGRAPHIC ITERATION", "HIRAGANA")
-EAST_ASIAN += ("KATAKANA LETTER", "KATAKANA ITERATION", "KATAKANA VOICED", "HALFWIDTH KATAKANA L")
 
 
 @dataclass(frozen=True)
@@ -216,50 +212,18 @@ def word_begins(batch: Batch) -> Array:
     divides the words of a text with tags, as in its file. In a text without any, single Chinese and
     Japanese characters and marks are words, too: those that `student-predict` tags.
     """
-    text = FlatText.of(batch.texts)
-    lengths = np.diff(batch.start)
-    sequence = np.repeat(np.arange(len(lengths)), lengths)
-    tagged = np.zeros(len(lengths), bool)
-    if batch.tags is not None:
-        tagged[sequence[batch.tags >= 0]] = True
-    starting = _starts_of_words(text, np.repeat(tagged, np.diff(text.start)))
-    # Not the token's first character: some tokenizers add the blank to the following word.
-    places = np.where(text.space, len(text.space), np.arange(len(text.space)))
-    inked = np.minimum.accumulate(np.append(places, len(places))[::-1])[::-1]
-    begin, end = batch.offsets.astype(np.int64).T + text.start[sequence]
-    at = inked[begin]
-    inside = np.flatnonzero((at < end) & ~batch.special)
-    found = inside[starting[at[inside]]]
-    # Several byte-level tokens may share one character: only the first begins the word.
-    _, leading = np.unique(at[found], return_index=True)
     begins = np.zeros(len(batch.token_ids), bool)
-    begins[found[leading]] = True
+    for text, first, last in zip(batch.texts, batch.start[:-1], batch.start[1:], strict=True):
+        tagged = batch.tags is not None and (batch.tags[first:last] >= 0).any()
+        words = [word.span() for word in re.finditer(r"\S+", text)] if tagged else word_spans(text)
+        # A word of no token at the end, so that each token has a next word.
+        start, stop = np.array([*words, (len(text) + 1, len(text) + 1)]).T
+        begin, end = batch.offsets[first:last].T
+        # Not the word at `begin`: some tokenizers add the blank to the following word.
+        following = np.searchsorted(start, begin)
+        at, free = start[following], np.append(0, stop)[following] <= begin
+        found = np.flatnonzero((at < end) & free & ~batch.special[first:last])
+        # Several byte-level tokens may share one character: only the first begins the word.
+        _, leading = np.unique(at[found], return_index=True)
+        begins[first + found[leading]] = True
     return begins
-
-
-def _starts_of_words(text: FlatText, tagged: Array) -> Array:
-    """Return which characters start a word: bool [C]. `tagged` are those of texts with tags."""
-    kind = classes(text.codepoints, kind_in_words)
-    # A blank at both ends, and no character has a neighbour in another text.
-    before, after = np.append(SPACE, kind[:-1]), np.append(kind[1:], SPACE)
-    edges = text.start[1:-1][(text.start[1:-1] > 0) & (text.start[1:-1] < len(kind))]
-    before[edges], after[edges - 1] = SPACE, SPACE
-    # As in `don't`: such a mark and what follows it belong to the word before.
-    inner = (kind == INNER_MARK) & (before == LETTER) & (after == LETTER)
-    after_inner = np.append(False, inner[:-1])
-    own = (kind != LETTER) & ~inner | (kind == LETTER) & (before != LETTER) & ~after_inner
-    return np.where(tagged, before == SPACE, own) & (kind != SPACE)
-
-
-def kind_in_words(character: str) -> int:
-    """Return what a character is in the words of a text without tags: SPACE; INNER_MARK, which may
-    be inside a word; ALONE, another mark or a Chinese or Japanese character; or LETTER, all others.
-
-    The words are those of `teachonce.student_export.words`, which `student-predict` tags.
-    """
-    if character.isspace():
-        return SPACE
-    if character in "-.,'’&@/:_":
-        return INNER_MARK
-    marks = unicodedata.category(character)[0] in "PS"
-    return ALONE if marks or unicodedata.name(character, "").startswith(EAST_ASIAN) else LETTER

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from string import Template
 
 from teachonce.student_export.student_inputs import StudentInputs
-from teachonce.student_export.words import WORD
 from teachonce.support.errors import UserError
+from teachonce.training.words import WORD
 
 LIBRARIES = {"onnx": "onnxruntime", "openvino": "openvino", "torchscript": "torch"}
 LOADING = {

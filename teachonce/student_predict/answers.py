@@ -18,12 +18,12 @@ from teachonce.downstream.tasks.tagging import continued
 from teachonce.downstream.tasks.word_windows import Spans, WordWindow, word_windows
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.student_inputs import StudentInputs
-from teachonce.student_export.words import word_spans
 from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, first_line
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities
+from teachonce.training.words import word_spans
 
 Answer = dict[str, Any]
 BATCH = 16

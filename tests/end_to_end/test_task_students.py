@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.student_export.words import word_spans
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import has_gold, split_blocks
 from teachonce.student_train.data.targets import word_begins
@@ -29,6 +28,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, warning_of_one_label
+from teachonce.training.words import word_spans
 from tests.end_to_end.support import Words, dumped, ok, refused, says
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
@@ -84,10 +84,9 @@ def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, al
         gold += int((wanted.task.gold >= 0).sum())
         assert len(wanted.task.gold) == len(wanted.task.logits) == len(pieces)
     # Words of texts with tags are those of the file.
-    words_of = {True: str.split, False: word_spans}
     tagged = [bool((np.asarray(record.tags) >= 0).any()) for record in tags]
     texts = zip(tags.texts(), tagged, strict=True)
-    assert words == sum(len(words_of[own](text)) for text, own in texts)
+    assert words == sum(len(text.split() if own else word_spans(text)) for text, own in texts)
     stored = sum(int((np.asarray(record.tags) >= 0).sum()) for record in tags)
     assert gold == stored < words
 

@@ -26,9 +26,9 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import ExportOptions
 from teachonce.student_export.run_code import run_code
 from teachonce.student_export.student_inputs import INPUTS as INPUT_NAMES
-from teachonce.student_export.words import word_spans
 from teachonce.student_predict.cli import main
 from teachonce.support.errors import UserError
+from teachonce.training.words import word_spans
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import table
 from tests.sentence_folders import changed

@@ -99,6 +99,8 @@ def _harness_model(task: str) -> Any:
     hflm: Any = library("lm_eval.models.huggingface", "lm-eval", f"--task {task}").HFLM
 
     class WholeTexts(hflm):  # type: ignore[misc]
+        add_bos_token: bool | None
+
         def loglikelihood_rolling(self, *arguments: Any, **named: Any) -> Any:
             # The harness puts `prefix_token_id` in front of a whole text itself. A bos of the
             # tokenizer would come after it, as a token to predict.

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from teachonce.align import Tokenizations, Tokens
 from teachonce.align.vocabulary import isolated
 from teachonce.store import Batch, Logits
-from teachonce.student_export.words import word_spans
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import fold, word_begins
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
+from teachonce.training.words import word_spans
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
 
 
@@ -59,6 +59,7 @@ def batch_of(texts: list[str], tokens: Tokens, logits: Logits) -> Batch:
         special=tokens.special,
         logits=logits,
         load_texts=lambda: texts,
+        load_embedding=lambda: None,
     )
 
 

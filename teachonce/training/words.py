@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
@@ -19,5 +20,9 @@ inside (`don't`, `U.S`, `1,000.5`), or one mark or symbol. `\p{...}` is understo
 def word_spans(text: str, first: str = "") -> list[tuple[int, int]]:
     """Return the (begin, end) of the words of a text; `first` is a word wherever it occurs."""
     pattern = f"{re.escape(first)}|{WORD}" if first else WORD
-    split = Split(Regex(pattern), "removed", invert=True)
-    return [span for _, span in split.pre_tokenize_str(text)]
+    return [span for _, span in _split(pattern).pre_tokenize_str(text)]
+
+
+@cache
+def _split(pattern: str) -> Split:
+    return Split(Regex(pattern), "removed", invert=True)
