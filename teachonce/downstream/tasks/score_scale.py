@@ -33,8 +33,7 @@ def unstandardise(network: Any, mean: float, deviation: float) -> bool:
 
 def standardise(network: Any, given: Any) -> None:
     """Undo `unstandardise` in a network that was loaded from a folder with the config `given`."""
-    scale: tuple[Any, Any] = getattr(given, MEAN, None), getattr(given, DEVIATION, None)
-    mean, deviation = scale
+    mean, deviation = (getattr(given, name, math.nan) for name in (MEAN, DEVIATION))
     # Of any other head, these fields are those of a training before it.
     own = declared_kind({"architectures": given.architectures}) == "classification"
     if not own or (given.problem_type, given.num_labels) != ("regression", 1):
