@@ -84,6 +84,8 @@ class Parameter:
 
     def parse(self, word: str) -> float | None:
         """Return the number, or None if `word` is not a number within the bounds."""
+        if "_" in word:  # 5.0 for float(), but `distiller._key` writes 0_5 for 0.5
+            return None
         try:
             found = float(word)
         except ValueError:

@@ -74,6 +74,8 @@ def test_a_name_may_hold_a_number() -> None:
     for name, expected in (
         ("jsd:1", "--loss jsd:1: expected jsd:B with a number between 0 and 1, such as jsd:0.5"),
         ("jsd:x", "--loss jsd:x: expected jsd:B"),
+        ("jsd:0_5", "--loss jsd:0_5: expected jsd:B"),
+        ("alm:1_0", "--loss alm:1_0: expected alm:T"),
         ("alm:0", "--loss alm:0: expected alm:T with a number above 0, such as alm:100"),
     ):
         with pytest.raises(UserError, match=re.escape(expected)):
