@@ -121,7 +121,8 @@ class _Counted:
 
     def last(self) -> Index:
         """Return the final token of each token's group."""
-        found: Index = np.flatnonzero(self.final)[np.append(0, np.cumsum(self.final)[:-1])]
+        group = starts(self.final)[:-1]
+        found: Index = np.flatnonzero(self.final)[group]
         return found
 
 
