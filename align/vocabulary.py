@@ -97,7 +97,8 @@ class Piece:
 
 
 def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
-    """Return the piece of a token of the file. An added token is `literal`: it has no marks."""
+    """Return the piece of a token of tokenizer.json. An added token that is not in the model's
+    vocabulary is `literal`: it has no marks."""
     if literal:
         return Piece(token.removeprefix(" ").encode(), token[:1] == " ", False, True)
     raw = RAW_BYTE.fullmatch(token) if marks.raw_bytes else None

@@ -88,7 +88,7 @@ def _with_path(words: object) -> str:
 
 
 def without_remedy(message: object) -> str:
-    """Return a message without the remedy at its end, for callers that add another."""
+    """Return a message without a remedy of this module at its end, for callers that add another."""
     text = str(message)
     while (short := REMEDIES.sub("", text).rstrip("; :")) != text:
         text = short

@@ -174,7 +174,8 @@ class TaskSpec:
             raise StoreError(f"features: labels of a task must be texts, got {self.labels!r:.80}")
         _whole(len(self.labels), "number of labels", 1, MAX_LABELS)
         if len(set(self.labels)) != len(self.labels):
-            raise StoreError("features: two labels of the task have one name")
+            twice = max(self.labels, key=self.labels.count)
+            raise StoreError(f"features: the label {twice!r:.80} of the task occurs twice")
         if self.later_label is not None and self.later_number is None:
             raise StoreError(
                 f"features: later_label must be a label of a tagging, got {self.later_label!r:.80}"

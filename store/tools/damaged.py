@@ -215,9 +215,9 @@ def _own_manifest(
 
 
 def _salvaged(source: StoreSource, error: StoreError) -> DamagedStore:
-    """Open a sealed store that a normal reader refuses with `error`, by its other metadata.
+    """Open a sealed store that a normal reader refuses with `error`, from its undamaged metadata.
 
-    Raises `error` if the other metadata do not suffice.
+    Raises `error` if they do not suffice.
     """
     try:
         root = source.attributes()

@@ -271,7 +271,8 @@ class PartWriter:
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def put_attention(self, view: int, name: str, sequence: int, probabilities: ArrayLike) -> None:
-        """Put the averaged map float32 [L, L] of one sequence of the part."""
+        """Put the attention map `name` of the part's sequence with the index `sequence`, float32
+        [L, L]."""
         path = f"view{view}/attention/{name}"
         self._claim(path, [sequence])
         length = int(self.token_start[sequence + 1] - self.token_start[sequence])

@@ -147,7 +147,7 @@ def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> Non
         if own != there and not wider:
             raise UserError(
                 f"--init {how}: the {what} of {store.path} is {there}, the student's {own}; layers"
-                " of another model are not cut: choose --student accordingly"
+                " are copied whole: give --student teacher:L, with L layers of the teacher's sizes"
             )
 
 

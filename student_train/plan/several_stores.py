@@ -56,8 +56,8 @@ def _inputs(task: TaskSpec) -> str:
 
 
 def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureStore) -> None:
-    """Raise UserError unless two stores have the same text, tokens, parts and masks, and features
-    that can be averaged."""
+    """Raise UserError unless two stores have the same text, tokens, parts and masked views, and the
+    features that `terms` compare can be averaged."""
     _check_pieces(first, other)
     _check_texts(first, other)
     read = features_of(term.loss for term in terms)

@@ -54,7 +54,7 @@ def read_plan(path: Path) -> ScoringPlan:
     content = read_toml(path, "--downstream", "list of tasks")
     tasks, models = content.pop("tasks", None), content.pop("models", {})
     if content or not isinstance(tasks, dict) or not tasks:
-        raise UserError(f"{path}: expected tables [tasks.NAME], and [models] or nothing else")
+        raise UserError(f"{path}: expected tables [tasks.NAME] and optionally [models], no others")
     if not isinstance(models, dict) or not all(isinstance(m, str) for m in models.values()):
         raise UserError(f'{path}: models: expected a table of folders, such as teacher = "bert"')
     for table, names in (("tasks", tasks), ("models", models)):

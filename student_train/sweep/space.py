@@ -132,7 +132,7 @@ def points(space: Space, where: str = "") -> Iterator[Point]:
     choices = list[Choices]()
     for name, each in space.items():
         if isinstance(each, Interval):
-            raise UserError(f"{where}{name}: a range is searched with --trials N; or give a list")
+            raise UserError(f"{where}{name}: a range needs --trials N; or give a list")
         choices.append(each)
     for values in itertools.product(*choices):
         yield dict(zip(space, values, strict=True))

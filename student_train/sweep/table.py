@@ -98,7 +98,8 @@ def markdown(lines: list[list[str]]) -> str:
 
 
 def aligned(lines: list[list[str]]) -> Table:
-    """Make a table for a terminal: one word of a heading per line, numbers unbroken."""
+    """Make a table for a terminal from its headings, `lines[0]`, and its rows. Figures are not
+    wrapped."""
     # So that the table of a usual sweep fits into 80 columns.
     from rich.table import Table
 

@@ -321,8 +321,8 @@ def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 
 
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
-    """Estimate the bytes outside the parts: as in the sample, with the bytes of the sampled weights
-    scaled up to all weights."""
+    """Estimate the bytes outside the parts from the sample's (`outside`, by path). The bytes of its
+    weights are scaled up to all weights."""
     found = float(sum(outside.values()))
     if plan.options.weights:
         written = {name: array.nbytes for name, array in _sampled_weights(plan.teacher)}

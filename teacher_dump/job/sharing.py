@@ -191,7 +191,10 @@ class _Worker:
         try:
             first, windows = unpacked(part.data)
         except Unreadable as error:
-            self.say(f"part {number}: its file in the queue is damaged ({error}); it is cut again")
+            self.say(
+                f"part {number}: its file in the queue is damaged ({error}); its texts are"
+                " tokenised again"
+            )
             windows = []
         # A process that died between `publish` and `drop` leaves a published part in the queue. A
         # damaged part that is not published is missing once it is dropped: `_fill` cuts it again.

@@ -188,7 +188,7 @@ def _network(
     )
     say(
         f"training  {options.steps} steps of {settings.batch_tokens * options.accumulate} tokens,"
-        f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:g}, seed"
+        f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:.0%}, seed"
         f" {settings.seed}, {settings.device}, {settings.precision}"
     )
     if same is not None:

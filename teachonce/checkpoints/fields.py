@@ -122,13 +122,13 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "is_decoder",
-            "transformers: each token reads those before it; us: with `--head causal` or `none`,"
-            " refused for a masked-LM head",
+            "transformers: each token attends to earlier ones; us: with `--head causal` or `none`;"
+            " a masked-LM head is refused",
         ),
         honoured(
             "auto_map",
-            "transformers with `--trust-remote-code`; without it named, and refused where its"
-            " classes are not classes of transformers",
+            "transformers with `--trust-remote-code`; without it printed as `unread`, or refused if"
+            " transformers lacks the class",
         ),
         refused(
             "position_embedding_type",
@@ -153,7 +153,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "quantization_config",
-            "transformers, by the library of the method; refused where it has none for it",
+            "transformers, by the library of the method; refused if transformers lacks the method",
         ),
         harmless(
             "_name_or_path transformers_version dtype torch_dtype finetuning_task"

@@ -86,7 +86,7 @@ def features_of_alias(name: str) -> tuple[str, str] | None:
 
 
 def corpus_of(name: str) -> str | None:
-    """Return the default corpus of an alias; None for other names."""
+    """Return the default corpus of an alias; None if it has none, and for other names."""
     return ALIASES[name].corpus if name in ALIASES else None
 
 

@@ -213,7 +213,7 @@ def _weights(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def _count(file: Path) -> int:
-    """Count the numbers of the weights in a file."""
+    """Count the parameters in a file of weights."""
     if file.suffix == ".safetensors":
         return sum(count for _, count in _weights(file))
     # `weights_only`: no pickle of an untrusted folder runs code.

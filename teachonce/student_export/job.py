@@ -228,7 +228,8 @@ def _exported(
 def _share(
     student: LoadedStudent, check: ExportCheck, format: ExportFormat, path: Path
 ) -> float | None:
-    """Return the agreement of a file; None if no installed package can run it.
+    """Return the agreement of an exported file with the student, 1 if it is full; None if no
+    installed package can run it.
 
     Raises UserError if the format's own tokenizer gives other tokens.
     """

@@ -348,7 +348,7 @@ def click_options(settings: type[Any]) -> list[click.Parameter]:
 
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for the fields; the option's `read` parses words of a command line."""
+    """Return `given`, with texts and tuples of texts parsed by the `read` of their option."""
     found, about = dict(given), options_of(settings)
     for name, value in given.items():
         read = about[name].read if name in about else None

@@ -160,8 +160,8 @@ def _peer_errors() -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            "another process of this training has ended, or cannot be reached; its own error"
-            f" message says why ({first_line(error)[:120]})"
+            "another process of this training has ended, or cannot be reached"
+            f" ({first_line(error)[:120]}); its own error message says why"
         ) from error
 
 

@@ -136,7 +136,9 @@ def test_what_cannot_be_honoured_is_refused(
     says(line, "has problem_type single_label_classification, the teacher of", f" {SEVERAL}")
     scored: Words = ("--task", "classify", "--model", model, "--as-is", "--test", table)
     line = refused(downstream, *scored, *out)
-    says(line, f"gives a text several labels (problem_type {SEVERAL}", "scores one label a text")
+    says(
+        line, f"predicts several labels for each text (problem_type {SEVERAL}", "scores one label;"
+    )
 
 
 def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
         'lr = {low = 1e-4, high = 1e-2, log = true}\nloss = [["mlm"], ["mlm", "kl=0.5"]]'
     )
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
-    says(refused(student_sweep, *words), f"{grid}: lr: a range is searched with --trials N")
+    says(refused(student_sweep, *words), f"{grid}: lr: a range needs --trials N")
     assert not out.exists()
     first = ok(student_sweep, *words, "--trials", 2)
     assert "[2] lr" in first and states(out) == ["finished"] * 2

@@ -151,8 +151,8 @@ class Hdf5Source:
             ) from error
 
     def _unfinished(self) -> bool:
-        """Return whether parts are files next to this one; files next to a sealed store do not
-        belong to it."""
+        """Return whether the store is unfinished: only then are the files in `NAME.h5.parts/` its
+        parts."""
         try:
             return self._handle(Path(self.path)).is_writing
         except (Damage, StoreError):

@@ -111,9 +111,9 @@ class Classify(LabelTask):
         if spec.output_kind != "one label":
             given = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
             raise UserError(
-                f"--model: its head gives a text {given} (problem_type {spec.problem_type} in its"
-                " config.json), and --task classify scores one label a text; give a model of one"
-                " label, or fine-tune it (leave --as-is out)"
+                f"--model: its head predicts {given} for each text (problem_type"
+                f" {spec.problem_type} in its config.json), and --task classify scores one label;"
+                " give a single-label model, or fine-tune this one (leave --as-is out)"
             )
         _check_alike(splits)
         super().adopt(spec, splits)

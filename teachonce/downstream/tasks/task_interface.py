@@ -100,7 +100,7 @@ class Task(ABC):
 
     @abstractmethod
     def texts(self, examples: Sequence[Any]) -> list[str]:
-        """Return what the model reads of the examples, as plain texts."""
+        """Return texts of the examples, by which the tokenizer is judged."""
 
     @abstractmethod
     def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ loss = {mlm = 1, kl = {low = 0.5, high = 2}}
     ends = list(corners(space))
     assert len(ends) == 4 and ends[0]["lr"] == 1e-4
     assert arguments_of(ends[-1]) == {"lr": 1e-4, "vocab": 500, "loss": "mlm=1,kl=2"}
-    with pytest.raises(UserError, match="lr: a range is searched with --trials N"):
+    with pytest.raises(UserError, match="lr: a range needs --trials N"):
         list(points(space))
     assert over(space, {"loss": ("mlm",)}).keys() == {"loss", "lr", "vocab"}  # without weights
 

@@ -182,7 +182,7 @@ def test_tied_pieces_train_and_are_told(trained: Any, tmp_path: Path) -> None:
     out = tmp_path / "tied.zarr"
     words = (*trained[2], "--tie", "--accumulate", 2, "--warmup", 0.1, "--steps", 2)
     said = ok(teacher_dump, *words, "--out", out)
-    assert "tied      " in said and "2 steps of 1024 tokens" in said and "warm-up 0.1" in said
+    assert "tied      " in said and "2 steps of 1024 tokens" in said and "warm-up 10%" in said
     told = open_store(out).identity["mixed_vocab"]
     assert (told["tie"], told["accumulate"], told["warmup"]) == (True, 2, 0.1)
     plain = open_store(trained[0]).identity["mixed_vocab"]  # as before these options came
