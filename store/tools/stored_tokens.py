@@ -19,6 +19,8 @@ from teachonce.support.arrays import Array
 BATCH = 256  # sequences that are tokenised at once
 Run = tuple[int, int, int]
 """Index of a part, and the first and last of some of its sequences."""
+Flaw = tuple[int, str, bool]
+"""Index of a part, what is wrong, and whether the tokens could be read."""
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
@@ -26,43 +28,42 @@ def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tupl
     tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
     parts = [(place, store.manifest.parts[place].counts) for place in places]
     runs = [(place, 0, counts.sequences) for place, counts in parts]
-    return _differences(store, runs, sum(counts.text_bytes for _, counts in parts))
+    flaws = _flaws(store, runs, sum(counts.text_bytes for _, counts in parts))
+    return [(place, line if read else without_remedy(line)) for place, line, read in flaws]
 
 
-def _differences(store: FeatureStore, runs: list[Run], text_bytes: int) -> list[tuple[int, str]]:
-    """Return, by part index, a line for each run whose stored tokens differ from the tokenizer's,
+def _flaws(store: FeatureStore, runs: list[Run], text_bytes: int) -> list[Flaw]:
+    """Return the runs whose stored tokens cannot be read, or differ from those of the tokenizer,
     which runs with bounds on time and memory."""
-    found: list[tuple[int, str]] = within_bounds(
+    found: list[Flaw] = within_bounds(
         store.teacher_file("tokenizer.json"),
         text_bytes,
         store.path,
-        lambda: _other_runs(store, runs),
-        _other_runs_of,
+        lambda: _flaws_here(store, runs),
+        _flaws_of,
         *(store.path, store.source.options, runs),
     )
     return found
 
 
-def _other_runs_of(
-    path: str, options: dict[str, Any] | None, runs: list[Run]
-) -> list[tuple[int, str]]:
+def _flaws_of(path: str, options: dict[str, Any] | None, runs: list[Run]) -> list[Flaw]:
     # `verify` calls this for damaged stores too, which `open_store` refuses, and a training with
     # --allow-partial for an unfinished one.
     with closing(open_damaged(path, options).store) as store:
-        return _other_runs(store, runs)
+        return _flaws_here(store, runs)
 
 
-def _other_runs(store: FeatureStore, runs: list[Run]) -> list[tuple[int, str]]:
-    tokenizer, found = store.tokenizer(), []
+def _flaws_here(store: FeatureStore, runs: list[Run]) -> list[Flaw]:
+    tokenizer, found = store.tokenizer(), list[Flaw]()
     for place, first, last in runs:
         part = store.part(place)
         try:
             line = other_tokens(part, tokenizer, first, last)
         except StoreError as error:
-            found.append((place, without_remedy(error)))
+            found.append((place, str(error), False))
             continue
         if line:
-            found.append((place, f"{part.where}: {line}"))
+            found.append((place, f"{part.where}: {line}", True))
     return found
 
 
@@ -94,7 +95,7 @@ def _rows(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
-    """Raise StoreError unless the stored tokenizer produces the stored tokens.
+    """Raise StoreError if stored tokens cannot be read, or are not those of the stored tokenizer.
 
     Checks `sequences` consecutive sequences at each of `places` positions, spread evenly over the
     store, with bounds on time and memory.
@@ -104,7 +105,9 @@ def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> No
     of_parts = np.searchsorted(edges, rows, "right") - 1
     ends = np.minimum(rows + sequences, edges[of_parts + 1])
     runs = np.stack([of_parts, rows - edges[of_parts], ends - edges[of_parts]], axis=1).tolist()
-    for _, found in _differences(store, runs, len(rows) * sequences * store.features.max_length):
+    for _, found, read in _flaws(store, runs, len(rows) * sequences * store.features.max_length):
+        if not read:
+            raise StoreError(found)
         written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
         remedy = f"written with tokenizers {written}, read with {here}: install that version"
         # Versions that are equal, or unknown, do not explain the difference.
