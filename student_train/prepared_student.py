@@ -146,7 +146,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
 
 def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:
     used = {term.alignment for term in plan.terms if term.alignment}
-    # Of the teacher's tokens, `align_reduce` retains the first.
+    # `align_reduce` retains the teacher's first tokens.
     second = sorted(name for name in used if ALIGNMENTS[name].second_input)
     if second and tokenizer.truncation_side == "left":
         raise UserError(

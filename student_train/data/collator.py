@@ -83,7 +83,7 @@ class _Aligned:
         return cls(name, ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
 
     @property
-    def reader(self) -> tuple[str, bool]:
+    def reader_key(self) -> tuple[str, bool]:
         """Return what determines the student piece that is the target of a teacher piece."""
         return self.strategy.predicted, self.strategy.second_input
 
@@ -127,7 +127,7 @@ class Collator:
         self.whole = None
         if exact and head is not None:
             self.whole = whole_head(self.vocabulary, size, head, self.logits)
-        self.readers = dict[tuple[str, bool], TargetReader]()  # by `_Aligned.reader`
+        self.readers = dict[tuple[str, bool], TargetReader]()  # by `_Aligned.reader_key`
         self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
         self.source: StreamedFeatures | ResidentFeatures = StreamedFeatures()
@@ -187,7 +187,7 @@ class Collator:
         self.targets = plan.targets
 
     def _read_logits(self, wanted: _Aligned) -> None:
-        if wanted.reader not in self.readers:
+        if wanted.reader_key not in self.readers:
             # The second input has the splits of the first map at every place.
             maps = self.vocabulary.maps[: 1 if wanted.strategy.second_input else None]
             if wanted.strategy.predicted != "first":
@@ -196,12 +196,12 @@ class Collator:
                 pieces = next_pieces(self.vocabulary, self.tokenizer)
             else:
                 pieces = np.stack([first_pieces(each) for each in maps])
-            self.readers[wanted.reader] = TargetReader(pieces, self.head, self.logits)
+            self.readers[wanted.reader_key] = TargetReader(pieces, self.head, self.logits)
 
     @property
-    def dense(self) -> bool:
-        """Return whether a batch has a logit for each run and shared piece: gigabytes, of which
-        few fit in memory ahead of the step."""
+    def has_all_logits(self) -> bool:
+        """Return whether a batch has a logit for each run and shared piece: gigabytes, so only one
+        batch is prepared ahead."""
         shared = any("shared" in each.teacher for each in self.alignments.values())
         return shared and self.head is not None
 
@@ -215,7 +215,19 @@ class Collator:
         In view 0 the masks are drawn from `key`; other views have the teacher's masks. Raises
         StoreError if the stored tokens do not match the stored texts.
         """
+        return self._made(batch, self._native(batch), view, key)
+
+    def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
+        """Make a student batch, and count the characters and bytes that it predicts."""
         native = self._native(batch)
+        made, count = self._made(batch, native, view, key), 0
+        predicted = made.masked.numpy() + (1 if self.causal else 0)
+        if self.causal:
+            learnt, pieces = self._learnt(batch, native), self.vocabulary.student_bytes
+            count = predicted_bytes(batch.texts, native, pieces, learnt)
+        return replace(made, characters=_characters(native, predicted), predicted_bytes=count)
+
+    def _made(self, batch: Batch, native: Tokens, view: int, key: tuple[int, ...]) -> StudentBatch:
         if self.causal:
             read = following(native, self._learnt(batch, native))
         elif view:
@@ -241,16 +253,6 @@ class Collator:
             vectors=_float(batch.embedding) if vectors else None,
             unmasked=self._inputs(native.ids, native) if second else None,
         )
-
-    def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
-        """Make a student batch, and count the characters and bytes that it predicts."""
-        made, native = self(batch, view, key), self._native(batch)
-        predicted = made.masked.numpy() + (1 if self.causal else 0)
-        count = 0
-        if self.causal:
-            learnt, pieces = self._learnt(batch, native), self.vocabulary.student_bytes
-            count = predicted_bytes(batch.texts, native, pieces, learnt)
-        return replace(made, characters=_characters(native, predicted), predicted_bytes=count)
 
     def _inputs(self, ids: Array, tokens: Tokens) -> Inputs:
         return Inputs.of(ids, tokens.start, self.padding, self._types(tokens))
@@ -397,7 +399,7 @@ class Collator:
         rows, before = predicting_tokens(alignment, teacher, student)
         assert batch.logits is not None
         if self.whole is None:
-            targets, some = self.readers[wanted.reader].of(batch.logits, rows)
+            targets, some = self.readers[wanted.reader_key].of(batch.logits, rows)
             before = before[some]
         following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
         runs = Runs.of(np.stack([before, before + 1], axis=1))
@@ -424,7 +426,7 @@ class Collator:
         elif self.targets == "unmasked":
             masked = starts(labels != IGNORED)  # masked tokens before each token
             chosen &= masked[student[:, 0]] == masked[student[:, 1]]
-        rows, reader = alignment.teacher[chosen, 0], self.readers[wanted.reader]
+        rows, reader = alignment.teacher[chosen, 0], self.readers[wanted.reader_key]
         assert batch.logits is not None
         places = None
         if len(reader.pieces) > 1:

@@ -32,7 +32,7 @@ Batch = TypeVar("Batch")
 
 def ready(collator: Collator) -> int:
     """Return the number of batches to prepare ahead."""
-    return 1 if collator.dense else READY
+    return 1 if collator.has_all_logits else READY
 
 
 class Epochs:
@@ -132,7 +132,7 @@ def prepared_batches(
         batch_size=None,
         num_workers=workers,
         multiprocessing_context=context,
-        prefetch_factor=1 if collator.dense else 2,  # of each process
+        prefetch_factor=1 if collator.has_all_logits else 2,  # of each process
     )
     return _raised(store, collator, loader)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
 Say = Callable[[str], object]
-Judge = Callable[[int, dict[str, float]], str]
+EndReason = Callable[[int, dict[str, float]], str]
 """Receives step and figures of a validation; returns why the run ends there, or "" to continue."""
 WAIT = 0.5  # seconds between checks for a free place while no run is active
 Event = tuple[Any, ...]
@@ -41,7 +41,7 @@ class Work:
     tasks: tuple[Task, ...]
 
     def train(
-        self, stores: list[FeatureStore], prepared: Prepared | None, judge: Judge, say: Say
+        self, stores: list[FeatureStore], prepared: Prepared | None, end_reason: EndReason, say: Say
     ) -> dict[str, Any]:
         """Train the student, or resume it, unless it is finished; return its result. Raises Pruned
         if a validation ends the run."""
@@ -58,7 +58,7 @@ class Work:
             return f"{out}: {newest_checkpoint(checkpoints)}; continue with the same command"
 
         def validated(step: int, figures: dict[str, float]) -> None:
-            if why := judge(step, figures):
+            if why := end_reason(step, figures):
                 raise Pruned(why)
 
         report = read_report(out)
@@ -92,7 +92,11 @@ def reason(error: Exception) -> str:
 
 
 def finish(
-    work: Work, stores: list[FeatureStore], prepared: Prepared | None, judge: Judge, say: Say
+    work: Work,
+    stores: list[FeatureStore],
+    prepared: Prepared | None,
+    end_reason: EndReason,
+    say: Say,
 ) -> tuple[str, Any, str]:
     """Train and score a student. Return the state of the run, its result, and its problem ("" if
     none).
@@ -100,7 +104,7 @@ def finish(
     If scoring fails, the state is still `finished`. Raises Stopped.
     """
     try:
-        result = work.train(stores, prepared, judge, say)
+        result = work.train(stores, prepared, end_reason, say)
     except Pruned as pruned:
         return "pruned", {}, str(pruned)
     except Exception as error:  # the other students are trained all the same
@@ -158,8 +162,8 @@ class Execution:
 
     def _execute(self, run: Run, stores: list[FeatureStore], prepared: Prepared | None) -> None:
         self.begin(run)
-        work, judge = Work(run.options, self.tasks), partial(self.source.validated, run)
-        self.end(run, *finish(work, stores, prepared, judge, self.say))
+        work, end_reason = Work(run.options, self.tasks), partial(self.source.validated, run)
+        self.end(run, *finish(work, stores, prepared, end_reason, self.say))
 
     def at_once(self, workers: Workers) -> None:
         """Execute all runs in workers, as many in parallel as `Workers.places` returns."""

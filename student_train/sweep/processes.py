@@ -93,7 +93,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[gpu] if gpu < len(visible) else str(gpu)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
-    def judge(step: int, figures: dict[str, float]) -> str:
+    def end_reason(step: int, figures: dict[str, float]) -> str:
         parent.send(("validated", step, figures))
         return str(parent.recv())
 
@@ -106,7 +106,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
 
             try:
                 with open_stores(work.options) as stores:
-                    ended = finish(work, stores, None, judge, say)
+                    ended = finish(work, stores, None, end_reason, say)
             except Exception as error:
                 ended = ("failed", {}, reason(error))
             parent.send(("ended", *ended))

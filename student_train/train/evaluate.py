@@ -168,7 +168,7 @@ class _Sums:
         self.sums = dict[str, float]()
         self.counts = dict[str, float]()
         self.characters, self.bytes = 0.0, 0
-        self.judged: list[_Judged] = []
+        self.answers: list[_Answers] = []
         self.spread = StateSpread()
 
     def add(
@@ -186,7 +186,7 @@ class _Sums:
         self.characters += batch.characters
         self.bytes += batch.predicted_bytes
         if taught and logits is not None:
-            self.judged.append(_Judged.of(logits, taught))
+            self.answers.append(_Answers.of(logits, taught))
 
     def figures(self) -> dict[str, float]:
         """Return the figures of `evaluate`."""
@@ -202,11 +202,11 @@ class _Sums:
             }
         if self.bytes and "next" in self.sums:
             result["valid_bits_per_byte"] = self.sums["next"] / self.bytes / math.log(2)
-        return result | self.spread.figures() | (_right(self.judged) if self.judged else {})
+        return result | self.spread.figures() | (_right(self.answers) if self.answers else {})
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Answers:
     """Holds, on the CPU, what the student and its teacher answer for G texts or tokens: the best
     label of one, [G]; which labels of several are given, bool [G,C]; numbers, [G,C].
 
@@ -221,7 +221,7 @@ class _Judged:
     gold: torch.Tensor
 
     @classmethod
-    def of(cls, logits: torch.Tensor, task: TaskTargets) -> _Judged:
+    def of(cls, logits: torch.Tensor, task: TaskTargets) -> _Answers:
         """Take the answers from the student's logits [G,C] and the targets."""
         kind: OutputKind = "numbers" if logits.shape[1] == 1 else task.output_kind
         teacher = None if task.logits is None else _answers(task.logits, kind)
@@ -234,15 +234,15 @@ def _answers(logits: torch.Tensor, kind: OutputKind) -> torch.Tensor:
     return (logits > 0 if kind == "several labels" else logits.argmax(dim=1)).cpu()
 
 
-def _right(judged: list[_Judged]) -> dict[str, float]:
-    kind, own = judged[0].output_kind, torch.cat([each.own for each in judged])
-    answers = [each.teacher for each in judged if each.teacher is not None]
+def _right(every: list[_Answers]) -> dict[str, float]:
+    kind, own = every[0].output_kind, torch.cat([each.own for each in every])
+    answers = [each.teacher for each in every if each.teacher is not None]
     teacher = torch.cat(answers) if answers else None
     if kind == "numbers":
         return {} if teacher is None else _ranked(own, teacher)
     if kind == "several labels":
         return {} if teacher is None else {"valid_agreement": _share(own, teacher)}
-    gold = torch.cat([each.gold for each in judged])
+    gold = torch.cat([each.gold for each in every])
     found, known = dict[str, float](), gold != NO_LABEL
     if known.any():
         found |= _same_labels("valid_accuracy", own[known], gold[known])

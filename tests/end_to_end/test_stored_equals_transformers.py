@@ -112,9 +112,9 @@ def test_features(
         check_tokens(plain, record)
         check_mask(record)
         for view, ids in enumerate((record.token_ids, plain.masked(record))):
-            told = plain(ids)
-            check_states(store, record, view, told, codec)
-            check_logits(record.views[view].logits, told, codec)
+            expected = plain(ids)
+            check_states(store, record, view, expected, codec)
+            check_logits(record.views[view].logits, expected, codec)
 
 
 def check_tokens(plain: Plain, record: Record) -> None:

@@ -55,7 +55,7 @@ def hold(connection: Connection, path: Path) -> None:
         connection.poll(None)
 
 
-class Told:
+class ForkedProcess:
     """A process that calls a function of a module with a connection; killed at the end."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -68,7 +68,7 @@ class Told:
         assert self.process.pid is not None
         return self.process.pid
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> ForkedProcess:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -87,7 +87,7 @@ class Told:
         return self.answer()
 
 
-class Writer(Told):
+class Writer(ForkedProcess):
     """A process that writes a store."""
 
     def __init__(self, store: Path, *words: str) -> None:
@@ -97,6 +97,6 @@ class Writer(Told):
 @contextmanager
 def held(path: Path) -> Iterator[ForkServerProcess]:
     """A process that has the lease of a path."""
-    with Told(hold, path) as told:
+    with ForkedProcess(hold, path) as told:
         assert told.answer() == "held"
         yield told.process

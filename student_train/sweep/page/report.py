@@ -225,7 +225,7 @@ def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, floa
     that needs no teacher."""
     found = {"teacher": 1.0} if measure.name in OF_TEACHER else {}
     for loss, line in TEXT_ALONE.items():
-        alone = [s for s in _judged(students, measure) if set(s.losses) == {loss}]
+        alone = [s for s in _with_figure(students, measure) if set(s.losses) == {loss}]
         if alone and len(alone) < len(students):
             found[line] = alone[0].figures[measure.name]
     return found
@@ -255,7 +255,7 @@ def _choice(
     lines: reference values, of which `teacher` is compared with the student. folder: the sweep's,
         as it was typed; an absolute path is not shown.
     """
-    done = [s for s in _judged(students, measure) if s.trained and s.bytes]
+    done = [s for s in _with_figure(students, measure) if s.trained and s.bytes]
     if not done:
         return {}
     best = done[0]
@@ -298,7 +298,7 @@ def _ranked(students: Sequence[StudentFiles], measure: Measure) -> list[StudentF
     return sorted(students, key=lambda s: measure.of(s.figures))
 
 
-def _judged(students: Sequence[StudentFiles], measure: Measure) -> list[StudentFiles]:
+def _with_figure(students: Sequence[StudentFiles], measure: Measure) -> list[StudentFiles]:
     """Sort the students that have a measure, the best first."""
     return [s for s in _ranked(students, measure) if measure.of(s.figures) < math.inf]
 

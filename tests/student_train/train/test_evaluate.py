@@ -172,7 +172,7 @@ def test_a_validation_holds_the_answers_to_a_task(kind: OutputKind, bytes_of_a_t
     for rows in (slice(0, 3), slice(3, 4)):
         task = TaskTargets(None, teacher[rows], gold[rows], kind)
         sums.add(batch_of(task).to(device), {}, own[rows])
-    assert held(sums.judged) == 4 * bytes_of_a_token
+    assert held(sums.answers) == 4 * bytes_of_a_token
     found = sums.figures()
     if kind == "one label":
         assert (found["valid_accuracy"], found["valid_agreement"]) == (0.75, 0.5)
