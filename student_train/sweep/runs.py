@@ -147,6 +147,8 @@ SHAPE = {
 def read_runs(folder: Path) -> dict[str, Any] | None:
     """Read runs.json, or return None. Raises UserError if it is damaged."""
     remedy = "remove it: the students in the folder are not affected"
+    # Also outside `read_record`, which reports an unreadable folder as damage: the remedy would be
+    # wrong.
     return read_record(folder / RUNS, SHAPE, remedy) if (folder / RUNS).exists() else None
 
 

@@ -242,13 +242,21 @@ def _read(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
         states, _ = lstm(inputs)
     except RuntimeError as error:
         # oneDNN's words. Without "descriptor", they mean that memory is exhausted.
-        if "could not create a primitive descriptor" not in str(error):
+        refused = "could not create a primitive descriptor" in str(error)
+        if not refused or _precision(lstm) != torch.bfloat16:
             raise
         raise UserError(
             "this processor has no instructions for an LSTM in bfloat16 (AVX-512 or AMX); give"
             " --precision fp32"
         ) from error
     return cast(Tensor, states)
+
+
+def _precision(lstm: nn.LSTM) -> torch.dtype:
+    """Return the type in which an LSTM computes on a CPU."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return next(lstm.parameters()).dtype
 
 
 def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:

@@ -15,7 +15,7 @@ from teachonce.checkpoints.names import finder, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules
 from teachonce.checkpoints.sentence_settings import check_similarity
 from teachonce.checkpoints.static import static_module
-from teachonce.checkpoints.unreadable import whole_folder
+from teachonce.checkpoints.unreadable import folder_errors
 from teachonce.support.arrays import Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -157,7 +157,7 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
     check_similarity(name, config_of(found, SETTINGS).get("similarity_fn_name"))
     if finder(found)("config.json") is not None and static_module(found) is None:
         load_config(found)  # raises for fields that the library would silently ignore
-    with whole_folder(f"model {name}: sentence-transformers cannot load it"):
+    with folder_errors(f"model {name}: sentence-transformers cannot load it"):
         made = getattr(sentence_transformers, kind)
         # The root has modules.json; the transformer may be in a subfolder.
         model = made(found.root or found.path_or_id, revision=found.revision)

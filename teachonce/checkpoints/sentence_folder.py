@@ -31,7 +31,7 @@ from teachonce.checkpoints.sentence_settings import (
     read_json,
     read_settings,
 )
-from teachonce.checkpoints.unreadable import whole_folder
+from teachonce.checkpoints.unreadable import folder_errors
 from teachonce.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
             f"{model.name}: {path}/config.json has {', '.join(unread)[:100]}, which the installed"
             f" {kind} does not read; update sentence-transformers, or remove it"
         )
-    with whole_folder(f"{model.name}: {path} is not a {kind} that sentence-transformers can load"):
+    with folder_errors(f"{model.name}: {path} is not a {kind} that sentence-transformers can load"):
         return getattr(modules, kind).load(root, subfolder=path, revision=model.revision)
 
 

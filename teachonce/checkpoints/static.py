@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from teachonce.checkpoints.fields import STATIC
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import listed_modules
-from teachonce.checkpoints.unreadable import whole_folder
+from teachonce.checkpoints.unreadable import folder_errors
 from teachonce.support.errors import UserError
 
 UNBOUND = 10**30  # `model_max_length` of a tokenizer without a limit
@@ -98,7 +98,7 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     root = model.root or model.path_or_id
-    with whole_folder(f"model {model.name}: sentence-transformers cannot load its {STATIC}"):
+    with folder_errors(f"model {model.name}: sentence-transformers cannot load its {STATIC}"):
         found = StaticEmbedding.load(root, subfolder=subfolder, revision=model.revision)
     vectors = found.embedding.weight.detach().float()
     if vectors.dim() != 2:

@@ -20,7 +20,7 @@ SCORES = "scores.json"  # of `downstream`, which writes it into every --out fold
 
 
 @contextmanager
-def whole_folder(problem: str) -> Iterator[None]:
+def folder_errors(problem: str) -> Iterator[None]:
     """Raise UserError, which begins with `problem`, for every error except a lack of memory."""
     try:
         yield

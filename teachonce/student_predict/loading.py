@@ -58,7 +58,7 @@ def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
 
 
 def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
-    about = read_json(folder / EXPORTED, SHAPE)
+    about = read_json(folder / EXPORTED, SHAPE, "; copy it again")
     kind = about["kind"]
     if kind == DECODER:
         raise decoder_refused(folder)
@@ -87,7 +87,7 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
     )
     _check(student, about["output"], folder / EXPORTED)
     path = folder / chosen
-    with _one_line(f"{path}: cannot be loaded"):
+    with _library_errors(f"{path}: cannot be loaded"):
         run = format.open(path, student.output, os.cpu_count() or 1)
     return student, _checked(run, student, path)
 
@@ -126,7 +126,7 @@ def _check(student: StudentInputs, output: str, path: Path) -> None:
 
 
 @contextmanager
-def _one_line(problem: str) -> Iterator[None]:
+def _library_errors(problem: str) -> Iterator[None]:
     """Raise errors of a library inside the `with` block as UserError."""
     try:
         yield
@@ -147,7 +147,7 @@ def _checked(run: Runner, student: StudentInputs, path: Path) -> Runner:
     named = f" with {counted(labels, 'label')}" if labels else ""
 
     def checked(inputs: dict[str, Array]) -> Array:
-        with _one_line(f"{path}: cannot be run with the inputs of {EXPORTED}"):
+        with _library_errors(f"{path}: cannot be run with the inputs of {EXPORTED}"):
             found = run(inputs)
         if found.ndim != axes or labels not in (None, found.shape[-1]):
             raise UserError(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import whole_number
 
 MAX_ANSWER = 2**26  # bytes of an answer that is read into memory: lists of files, metadata
 MAX_UNDECLARED = 2**30  # bytes of a file that comes without its length
@@ -130,8 +131,9 @@ class _Lists:
         self._next: dict[str, tuple[int, float]] = {}
 
     def check(self, response: Response) -> None:
-        # Only an address that the page before has named continues a list: one that was read in part
-        # can be read again, and a hub cannot begin anew by other addresses, errors or slow pages.
+        # Only an address that the page before has named continues a list. A list that was read in
+        # part can be read again. A hub cannot restart the count by other addresses, errors or slow
+        # pages.
         here, now = response.request.url, time.monotonic()
         pages, first = self._next.get(str(here), (0, now))
         if "next" in response.links:
@@ -151,9 +153,9 @@ def _check(response: Response) -> None:
     """Raise UserError for a response with invalid headers, and bound its body."""
     request, headers = response.request, response.headers
     wait = headers.get("Retry-After", "")
-    # The digits are counted first, because int() raises ValueError above 4,300 of them. The client
-    # waits for seconds alone, and ignores dates.
-    if wait.isdecimal() and (len(wait) > 9 or int(wait) > MAX_WAIT):
+    seconds = whole_number(wait)
+    # The client waits for seconds alone, and ignores dates. Digits without a number are too many.
+    if wait.isdecimal() and (seconds is None or seconds > MAX_WAIT):
         raise _refused(request, f"requests a pause of {wait:.20} s (HTTP {response.status_code})")
     if request.method == "HEAD":
         for name in NAMES:
@@ -163,10 +165,10 @@ def _check(response: Response) -> None:
         return
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _refused(request, "sends packed bytes, which were not requested")
-    declared = headers.get("Content-Length", "")
-    most = _most(response, int(declared) if declared.isdecimal() else None)
-    if declared.isdecimal() and int(declared) > most:
-        raise _refused(request, f"sends {int(declared):,} bytes, expected at most {most:,}")
+    declared = whole_number(headers.get("Content-Length", ""))
+    most = _most(response, declared)
+    if declared is not None and declared > most:
+        raise _refused(request, f"sends {declared:,} bytes, expected at most {most:,}")
     response.stream = _bounded(response, most)
 
 

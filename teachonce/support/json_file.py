@@ -31,17 +31,17 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); check the file") from None
 
 
-def read_json(path: Path, shape: Any) -> Any:
+def read_json(path: Path, shape: Any, remedy: str = "") -> Any:
     """Read a JSON file with the schema `shape`, see `schema_violation`. Raises UserError, which
-    names file and key."""
+    names file and key, and ends in `remedy`."""
     text = read_small(path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         # Lists that are nested a thousand deep raise RecursionError.
-        raise UserError(f"{path}: is not JSON ({first_line(error)}); copy it again") from None
+        raise UserError(f"{path}: is not JSON ({first_line(error)}){remedy}") from None
     if problem := schema_violation(found, shape):
-        raise UserError(f"{path}: {problem}; copy it again")
+        raise UserError(f"{path}: {problem}{remedy}")
     return found
 
 

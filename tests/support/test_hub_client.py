@@ -77,6 +77,13 @@ def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> 
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
 
 
+@pytest.mark.parametrize("pause", ["301", "9" * 18, "9" * 19, "9" * 5000])
+def test_a_long_pause_is_refused(hub: Hub, pause: str) -> None:
+    hub.twists = {"GET": lambda handler, *_: handler.send(429, {"Retry-After": pause}, b"")}
+    with pytest.raises(UserError, match=rf"requests a pause of {pause:.20} s \(HTTP 429\)"):
+        resolve_model("user/m")
+
+
 @pytest.mark.parametrize("twist", OUTSIDE)
 def test_names_stay_in_the_cache(hub: Hub, twist: str, tmp_path: Path) -> None:
     line = refused(hub, "HEAD /user/m", twist)

@@ -73,25 +73,27 @@ class Spelling:
 
 def spelling(tokenizer: Any, flat: Array, lines: Sequence[str]) -> Spelling:
     """Count tokens and characters of lines, whose token ids (from `tokens_of`) are `flat`."""
-    missing = int(np.count_nonzero(flat == tokenizer.unk_token_id))
-    unknown = _unknown_characters(tokenizer, lines) if missing else 0
+    has_unknown = bool(np.any(flat == tokenizer.unk_token_id))
+    missing, unknown = _unknown(tokenizer, lines) if has_unknown else (0, 0)
     characters = sum(_characters(line) for line in lines)
     # Less the sep that `tokens_of` puts after each line: it is not part of the text.
     return Spelling(len(flat) - len(lines) - missing, characters - unknown, unknown)
 
 
-def _unknown_characters(tokenizer: Any, lines: Sequence[str]) -> int:
-    count = 0
+def _unknown(tokenizer: Any, lines: Sequence[str]) -> tuple[int, int]:
+    """Count the unknown tokens of lines, and their characters."""
+    # Without the sep of `tokens_of`, which may be the unknown token, too.
+    tokens = characters = 0
     for some in _chunks(lines, 1000):
         found = tokenizer(
             some, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )
         for line, *each in zip(some, found["input_ids"], found["offset_mapping"], strict=True):
-            places = zip(*each, strict=True)
-            count += sum(
-                _characters(line[b:e]) for n, (b, e) in places if n == tokenizer.unk_token_id
-            )
-    return count
+            for number, (begin, end) in zip(*each, strict=True):
+                if number == tokenizer.unk_token_id:
+                    tokens += 1
+                    characters += _characters(line[begin:end])
+    return tokens, characters
 
 
 def _characters(text: str) -> int:

@@ -233,12 +233,13 @@ def _one_seed(
         tracked.add_scores(scores)
         if save_to is not None:
             network = trainer.accelerator.unwrap_model(trainer.model)
-            if note := task.finish(network):
-                say(f"seed {seed}: saved in {save_to}: {note}")
-                result["note"] = note
+            note = task.finish(network)
             network.save_pretrained(save_to)
             files.apply_umask(save_to)
             save_tokenizer(tokenizer, save_to)
+            if note:
+                say(f"seed {seed}: saved in {save_to}: {note}")
+                result["note"] = note
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     more = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
     remedy = f"raise --lr ({lr:g}) or {more}"

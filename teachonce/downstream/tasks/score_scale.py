@@ -34,14 +34,22 @@ def unstandardise(network: Any, mean: float, deviation: float) -> bool:
 def standardise(network: Any, given: Any) -> None:
     """Undo `unstandardise` in a network that was loaded from a folder with the config `given`."""
     mean, deviation = (getattr(given, name, math.nan) for name in (MEAN, DEVIATION))
-    # Of any other head, these fields are those of a training before it.
-    own = declared_kind({"architectures": given.architectures}) == "classification"
-    if not own or (given.problem_type, given.num_labels) != ("regression", 1):
+    # An encoder or a masked LM that was trained from such a network has these fields without the
+    # head.
+    if declared_kind({"architectures": given.architectures}) != "classification":
         return
     # config.json is untrusted.
     finite = all(isinstance(each, float) and math.isfinite(each) for each in (mean, deviation))
     if finite and deviation > 0:
         _scale(network, 1 / deviation, -mean / deviation)
+
+
+def remove_scale(config: Any) -> None:
+    """Remove what `unstandardise` recorded: a new head has neither its scale nor its activation."""
+    if getattr(config, "sentence_transformers", None) == IDENTITY:
+        del config.sentence_transformers
+    for name in (MEAN, DEVIATION):
+        vars(config).pop(name, None)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from transformers import DataCollatorWithPadding
 from teachonce.checkpoints.loading import load_with_fresh_head, load_with_own_head
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check_option
+from teachonce.downstream.tasks.score_scale import remove_scale
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, suggest
@@ -74,7 +75,9 @@ class Task(ABC):
 
     def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
         """Load tokenizer and network with a new head. Raises as `load_with_fresh_head` does."""
-        return load_with_fresh_head(model, self.model_class, self.head())
+        tokenizer, network = load_with_fresh_head(model, self.model_class, self.head())
+        remove_scale(network.config)
+        return tokenizer, network
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
         """Load tokenizer, network and its task outputs. Raises as `load_with_own_head` does."""

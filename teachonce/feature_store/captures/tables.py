@@ -149,7 +149,8 @@ def _files_of(path: Path) -> list[Path]:
         return [path] if path.suffix == ".parquet" else []
     if not (path / STATE).is_file():
         return numbered(path.glob("*.parquet"))
-    files = read_json(path / STATE, {"_data_files": [{"filename": str}]})["_data_files"]
+    shape = {"_data_files": [{"filename": str}]}
+    files = read_json(path / STATE, shape, "; copy it again")["_data_files"]
     if not files:
         raise UserError(f"{path / STATE}: names no file of a table; copy the folder again")
     # Only the last component: a forged name must not lead out of the folder.

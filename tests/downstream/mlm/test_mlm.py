@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,13 @@ from teachonce.downstream.mlm.masked_training import (
     train_tokenizer,
 )
 from teachonce.downstream.mlm.scoring import score_as_is
-from teachonce.downstream.mlm.text_blocks import blocks, hold_out
+from teachonce.downstream.mlm.text_blocks import (
+    Spelling,
+    blocks,
+    hold_out,
+    spelling,
+    tokens_of,
+)
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.text_lines import read_lines
 from teachonce.support.errors import UserError
@@ -270,6 +277,16 @@ def test_unknown_words_make_no_model_better(tiny_teacher: Teacher, tmp_path: Pat
     text.write_text("\n".join([foreign] * 40), "utf-8")
     with pytest.raises(UserError, match=r"100 % of its characters are in unknown words .*; give a"):
         score_as_is(model, {"test": text}, 32)
+
+
+def test_a_separator_that_is_the_unknown_token(make_tokenizer: Callable[[str], Any]) -> None:
+    """It is no part of the text, and is left out once."""
+    tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
+    tokenizer.sep_token = tokenizer.unk_token
+    lines = ["old lamp", "the light მზე"]
+    known = sum(len(tokenizer.tokenize(line)) for line in ("old lamp", "the light"))
+    found = spelling(tokenizer, tokens_of(tokenizer, lines, "text"), lines)
+    assert found == Spelling(known, len("oldlampthelight"), unknown=len("მზე"))
 
 
 def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:

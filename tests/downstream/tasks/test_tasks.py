@@ -28,6 +28,7 @@ from teachonce.downstream.tasks.qa import (
 )
 from teachonce.downstream.tasks.task_interface import IGNORED, Task
 from teachonce.store import TaskSpec
+from teachonce.student_export.loaded_student import load_student
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import asked, classified, compared, paired, table
 from tests.downstream.test_bilstm import saved
@@ -158,6 +159,27 @@ def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     result = tuned(PairScore(), tiny_teacher("roberta"), files, settings)
     assert result["mean"]["test"]["pearson"] > 0.7
     assert result["mean"]["test"]["spearman"] > 0.7
+
+
+def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    """The fields of the scale are removed: they mark a classifier of pairs."""
+    pair, classifier, said = tmp_path / "pair", tmp_path / "classifier", list[tuple[str, bool]]()
+    quick = replace(LEARNING, epochs=1)
+
+    def say(line: str) -> None:
+        whole = all((pair / name).exists() for name in ("model.safetensors", "tokenizer.json"))
+        said.append((line, whole))
+
+    file = paired(tmp_path / "pairs.csv", 12, 0)
+    model = str(tiny_teacher("bert"))
+    fine_tune(PairScore(), model, {"train": file, "dev": file}, quick, say, pair)
+    assert [whole for line, whole in said if "saved in" in line] == [True]
+    file = classified(tmp_path / "texts.tsv", 12, 0)
+    fine_tune(Classify(), str(pair), {"train": file, "dev": file}, quick, str, classifier)
+    left = {"score_mean", "score_deviation", "sentence_transformers"}
+    for folder, pairs, fields in ((pair, True, left), (classifier, None, set[str]())):
+        assert load_student(folder).pairs is pairs
+        assert left & {*json.loads((folder / "config.json").read_text())} == fields
 
 
 @pytest.mark.slow

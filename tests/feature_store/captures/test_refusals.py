@@ -161,6 +161,8 @@ def test_tables_of_vectors(
     nan = datasets.Dataset.from_dict({"a": ["one"], "label": [[1.0, float("nan")]]})
     nan.save_to_disk(str(tmp_path / "nan"))
     says(importing(tmp_path / "nan", bert), "row 0, number 1: label is NaN")
+    (tmp_path / "nan/state.json").write_text("{}")
+    says(importing(tmp_path / "nan", bert), "state.json: _data_files is missing; copy it again")
     split = datasets.Dataset.from_dict(rows)
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "splits"))
     says(importing(tmp_path / "splits", bert), "several splits", "train")

@@ -29,7 +29,7 @@ from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.start import initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.word_vectors import set_word_vectors
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, out_of_memory
 from tests.making.models import TOKENIZER_KINDS
 
 WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
@@ -188,6 +188,38 @@ def test_bfloat16_without_instructions_for_it_is_one_line() -> None:
     assert str(caught.value).endswith(
         "no instructions for an LSTM in bfloat16 (AVX-512 or AMX); give --precision fp32"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "autocast", "weights", "refused"),
+    [
+        ("primitive descriptor for an LSTM", torch.bfloat16, torch.float32, True),
+        ("primitive descriptor for an LSTM", None, torch.bfloat16, True),
+        ("primitive descriptor for an LSTM", None, torch.float32, False),
+        ("primitive", torch.bfloat16, torch.float32, False),
+    ],
+)
+def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
+    words: str,
+    autocast: torch.dtype | None,
+    weights: torch.dtype,
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In any other case the error is unchanged, and means a lack of memory."""
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError(f"could not create a {words}")
+
+    model = model_of(BiLstmModel).to(weights)
+    monkeypatch.setattr(torch.nn.LSTM, "forward", fails)
+    with (
+        torch.autocast("cpu", autocast, enabled=autocast is not None),
+        pytest.raises(UserError if refused else RuntimeError) as caught,
+    ):
+        model(torch.ones(2, 3, dtype=torch.int64))
+    assert out_of_memory(caught.value) != refused
+    assert ("give --precision fp32" in str(caught.value)) == refused
 
 
 def test_dropout_is_for_training_alone() -> None:

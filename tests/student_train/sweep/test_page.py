@@ -117,7 +117,8 @@ def test_a_page_needs_a_sweep(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "no runs.json there; give the folder" in done.stderr
     (tmp_path / "runs.json").write_text("{}")
     done = CliRunner().invoke(student_sweep, ["--page", str(tmp_path)])
-    assert done.exit_code == 1 and "runs.json is damaged" in done.stderr
+    line = "runs.json is damaged (varied is missing); remove it: the students in the folder are not"
+    assert done.exit_code == 1 and done.stderr.endswith(f"{line} affected\n")
     done = CliRunner().invoke(student_sweep, ["--vocab", "5k"])
     assert done.exit_code == 1 and "--store" in done.stderr
 
