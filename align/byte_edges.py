@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.text import Booleans, FlatText, Tokens, classes, is_composed
+from teachonce.align.text import Booleans, FlatText, Tokens, classes, composes_with_previous
 from teachonce.align.vocabulary import Vocabulary
 from teachonce.support.arrays import ranges, starts
 
@@ -17,7 +17,8 @@ Octets = NDArray[np.uint8]
 BLANK = ord(" ")
 # Below every place, so that a maximum with the places before it leaves it out.
 NO_EDGE = -1
-# Of a letter with its marks that are compared; text that normalisers can stream has 30 marks.
+# Bytes of a letter and its marks that are compared at most; Unicode's stream-safe format allows 30
+# marks.
 MOST_BYTES = 128
 
 
@@ -91,7 +92,7 @@ class TextBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """Holds the n tokens of one side that are not special, or cover characters.
+    """Holds the n tokens of one side that are not special or that cover characters.
 
     number: flat token numbers. ids: their pieces. sequence: their texts. begin: the character at
         which each begins. reach: the largest end up to each token. final: bool, false for a token
@@ -222,10 +223,10 @@ def _behind_marks(
     """
     sequence, reach, stop = counted.sequence, counted.reach, text.start[1:][counted.sequence]
     token = np.flatnonzero(counted.final & (reach < stop))
-    token = token[classes(text.codepoints[reach[token]], is_composed) > 0]
+    token = token[classes(text.codepoints[reach[token]], composes_with_previous) > 0]
     if not len(token):
         return
-    bare = np.flatnonzero(classes(text.codepoints, is_composed) == 0)
+    bare = np.flatnonzero(classes(text.codepoints, composes_with_previous) == 0)
     bare = np.concatenate([[-1], bare, text.start[-1:]])
     following = np.searchsorted(bare, reach[token])
     letter = np.maximum(bare[following - 1], text.start[sequence[token]])
@@ -243,11 +244,8 @@ def _behind_marks(
 def _changed(
     token: Index, place: Index, size: Index, ids: Index, octets: TextBytes, pieces: PieceBytes
 ) -> Booleans:
-    """Return which tokens [n] and those before them have other bytes than the text has: bool [n].
-
-    Only `size` bytes before `place`, the end of each token, are compared. Special tokens have no
-    bytes and are not.
-    """
+    """Return bool [n]: whether the last `size` bytes of the pieces up to each token differ from the
+    text before `place`. Tokens without bytes are never reported."""
     sizes = pieces.start[ids + 1] - pieces.start[ids]
     done = np.cumsum(sizes)
     # The bytes may be in several tokens: these are places in the bytes of all tokens.

@@ -249,13 +249,13 @@ def align_match(
 def word_starts(
     text: FlatText, teacher: Tokens, vocabulary: VocabularyMap, tokens: Integers
 ) -> Booleans:
-    """Find the `tokens` in whose place `vocabulary.at_word_start` maps the teacher's pieces: bool
-    [G].
+    """Return which `tokens` begin a word for the student if their piece has no blank mark: bool
+    [G]. `at_word_start` holds for these.
 
-    tokens: [G], flat numbers of the teacher's tokens that cover characters. A place, before the
-        blank of the token if it has one, is found if it is the start of the text, or follows white
-        space or a character that is a word of the student by itself. There a piece without the mark
-        of a blank begins a word; in every other place it continues one.
+    tokens: [G], flat numbers of the teacher's tokens that cover characters. A token begins a word
+        if its place, before its blank if it has one, is the start of the text, or follows white
+        space or a character that is a word of the student by itself. In every other place a piece
+        without a blank mark continues a word.
     """
     if vocabulary.at_word_start is None:
         return np.zeros(len(tokens), bool)

@@ -42,7 +42,7 @@ def character_class(character: str) -> int:
     return IGNORABLE if dropped else SOLID
 
 
-def is_composed(character: str) -> bool:
+def composes_with_previous(character: str) -> bool:
     """Return whether a normaliser may compose a character with the one before it: a mark, a vowel
     or final of decomposed Hangul, a halfwidth voiced sound mark."""
     if "\u1160" <= character <= "\u11ff" or character in "\uff9e\uff9f":
@@ -52,15 +52,20 @@ def is_composed(character: str) -> bool:
 
 @cache
 def _table(classify: Callable[[str], int]) -> NDArray[np.uint8]:
-    """Return the classes of all code points (1.1 MB), UNSEEN for those that no text had yet."""
+    """Return the classes of all code points (1.1 MB), UNSEEN for those that no text had yet.
+
+    `classify` is only the key of the cache: each function has a table of its own.
+    """
     return np.full(CODE_POINTS, UNSEEN, np.uint8)
 
 
 def classes(
     codepoints: NDArray[np.uint32], classify: Callable[[str], int] = character_class
 ) -> NDArray[np.uint8]:
-    """Return the class of each character: what `classify`, a function of the module, returns for
-    it."""
+    """Return the class of each character: what `classify` returns for it.
+
+    `classify` must be a module-level function: a table is cached for each.
+    """
     # `unicodedata` is called once for a code point: not for every character of every batch, and not
     # for the million that no text has, which took each process half a second.
     table = _table(classify)

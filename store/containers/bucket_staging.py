@@ -24,7 +24,7 @@ from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.containers.zarr.staging import LAST
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import groups_above, numbers_of
+from teachonce.store.format.layout import groups_above, part_numbers_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
@@ -164,7 +164,7 @@ class BucketStaging:
     def _uploaded(self) -> set[int]:
         """Return the numbers of the parts that have objects, complete or not."""
         with suppress(FileNotFoundError):
-            return numbers_of(self._bucket.folders("parts"))
+            return part_numbers_in(self._bucket.folders("parts"))
         return set()
 
     def published(self) -> set[int]:

@@ -35,7 +35,7 @@ def part_number(name: str) -> int | None:
     return number if str(number) == name else None
 
 
-def numbers_of(names: Iterable[str]) -> set[int]:
+def part_numbers_in(names: Iterable[str]) -> set[int]:
     """Return the numbers of the parts among the names in the group `parts`, other names left
     out."""
     return {number for number in map(part_number, names) if number is not None}

@@ -20,7 +20,7 @@ from teachonce.store.errors import NO_NUMBERS, StoreError, command, without_reme
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.index import IndexedParts
-from teachonce.store.format.layout import Counts, PartShapes, numbers_of
+from teachonce.store.format.layout import Counts, PartShapes, part_numbers_in
 from teachonce.store.format.manifest import (
     ATTRIBUTES,
     DAMAGED,
@@ -226,7 +226,7 @@ def published_parts(
 
 def part_numbers(source: StoreSource) -> list[int]:
     """List the numbers of the parts of an unfinished store, ascending."""
-    return sorted(numbers_of(source.members("parts")))
+    return sorted(part_numbers_in(source.members("parts")))
 
 
 def unfinished_error(source: StoreSource) -> StoreError:

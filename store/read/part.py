@@ -24,11 +24,14 @@ SLICE_BYTES = 2**24  # decoded bytes of an array in memory while it is checked
 DAMAGED = f"the store is damaged: {VERIFY}"
 
 
-def some_rows(array: Slices) -> Iterator[tuple[int, Array]]:
-    """Read an array some rows at a time: yield the number of the first, and the rows."""
+def row_slices(array: Slices, least: int) -> Iterator[tuple[int, Array]]:
+    """Read an array in slices of at most SLICE_BYTES, or of `least` rows if these are larger: yield
+    the number of the first row, and the rows."""
     row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    # Mostly a multiple of the rows of a chunk, so that few chunks are decoded twice.
-    step = max(BLOCK, SLICE_BYTES // max(1, row) // BLOCK * BLOCK)
+    fitting = max(1, SLICE_BYTES // max(1, row))
+    # A power of two, mostly a multiple of the rows of a chunk, so that few chunks are decoded
+    # twice.
+    step = max(least, 1 << (fitting.bit_length() - 1))
     for begin in range(0, array.shape[0], step):
         yield begin, array.read(begin, min(begin + step, array.shape[0]))
 
@@ -37,7 +40,7 @@ def checksum(array: Slices) -> str:
     """Return the hexadecimal SHA-256 of an array, as in the manifest. The array is read some rows
     at a time."""
     found = hashlib.sha256()
-    for _, rows in some_rows(array):
+    for _, rows in row_slices(array, BLOCK):
         little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
         found.update(little.data if little.size else b"")
     return found.hexdigest()

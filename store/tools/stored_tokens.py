@@ -11,59 +11,46 @@ import numpy as np
 from teachonce.store.errors import VERIFY, StoreError, without_remedy
 from teachonce.store.format.pairs import offsets_of
 from teachonce.store.read.part import PartReader
-from teachonce.store.read.store import FeatureStore
+from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import encoded, within_bounds
 from teachonce.store.tools.damaged import open_damaged
 from teachonce.support.arrays import Array
 
 BATCH = 256  # sequences that are tokenised at once
-Run = tuple[int, int, int]
-"""Index of a part, and the first and last of some of its sequences."""
-Flaw = tuple[int, str, bool]
-"""Index of a part, what is wrong, and whether the tokens could be read."""
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
-    """Return, by part index, a line for each part whose stored tokens differ from the stored
-    tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
-    parts = [(place, store.manifest.parts[place].counts) for place in places]
-    runs = [(place, 0, counts.sequences) for place, counts in parts]
-    flaws = _flaws(store, runs, sum(counts.text_bytes for _, counts in parts))
-    return [(place, line if read else without_remedy(line)) for place, line, read in flaws]
-
-
-def _flaws(store: FeatureStore, runs: list[Run], text_bytes: int) -> list[Flaw]:
-    """Return the runs whose stored tokens cannot be read, or differ from those of the tokenizer,
-    which runs with bounds on time and memory."""
-    found: list[Flaw] = within_bounds(
+    """Return, by part index, a line for each part whose stored tokens cannot be read, or differ
+    from the stored tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
+    found: list[tuple[int, str]] = within_bounds(
         store.teacher_file("tokenizer.json"),
-        text_bytes,
+        sum(store.manifest.parts[place].counts.text_bytes for place in places),
         store.path,
-        lambda: _flaws_here(store, runs),
-        _flaws_of,
-        *(store.path, store.source.options, runs),
+        lambda: _other_parts(store, places),
+        _other_parts_of,
+        *(store.path, store.source.options, places),
     )
     return found
 
 
-def _flaws_of(path: str, options: dict[str, Any] | None, runs: list[Run]) -> list[Flaw]:
-    # `verify` calls this for damaged stores too, which `open_store` refuses, and a training with
-    # --allow-partial for an unfinished one.
+def _other_parts_of(
+    path: str, options: dict[str, Any] | None, places: list[int]
+) -> list[tuple[int, str]]:
+    # `verify` calls this for damaged stores too, which `open_store` refuses.
     with closing(open_damaged(path, options).store) as store:
-        return _flaws_here(store, runs)
+        return _other_parts(store, places)
 
 
-def _flaws_here(store: FeatureStore, runs: list[Run]) -> list[Flaw]:
-    tokenizer, found = store.tokenizer(), list[Flaw]()
-    for place, first, last in runs:
+def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
+    tokenizer, found = store.tokenizer(), []
+    for place in places:
         part = store.part(place)
         try:
-            line = other_tokens(part, tokenizer, first, last)
+            line = other_tokens(part, tokenizer, 0, part.part.counts.sequences)
         except StoreError as error:
-            found.append((place, str(error), False))
-            continue
+            line = without_remedy(error)
         if line:
-            found.append((place, f"{part.where}: {line}", True))
+            found.append((place, line))
     return found
 
 
@@ -82,8 +69,8 @@ def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str
             left, right = part.token_start[number : number + 2] - edges[0]
             if not np.array_equal(_rows(encoding, text, separator), stored[left:right]):
                 return (
-                    f"the tokenizer does not give the stored tokens of sequence {number} of the"
-                    f" part ({len(encoding.ids)} tokens now, {right - left} stored)"
+                    f"{part.where}: the tokenizer does not give the stored tokens of sequence"
+                    f" {number} of the part ({len(encoding.ids)} tokens now, {right - left} stored)"
                 )
     return None
 
@@ -95,22 +82,45 @@ def _rows(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
-    """Raise StoreError if stored tokens cannot be read, or are not those of the stored tokenizer.
+    """Raise StoreError if there are no stored tokens, if they cannot be read, or if they are not
+    those of the stored tokenizer.
 
     Checks `sequences` consecutive sequences at each of `places` positions, spread evenly over the
-    store, with bounds on time and memory.
+    store, up to the first difference, with bounds on time and memory.
     """
-    rows = np.unique(np.linspace(0, max(0, len(store) - 1), places).astype(int))
-    edges = store.manifest.first
-    of_parts = np.searchsorted(edges, rows, "right") - 1
-    ends = np.minimum(rows + sequences, edges[of_parts + 1])
-    runs = np.stack([of_parts, rows - edges[of_parts], ends - edges[of_parts]], axis=1).tolist()
-    for _, found, read in _flaws(store, runs, len(rows) * sequences * store.features.max_length):
-        if not read:
-            raise StoreError(found)
+    if not len(store):
+        raise StoreError(f"{store.path}: no part was published; finish the dump that writes it")
+    rows = np.unique(np.linspace(0, len(store) - 1, places).astype(int)).tolist()
+    found = within_bounds(
+        store.teacher_file("tokenizer.json"),
+        len(rows) * sequences * store.features.max_length,
+        store.path,
+        lambda: _first_difference(store, rows, sequences),
+        _first_difference_of,
+        *(store.path, store.source.options, rows, sequences),
+    )
+    if found:
         written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
         remedy = f"written with tokenizers {written}, read with {here}: install that version"
         # Versions that are equal, or unknown, do not explain the difference.
         if written in (None, here):
             remedy = VERIFY
         raise StoreError(f"{found}; {remedy}, or dump again")
+
+
+def _first_difference_of(
+    path: str, options: dict[str, Any] | None, rows: list[int], sequences: int
+) -> str | None:
+    # A training with --allow-partial checks an unfinished store.
+    with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
+        return _first_difference(store, rows, sequences)
+
+
+def _first_difference(store: FeatureStore, rows: list[int], sequences: int) -> str | None:
+    tokenizer = store.tokenizer()
+    for row in rows:
+        part, first = store.locate(row)
+        last = min(first + sequences, part.part.counts.sequences)
+        if line := other_tokens(part, tokenizer, first, last):
+            return line
+    return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from teachonce.store.containers.paths import queue_of
-from teachonce.store.format.layout import numbers_of
+from teachonce.store.format.layout import part_numbers_in
 from teachonce.support import files
 from teachonce.support.lease import Lease, Taken, check_free
 
@@ -55,7 +55,7 @@ class PartQueue:
     def _numbers(self, ending: str) -> set[int]:
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         begin = "." if ending else ""
-        return numbers_of(
+        return part_numbers_in(
             name.removeprefix(begin).removesuffix(ending)
             for name in names
             if name.startswith(begin) and name.endswith(ending)

@@ -14,7 +14,7 @@ from teachonce.store.containers.hdf5.file import Hdf5Sink, append_digest, create
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import numbers_of
+from teachonce.store.format.layout import part_numbers_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
 
@@ -95,7 +95,7 @@ class Hdf5Staging(OnDisk):
             raise StoreError(
                 f"{self.parts}: is a link, which is not followed; put the folder in its place"
             )
-        return numbers_of(file.stem for file in self.parts.glob("*.h5"))
+        return part_numbers_in(file.stem for file in self.parts.glob("*.h5"))
 
     def seal(self, make: SealContent) -> None:
         sink = Hdf5Sink(self._new)

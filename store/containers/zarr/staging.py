@@ -13,7 +13,7 @@ from typing import Any
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
 from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, shard_path
-from teachonce.store.format.layout import groups_above, numbers_of
+from teachonce.store.format.layout import groups_above, part_numbers_in
 from teachonce.store.format.manifest import Part
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -123,7 +123,7 @@ class ZarrStaging(OnDisk):
         files.discard(self.path / "parts", "", REPLACEMENT)
 
     def published(self) -> set[int]:
-        return numbers_of(entry.name for entry in (self.path / "parts").glob("*"))
+        return part_numbers_in(entry.name for entry in (self.path / "parts").glob("*"))
 
     def unseal(self, attributes: dict[str, Any]) -> None:
         """Mark a sealed store as unfinished: replace the attributes of its root."""

@@ -14,13 +14,18 @@ import pytest
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.containers.hdf5.file import append_digest
+from teachonce.store.format import value_laws
 from teachonce.store.format.manifest import seal_checksum
 from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.read import part_laws, stored_tokenizer
+from teachonce.store.read.part import PartReader
+from teachonce.store.read.part_laws import check_values
+from teachonce.store.tools import stored_tokens
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.store.making import TOKENIZER, stores_in
+from tests.store.making import SMALL, TOKENIZER, begin, make_part, put_part, stores_in
 
 Copy = Callable[..., Path]
 
@@ -220,6 +225,44 @@ def test_values_that_no_teacher_gives(copy: Copy, case: Any) -> None:
         assert f"part 1: {inner}" in str(refused.value) and words in str(refused.value)
 
 
+def test_laws_of_wide_rows_are_checked_in_small_slices(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes, find_violation = copy("h5", "exact"), list[int](), value_laws.find_violation
+
+    def spy(*arguments: Any) -> Any:
+        sizes.append(arguments[-1].nbytes)
+        return find_violation(*arguments)
+
+    forge(path, "parts/1/view0/hidden/mean/values", put((40, 3), np.nan))
+    monkeypatch.setattr("teachonce.store.read.part.SLICE_BYTES", 600)  # 4 of its rows
+    monkeypatch.setattr(part_laws, "find_violation", spy)
+    with open_store(path) as store:
+        part = store.part(1)
+        sequence = int(np.searchsorted(part.token_start, 40, "right")) - 1
+        token = 40 - part.token_start[sequence]
+        words = rf"mean/values is NaN .*sequence {sequence} of the part, token {token}\)"
+        with pytest.raises(StoreError, match=words):
+            check_values(part, store.calibration)
+    assert max(sizes) <= 600
+
+
+@pytest.mark.parametrize("tier", ("topk", "ranked-topk", "sample", "head", "next-topk"))
+def test_laws_between_arrays_read_the_ids_of_tokens_for_observed_alone(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    read, found = PartReader.read, set[str]()
+
+    def spy(self: PartReader, name: str, low: int, high: int) -> Array:
+        found.add(name)
+        return read(self, name, low, high)
+
+    monkeypatch.setattr(PartReader, "read", spy)
+    with open_store(copy("h5", "default", tier)) as store:
+        check_values(store.part(1), store.calibration)
+    assert ("token/id" in found) == (tier == "next-topk")
+
+
 @pytest.mark.parametrize("name", ("head/weight", "weights/pooler.bias"))
 def test_weights_that_are_not_finite(copy: Copy, name: str) -> None:
     path = copy("h5", "default", "head")
@@ -250,6 +293,50 @@ def test_tokens_are_checked_when_a_training_opens_the_store(copy: Copy) -> None:
     fs.meta["software"] = {"tokenizers": "0.1"}
     with pytest.raises(StoreError, match=r"with tokenizers 0.1, read with \d.*: install that"):
         check_tokens(fs)
+
+
+def test_the_check_of_a_training_ends_at_the_first_difference(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter([None, "part 0: differs"])
+    monkeypatch.setattr(stored_tokens, "other_tokens", lambda *arguments: next(lines))
+    with pytest.raises(StoreError, match="part 0: differs; "):
+        check_tokens(open_store(copy("h5")))
+
+
+def test_the_check_of_a_training_passes_errors_of_reading_on(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise StoreError("it cannot be read") from PermissionError()
+
+    store = open_store(copy("h5"))
+    monkeypatch.setattr(PartReader, "read", fail)
+    with pytest.raises(StoreError, match="^it cannot be read$") as refused:
+        check_tokens(store)
+    assert isinstance(refused.value.__cause__, PermissionError)
+
+
+def test_the_check_of_a_training_on_a_store_without_parts(tmp_path: Path) -> None:
+    begin(tmp_path / "store.zarr", SMALL).close()
+    store = open_store(tmp_path / "store.zarr", allow_partial=True)
+    with pytest.raises(StoreError, match="store.zarr: no part was published; "):
+        check_tokens(store)
+
+
+def test_a_bounded_check_of_an_unfinished_store_leaves_out_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = begin(tmp_path / "store.zarr", SMALL)
+    for number in range(3):
+        put_part(writer, number, make_part(SMALL, number))
+    writer.close()
+    monkeypatch.setattr(stored_tokenizer, "is_plain", lambda data: False)
+    store = open_store(tmp_path / "store.zarr", allow_partial=True)
+    check_tokens(store)
+    (tmp_path / "store.zarr/parts/0/zarr.json").write_text("{}")
+    with pytest.raises(StoreError, match="quarantines part 0"):
+        check_tokens(store)
 
 
 def test_another_tokenizer(copy: Copy) -> None:
