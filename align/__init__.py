@@ -59,7 +59,6 @@ from teachonce.align.strategies import (
     align_match,
     align_reduce,
     align_span,
-    word_starts,
 )
 from teachonce.align.text import AlignmentError, FlatText, Tokens
 from teachonce.align.vocabulary import Vocabulary
@@ -77,5 +76,4 @@ __all__ = [
     "align_match",
     "align_reduce",
     "align_span",
-    "word_starts",
 ]

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens, word_starts
+from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
+from teachonce.align.strategies import word_starts
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
