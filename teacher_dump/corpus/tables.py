@@ -280,7 +280,7 @@ def _parquet(path: Path, seen: Seen) -> Table:
         schema = file.schema_arrow
     kinds = [pair for each in schema for pair in _kinds(each.name, each.type)]
     textual = [name for name, kind in kinds if _is_text(kind)]
-    others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or _is_list(kind))}
+    others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or is_list(kind))}
     features = features_in(schema.metadata, path)
 
     def rows(columns: Sequence[str]) -> Rows:
@@ -327,11 +327,11 @@ def _is_text(kind: Any) -> bool:
     return any(check(kind) for check in checks)
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Return whether an Arrow type is a list of any form."""
     import pyarrow as pa
 
-    checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(check(kind) for check in checks)
+    return isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) -> Rows:

@@ -18,11 +18,11 @@ from teachonce.feature_store.captures.tables import (
     TableCapture,
     first_width,
     holds_table,
-    is_list,
     numbers,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.corpus.tables import is_list
 
 LABEL = "label"
 VECTOR = Numbers(LABEL, "states", ("numbers",))

@@ -15,6 +15,7 @@ from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import read_json
+from teachonce.teacher_dump.corpus.tables import is_list
 
 END = b"\xff\xff\xff\xff\0\0\0\0"  # the end marker of an Arrow stream
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -229,13 +230,6 @@ def _stored(field: Numbers, cells: Cells, where: str) -> Array:
             " the row"
         )
     return found.reshape(len(rows), -1) if len(rows) else found.reshape(0, 0)
-
-
-def is_list(kind: Any) -> bool:
-    """Return whether an Arrow type is a list of any form."""
-    import pyarrow
-
-    return isinstance(kind, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType)
 
 
 def _numeric(kind: Any) -> bool:
