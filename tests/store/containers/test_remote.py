@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,9 @@ from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import StoreError, Unreachable, UserError, open_store
 from teachonce.store.tools.copy import upload as upload_store
 from teachonce.store.tools.verify import verify
+from tests.rough_network import KEYS, PROXIES, S3, running_s3
 
 Made = Callable[..., Any]
-KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    """An S3-speaking server on loopback."""
-    pytest.importorskip("obstore")
-    moto = pytest.importorskip("moto.server")
-    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
 
 
 def upload(store: Path, fs: Any, target: str) -> None:
@@ -39,18 +27,21 @@ def upload(store: Path, fs: Any, target: str) -> None:
 
 
 @pytest.mark.slow
-def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    boto3 = pytest.importorskip("boto3")
+def test_reading_over_s3(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto.server")
     for key, value in KEYS.items():
         monkeypatch.setenv(key, value)
-    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+    for proxy in PROXIES:
         monkeypatch.delenv(proxy, raising=False)
-    options = {"endpoint_url": server, "client_kwargs": {"region_name": "us-east-1"}}
     path, parts = made("zarr")
-    client = boto3.client("s3", endpoint_url=server, region_name="us-east-1")
-    client.create_bucket(Bucket="bucket")
-    upload_store(path, "s3://bucket/dumps/a.zarr", options)
-    fs = open_store("s3://bucket/dumps/a.zarr", storage_options=options)
+    with running_s3() as s3:
+        read_over_s3(s3, path, parts)
+
+
+def read_over_s3(s3: S3, path: Path, parts: list[Any]) -> None:
+    upload_store(path, "s3://bucket/dumps/a.zarr", s3.options)
+    fs = open_store("s3://bucket/dumps/a.zarr", storage_options=s3.options)
     local = open_store(path)
     assert fs.meta == local.meta
     assert fs[17].text == parts[1].texts[5]
@@ -62,7 +53,7 @@ def test_reading_over_s3(made: Made, server: str, monkeypatch: pytest.MonkeyPatc
         b.index.tolist() for b in local.stream(**arguments)
     ]
     with pytest.raises(StoreError, match="no Zarr store"):
-        open_store("s3://bucket/dumps/b.zarr", storage_options=options)
+        open_store("s3://bucket/dumps/b.zarr", storage_options=s3.options)
 
 
 def test_without_credentials_the_remedy_is_told(
