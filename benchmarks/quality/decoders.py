@@ -84,7 +84,7 @@ class Bench:
         given = {"store": (str(self.store),), "out": out, "cache": "ram", **words}
         if "loss" in words:
             given["loss"] = tuple(words["loss"].split(","))
-        found = run(checked_from(given), say=lambda line: None)["result"]
+        found = run(checked_from(given), resume=out.exists(), say=lambda line: None)["result"]
         scores = out / "lm.json"
         if not scores.exists():
             scores.write_text(json.dumps(score_text(out, self.test)))
