@@ -15,7 +15,7 @@ from teachonce.support.arrays import ranges, starts
 Index = NDArray[np.int64]
 Octets = NDArray[np.uint8]
 BLANK = ord(" ")
-# Below every place, so that a maximum with the places before it leaves it out.
+# Below every byte position, so that a running maximum of ends ignores it.
 NO_EDGE = -1
 # Bytes of a letter and its marks that are compared at most; Unicode's stream-safe format allows 30
 # marks.
@@ -28,7 +28,7 @@ class PieceBytes:
     tokens are empty.
 
     Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], the
-    number of spaces at its end. blank_first: bool [V], pieces that begin with a space.
+    number of spaces at its end. blank_first: bool [V], whether it begins with a space.
     """
 
     start: Index
@@ -38,7 +38,7 @@ class PieceBytes:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> PieceBytes:
-        # Where blanks are no part of a piece, whether it begins a word is no byte of it.
+        # In the other styles of marks, the start of a word is no byte of the piece.
         blank = vocabulary.marks.style == "blank"
         each = zip(vocabulary.pieces, vocabulary.special, strict=True)
         written = [
@@ -94,9 +94,10 @@ class TextBytes:
 class _Counted:
     """Holds the n tokens of one side that are not special or that cover characters.
 
-    number: flat token numbers. ids: their pieces. sequence: their texts. begin: the character at
-        which each begins. reach: the largest end up to each token. final: bool, false for a token
-        that shares a character with the next one. A token and the final one after it are a group.
+    number: flat token numbers. ids: token ids. sequence: the text of each token. begin: its first
+        character in the joined texts. reach: the largest end of it and the tokens before it. final:
+        bool, false if it shares a character with the next token. The tokens up to a final one are a
+        group.
     """
 
     number: Index
@@ -218,8 +219,8 @@ def _behind_marks(
     """Set, in place, the ends of tokens that end between a letter and its marks, or between two
     marks, if a normaliser composed or decomposed the letter, or changed the order of the marks.
 
-    The offsets of a composed letter are those of the letter alone: it ends behind its marks. If
-    other tokens have some of them, the token has no end.
+    The offsets of a composed letter cover the letter without its marks, but the token ends behind
+    the marks. If other tokens cover some of the marks, the end of the token is NO_EDGE.
     """
     sequence, reach, stop = counted.sequence, counted.reach, text.start[1:][counted.sequence]
     token = np.flatnonzero(counted.final & (reach < stop))
@@ -236,7 +237,7 @@ def _behind_marks(
     behind = np.minimum(bare[following], stop[token])
     followed = np.append(sequence[1:] == sequence[:-1], False)[token]
     whole = changed & (~followed | (np.append(counted.begin[1:], 0)[token] >= behind))
-    # Not the ends inside characters before it, either: their bytes are other ones.
+    # Ends inside the same group were counted back from this end, so they are wrong as well.
     found[np.isin(counted.last(), token[changed])] = NO_EDGE
     found[token[whole]] = (octets.of_character[behind] + sequence[token])[whole]
 
@@ -320,7 +321,7 @@ def shared_runs(
     shared[octets.start] = True
     cuts = np.flatnonzero(shared)
     runs = [side.runs(cuts) for side in sides]
-    # What begins at the last cut of a text ends at none.
+    # The tokens after the last cut of a text have no shared end, so they form no run.
     closed = np.ones(len(cuts), bool)
     closed[np.searchsorted(cuts, octets.start[1:]) - 1] = False
     some = closed & (runs[0][:, 1] > 0) & (runs[1][:, 1] > 0)

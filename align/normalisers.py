@@ -79,6 +79,7 @@ def strip_marks(text: str) -> str:
 
 
 def _strip_accents(text: str) -> str:
+    # As BertNormalizer does: it decomposes first and drops Mn alone, unlike StripAccents.
     decomposed = unicodedata.normalize("NFD", text)
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 

@@ -228,4 +228,5 @@ def _tokenizer(vocab: Any, store: FeatureStore, pattern: str) -> Any:
             f"vocab: expected a word such as 5k, a folder, or a tokenizer of transformers, got"
             f" {type(vocab).__name__}"
         )
+    # A copy: `fit_tokenizer` sets the student's max length and truncation side in it.
     return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, bool(pattern))

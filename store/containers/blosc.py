@@ -11,10 +11,11 @@ from numcodecs import blosc
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-# Format, version of its codec, flags, size of an element; bytes decoded, of a block, encoded.
+# Versions of format and codec, flags, bytes of an element; then the bytes of the decoded data, of
+# one decoded block, and of the frame.
 BLOSC_HEADER = struct.Struct("<BBBBIII")
 BLOSC_FORMAT = 2
-BLOSC_COPIED = 2  # flag: the data follow the header as they are
+BLOSC_COPIED = 2  # flag: the data follow the header uncompressed
 
 
 class Damage(Exception):
@@ -28,7 +29,7 @@ def decoded_size(frame: Bytes) -> int:
 
 def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) -> None:
     """Decode bytes low..high of a Blosc frame of `size` decoded bytes into `out`. Raises Damage."""
-    # Blosc reads and writes as many bytes as the header declares: check it against the sizes known.
+    # Blosc trusts the sizes in the header, so a forged one would make it read or write elsewhere.
     if len(frame) < BLOSC_HEADER.size:
         raise Damage(f"{what} has {len(frame)} bytes, too few for Blosc")
     *_, flags, _, decoded, block, encoded = BLOSC_HEADER.unpack_from(frame.data)

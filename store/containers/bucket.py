@@ -115,7 +115,8 @@ class Bucket:
             wanted = (begin, end)
         try:
             given = await self._obstore.get_async(self.store, name, options={"range": wanted})
-        except Exception as error:  # obstore raises its general kind, before it reads the body
+        # obstore has no exception class for these two cases; it raises before it reads the body.
+        except Exception as error:
             if any(word in str(error) for word in IGNORED):
                 raise RangeIgnored("the server ignores Range and sends whole objects") from error
             if found := OTHER_RANGE.search(str(error)):
@@ -205,7 +206,7 @@ class Bucket:
             found = self.send(name, lambda: self._put(name, data, mode=mode), len(data))
             return str(found["e_tag"])
         except (Unreachable, *ABSENT) as error:
-            if isinstance(error, ABSENT):  # it had this tag, and was removed
+            if isinstance(error, ABSENT):  # the object that had this tag was removed
                 return None
             kind = type(error.__cause__).__name__
             answer = http_answer(error.__cause__) if error.__cause__ else None
@@ -292,7 +293,7 @@ def _provided(url: str, config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:  # obstore itself reads the machine's own
+    except ImportError:  # without boto3, obstore itself looks for the machine's credentials
         return {}
     try:
         return {"credential_provider": Boto3CredentialProvider()}

@@ -30,7 +30,8 @@ from teachonce.support.lease import (
 )
 
 NONCE = 16  # random bytes after the content of a lease
-_own: dict[str, BucketLease] = {}  # of this process, which may create a store again
+# The leases of this process, by URL: it may create a store again whose lease it has not closed.
+_own: dict[str, BucketLease] = {}
 
 
 class BucketLease:
@@ -144,7 +145,7 @@ def _now(bucket: Bucket, name: str) -> float:
         found = bucket.tagged(probe)
     finally:
         bucket.delete([probe])
-    # Another process that looked at the clock just now has removed it.
+    # The probe is missing if another process has just read the time and deleted it.
     return found.modified.timestamp() if found else _now(bucket, name)
 
 
@@ -154,7 +155,8 @@ def _check_dead(url: str, bucket: Bucket, lease: Tagged) -> None:
     silent = _now(bucket, f".{url.rpartition('/')[2]}.lease") - lease.modified.timestamp()
     alive = silent < BEAT * MISSED
     if (runs := is_running(writer)) is not None:
-        own = writer.get("pid") == os.getpid()  # one of this process that was not closed is dropped
+        # An unclosed lease with this process's number that is not in `_own` has no writer any more.
+        own = writer.get("pid") == os.getpid()
         alive = runs and not (own and url not in _own)
     if alive:
         raise taken_error(url, writer, silent)

@@ -36,8 +36,8 @@ END = struct.Struct("<4sIQ")  # of an entry: a mark, CRC-32C of the bytes before
 MARK = b"TPC1"
 TOTAL = struct.Struct("<Q")
 ENTRY = re.compile(r"[0-9a-f]{32}\.-?\d+\.\d+")
-UNIT = 4096  # bytes that disks give out
-FILL_AFTER_CLEANUP = 0.9  # of the bound: to list all entries takes time, so not at every write
+UNIT = 4096  # bytes of a block, of which file systems allocate whole ones
+FILL_AFTER_CLEANUP = 0.9  # of the bound; with less room, more writes would have to list all entries
 
 
 def _entry_prefix(store: str, name: str) -> str:
@@ -75,8 +75,8 @@ class _BytesTaken:
 
 
 class DiskCache:
-    """The entries in a folder: at most `bound` bytes on the disk; with 0, what is there now. Files
-    with other names are ignored.
+    """The entries in a folder: at most `bound` bytes on the disk; if it is 0, entries are neither
+    added nor evicted. Files with other names are ignored.
 
     Raises UserError if the folder cannot be made or written to.
     """
@@ -114,9 +114,8 @@ class DiskCache:
                 self._make_room(taken, None)
             yield taken
         finally:
-            fcntl.flock(
-                file, fcntl.LOCK_UN
-            )  # explicitly: a process forked meanwhile holds the file open, too
+            # Closing would not unlock: a process forked meanwhile holds the file open, too.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def _make_room(self, taken: _BytesTaken, most: int | None) -> None:
@@ -158,9 +157,8 @@ class DiskCache:
         path = self._path(store, name, begin, end)
         try:
             with os.fdopen(files.open_ordinary(path), "rb") as file:
-                data = np.fromfile(
-                    file, np.uint8
-                )  # not a map, which would hold the disk space of a removed file
+                # A map would hold the disk space of an entry that is removed meanwhile.
+                data = np.fromfile(file, np.uint8)
                 os.utime(file.fileno())
         except OSError:
             return None

@@ -142,8 +142,9 @@ class StoreSource(Protocol):
         once. Does nothing for a local store."""
 
     def expect(self, group: str, name: str, spec: ArraySpec, fingerprint: str) -> None:
-        """Take the metadata of an array of a part as read, if they are what this software writes:
-        the manifest has their checksum. Does nothing for a local store."""
+        """Cache the metadata that this software writes for an array of a part, without a request,
+        if `fingerprint`, their checksum in the manifest, matches. Does nothing for a local
+        store."""
 
     def array(self, name: str) -> StoredSlices:
         """Open an array by its path; its data is read later. Raises StoreError if it is missing."""
@@ -174,7 +175,7 @@ class Sink(Protocol):
     def attributes(self, group: str, values: dict[str, Any]) -> None: ...
 
     def array(self, name: str, values: Array, spec: ArraySpec | None = None) -> str | None:
-        """Write a whole array, of a part by its `spec`; returns its fingerprint (see
+        """Write a whole array; `spec` is None outside the parts. Returns its fingerprint (see
         `StoreSource.fingerprint`)."""
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class Staging(Protocol):
     def path(self) -> Path | str:
         """Return the path of the store, or its URL in a bucket."""
 
-    mark: str  # part of temporary names; a writer that has lost its lease has another one
+    mark: str  # in temporary names, so that writers with different leases write different files
 
     def exists(self) -> bool:
         """Return whether anything exists at the path."""

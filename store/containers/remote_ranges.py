@@ -53,9 +53,8 @@ class RemoteRanges:
     def __init__(self, fetch: RangeFetcher) -> None:
         self._fetch = fetch
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._ranges: OrderedDict[ByteRange, Future[FetchedBytes]] = (
-            OrderedDict()
-        )  # the last used last
+        # The least recently used range comes first, where `_hold` starts to drop.
+        self._ranges: OrderedDict[ByteRange, Future[FetchedBytes]] = OrderedDict()
         self._sizes: dict[ByteRange, int] = {}  # of the ranges that have arrived
         self._unread: set[ByteRange] = set()  # requested ahead
         self._bytes = 0
@@ -180,7 +179,8 @@ class RemoteRanges:
         with self._lock:
             for each in [each for each in self._ranges if each.name == name]:
                 self._drop(each)
-        if self._disk is not None:  # after what is to be written before it
+        if self._disk is not None:
+            # In the same thread as the writes, so that ranges that wait for it are removed, too.
             self._writer.submit(self._disk.forget, self._store, name).result()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_number
 
 MAX_JSON = 2**25  # parsed JSON takes some 30 times as many bytes of memory
+# MAX_CHUNK, MAX_RATIO and SMALL are limits of FORMAT.md, section 3.
 MAX_CHUNK = 2**30
 MAX_RATIO = 2**15  # the limit; Blosc packs a chunk of equal bytes into some 60 bytes
 SMALL = 2**26  # decoded bytes that an array may have whatever its stored size

@@ -20,7 +20,7 @@ TIERS = ("topk", "sample", "head")
 FLAGS = ("next_token", "observed", "ranked")
 """Keys of `logits` that are true or absent."""
 SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
-"""In float32, others may become 0 or infinity, and logits of them NaN."""
+"""Bounds of `cap`. Beyond them a float32 cap may become 0 or infinity, and capped logits NaN."""
 MARKS = ("context", "learn")
 """Keys of `features` that are true or absent: which tokens students are trained on."""
 CONTEXT, LEARN = "sequence/context", "token/learn"
@@ -69,7 +69,7 @@ def _object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
 
 def _check_flags(value: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     """Raise StoreError for a key with another value than true."""
-    # `false` is refused: one meaning has one form, so that equal features have equal bytes.
+    # `false` would be a second form of an absent key, and equal features must have equal bytes.
     for key in keys:
         if value.get(key, True) is not True:
             raise StoreError(f"features: {key} must be true or absent, got {value[key]!r:.80}")

@@ -107,7 +107,7 @@ class IndexedLengths:
     def __getitem__(self, rows: slice | Array) -> Array:
         """Return the lengths of sequences begin..end, or of those numbers, of `length_dtype`."""
         if not self._known.all():
-            # Two threads that allocate would lose the pages of the one that is first.
+            # Without the lock, a second thread could allocate again and lose pages already read.
             with self._filling:
                 self._fill(rows)
         return self._lengths[rows]

@@ -138,6 +138,7 @@ class Counts:
 
 def count_dtype(draws: int) -> np.dtype[Any]:
     """Return the dtype of the counts of `draws` random draws."""
+    # `LogitsSpec` allows at most 65535 draws, so uint16 holds the count of an id drawn every time.
     return np.dtype(np.uint8 if draws <= 255 else np.uint16)
 
 
@@ -292,7 +293,7 @@ def teacher_array(values: Array) -> ArraySpec:
     return ArraySpec(values.dtype, values.shape, FAST if values.dtype.itemsize > 1 else None)
 
 
-# The first pattern that fits wins, so a general one stands behind the particular ones of its group.
+# The first pattern that fits wins, so the general pattern of a group follows the particular ones.
 _DIMENSIONS = {
     re.compile(path): names
     for path, names in {

@@ -208,6 +208,7 @@ class Manifest:
         }
         if self.lengths is not None:
             value["lengths"] = base64.b64encode(self.lengths[:].tobytes()).decode("ascii")
+        # One form of JSON, because equal stores have equal bytes (FORMAT.md, section 9).
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 

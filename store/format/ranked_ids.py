@@ -14,9 +14,9 @@ ROWS = 1024  # whose indices stay in the processor's cache: a third less time th
 
 
 def rank_ids(ids: Array) -> tuple[Array, Array]:
-    """Return the places uint32 [N, K] of ids in `distinct`, and that: uint32 [R].
+    """Return the place of each id in the list of distinct ids, uint32 [N, K], and this list [R].
 
-    The ids of `distinct` descend by frequency; of equally frequent ones the smaller comes first.
+    The list, uint32, descends by frequency; of equally frequent ids the smaller comes first.
     """
     # A count for each id up to the largest needs no sort of all N * K ids, as np.unique does.
     counts = np.bincount(ids.reshape(-1))

@@ -150,7 +150,7 @@ def _listed_parts(value: object, features: Features, where: str) -> list[Part]:
 
 def checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
     """Read a whole array outside the parts. Raises StoreError if it does not match its entry."""
-    # What a network tore looks like damage: it is fetched again before it is believed.
+    # Bytes that a network altered look like damage, so they are fetched again before an error.
     return with_refetches(
         source.remote,
         lambda: _checked_array(source, name, entry),

@@ -128,13 +128,13 @@ class PartReader:
         return RankedIds(self.array(f"{group}/places"), distinct, f"{self.where}: {group}")
 
     def stored(self, name: str) -> list[str]:
-        """Return the arrays from which an array is read: of ids of ranked logits, two."""
+        """List the stored arrays from which `name` is read: two for the ids of ranked logits."""
         if name in self._specs:
             return [name]
         return [f"{name.removesuffix('/ids')}/{leaf}" for leaf in ("distinct", "places")]
 
     def expect(self, name: str) -> None:
-        """Spare a request for the metadata of a stored array, if it can be known without one."""
+        """Spare the request for a stored array's metadata, if the manifest shows what they are."""
         if name not in self._open and (fingerprint := self.part.arrays[name].fingerprint):
             group = f"parts/{self.part.number}"
             self._source.expect(group, name, self._specs[name], fingerprint)
@@ -180,7 +180,7 @@ class PartReader:
 
     def _compare(self, name: str, found: str) -> None:
         if found != self.part.arrays[name].sha256:
-            # So that another attempt fetches it again.
+            # The cached bytes are dropped, so that another attempt fetches them again.
             self._source.forget(f"parts/{self.part.number}/{name}")
             self._open.pop(name, None)
             raise StoreError(f"{self.where}: {name} does not match its checksum; {DAMAGED}")
@@ -203,12 +203,12 @@ class PartReader:
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
         if np.diff(start).min() < 1:
             raise StoreError(f"{self.where}: a sequence has no token; {DAMAGED}")
-        # Where a map begins follows from the lengths: by wrong ones the map of another sequence is
-        # read.
+        # The start of a map follows from the lengths before it, so wrong lengths would give the map
+        # of another sequence.
         if int((np.diff(start) ** 2).sum()) != counts.squares:
             raise StoreError(f"{self.where}: the lengths do not match counts.squares; {DAMAGED}")
-        # Batches are planned by the lengths in the manifest: by wrong ones, rows of other sequences
-        # are read (FORMAT.md, section 8).
+        # Batches are planned by the lengths in the manifest, so wrong ones would give rows of other
+        # sequences (FORMAT.md, section 8).
         if self._lengths is not None and not np.array_equal(np.diff(start), self._lengths):
             raise StoreError(
                 f"{self.where}: sequence/token_start and the manifest give different lengths;"

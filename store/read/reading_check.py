@@ -17,8 +17,8 @@ class ReadingCheck:
     """
 
     def __init__(self, sound: set[tuple[int, str]]) -> None:
-        # Two sets: this stream may end before its checks do, and the next one must not rely on
-        # those.
+        # Two sets: a stream may end before its checks have, and the next stream must not take
+        # submitted arrays for sound ones.
         self._sound, self._submitted = sound, set(sound)
         self._thread = ThreadPoolExecutor(1, "checksums")
         self._running: list[Future[None]] = []

@@ -170,7 +170,7 @@ def _source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSo
         # has the features by which parts are read.
         if "://" in str(path) or not Path(path, "manifest").is_dir():
             raise
-        return ZarrSource(str(path))  # a store that has lost its root
+        return ZarrSource(str(path))
 
 
 def _opened(source: StoreSource, allow_partial: bool) -> DamagedStore:
@@ -254,7 +254,7 @@ def _attributes(
     if sound:
         known = manifest.get("attributes")
         known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
-        # What is equal keeps its bytes. Compared as JSON: in Python true equals 1.
+        # The root's form of equal values is retained. In Python True equals 1, in JSON it does not.
         as_json = partial(json.dumps, sort_keys=True)
         found |= {k: each for k, each in known.items() if as_json(found.get(k)) != as_json(each)}
     if "arrays" not in found:  # older releases wrote them to the manifest alone

@@ -15,7 +15,7 @@ from teachonce.store.read.part import PartReader
 from teachonce.store.read.store import FeatureStore
 from teachonce.support.arrays import Array
 
-# Among a billion documents, two have one hash of 128 bits with a probability of 10^-21.
+# Among a billion documents, two share a hash of 128 bits with a probability of 10^-21.
 DIGEST = 16  # bytes
 COLUMNS = ("id", "begin", "end", "special")  # of tokens
 
@@ -33,7 +33,7 @@ def sequence_digest(
     numbers of the gold label [1] or tags [T]; None to leave them out.
     """
     data = text.encode()
-    # With its length, so that a text and the tokens behind it cannot be divided in two ways.
+    # The length is hashed, too: otherwise another text and tokens could join to the same bytes.
     found = hashlib.blake2b(
         struct.pack("<qq?", document_begin, len(data), hard_cut), digest_size=DIGEST
     )
@@ -52,7 +52,7 @@ def document_digests(sequences: Iterable[tuple[int, bytes]]) -> Iterator[tuple[i
 
 
 def stored_digests(store: FeatureStore, gold: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, hash) of the documents of a store; with `gold` the hash is also of the labels.
+    """Yield (number, hash) of the documents of a store; with `gold`, labels are hashed as well.
 
     Raises StoreError for an array that does not match its checksum.
     """

@@ -45,9 +45,9 @@ def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
 
 
 def stored_rows(path: Path, spec: ArraySpec, rows: int) -> int:
-    """Return the number of rows on the disk of an array with `rows` rows, the last chunk filled
-    up."""
-    # Chunks that are not compressed are written whole.
+    """Return how many rows an array of `rows` rows takes on the disk, with the last chunk's
+    padding."""
+    # Only chunks that are not compressed are padded on the disk.
     if not spec.per_token or spec.packing is not None:
         return rows
     chunk = hdf5.TOKEN_ROWS if path.suffix == ".h5" else zarr.TOKEN_ROWS

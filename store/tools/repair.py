@@ -36,7 +36,7 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
 
-NEW = ".tmp-repair-"  # names in .tmp- are removed as left by a kill (FORMAT.md, section 9)
+NEW = ".tmp-repair-"  # the next writer removes names that begin with .tmp- (FORMAT.md, section 9)
 
 
 def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> tuple[int, Report]:
@@ -334,8 +334,8 @@ class Quarantine:
         return self.path.is_dir()
 
     def move(self, path: Path) -> None:
-        """Move a file or folder there, if it exists. If a folder above it is a link out of the
-        store, move the link instead."""
+        """Move a file or folder of the store into quarantine, if it exists. If a folder above it is
+        a link out of the store, move the link instead."""
         # From the outermost folder on: a link above a path decides where the path lies.
         for above in (*reversed(path.parents), path):
             if above.is_relative_to(self._store) and self._leads_out(above):
@@ -345,7 +345,7 @@ class Quarantine:
             files.rename(path, self._place(path))
 
     def move_link_out(self, path: Path) -> None:
-        """Move a link there if it leads out of the store; its target is not read."""
+        """Quarantine a path if it is a link out of the store; its target is not read."""
         if self._leads_out(path):
             self.move(path)
 
@@ -357,7 +357,7 @@ class Quarantine:
         return not path.exists() or not real.is_relative_to(self._real)
 
     def copy(self, path: Path) -> None:
-        """Hard-link a file there before it is replaced; copy it if links are not supported."""
+        """Hard-link a file into quarantine before it is replaced; copy it if links fail."""
         if os.path.lexists(path):
             place = self._place(path)
             try:

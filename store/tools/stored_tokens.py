@@ -55,8 +55,8 @@ def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]
 
 
 def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str | None:
-    """Describe the sequences among first..last of a part for which `tokenizer` produces other
-    tokens than the stored ones; None if there are none. Raises StoreError for more tokens than a
+    """Describe the first sequence among first..last of a part for which `tokenizer` produces other
+    tokens than the stored ones; None if there is none. Raises StoreError for more tokens than a
     text can have."""
     for low in range(first, last, BATCH):
         high = min(low + BATCH, last)
@@ -82,8 +82,8 @@ def _rows(encoding: Any, text: str, separator: str | None) -> Array:
 
 
 def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
-    """Raise StoreError if there are no stored tokens, if they cannot be read, or if they are not
-    those of the stored tokenizer.
+    """Raise StoreError if there are no stored tokens, if they cannot be read, or if the stored
+    tokenizer produces others.
 
     Checks `sequences` consecutive sequences at each of `places` positions, spread evenly over the
     store, up to the first difference, with bounds on time and memory.

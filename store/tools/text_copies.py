@@ -21,6 +21,7 @@ from teachonce.store.tools.show import printable
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
+# Names that this package gives to its caches: `remove_caches` removes no other file.
 ARROW = re.compile(r"[0-9a-f]{32}\.arrow")
 TOKENS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}")
 SHOWN = 20  # copies that are named in lines
@@ -50,7 +51,8 @@ def remove_caches(store: FeatureStore) -> list[str]:
     removed, text = list[str](), store.manifest.text_key
     for entry in recorded_copies(store.path, text):
         path = Path(entry.path)
-        with contextlib.suppress(OSError, UserError):  # it is named, as it is still there
+        # A cache that cannot be removed is listed later, by `remaining_copies`.
+        with contextlib.suppress(OSError, UserError):
             if entry.kind == "datasets" and _is_ours(path, stat.S_ISREG) and _is_rows(path, store):
                 path.unlink()
             elif entry.kind == "tokens" and _is_ours(path, stat.S_ISDIR) and _is_tokens(path, text):
@@ -107,8 +109,8 @@ def _stored_names(store: FeatureStore) -> Iterator[str]:
 class RemainingCopies:
     """Files that may contain texts that were removed from a store.
 
-    Holds the copies that exist or cannot be accessed from here, the paths at which nothing was
-    found, and the path of the list next to the store with whether it existed.
+    there: copies that exist, or are at a URL or on the hub. lost: copies whose path was not found.
+    names: path of the list of copies next to the store. listed: whether this list existed.
     """
 
     there: tuple[DerivedCopy, ...]
@@ -117,7 +119,7 @@ class RemainingCopies:
     listed: bool = True
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each of them, with what to do about it."""
+        """Yield a line for each copy, with what to do about it."""
         for entry in self.there[:SHOWN]:
             remedy = REMEDIES.get(entry.kind, AGAIN)
             yield f"may hold the texts: {printable(entry.path)} ({entry.time[:10]}): {remedy}"

@@ -66,9 +66,8 @@ class PartQueue:
         self._write(str(number), data, mark)
 
     def _write(self, name: str, data: bytes, mark: str) -> None:
-        new = (
-            self.folder / f"{TEMPORARY}{mark}-{name}"
-        )  # a filler that lost its lease may still be writing
+        # The mark is needed, because a filler that lost its lease may still be writing this file.
+        new = self.folder / f"{TEMPORARY}{mark}-{name}"
         try:
             new.unlink(missing_ok=True)
             with os.fdopen(files.create(new), "wb") as file:
@@ -93,7 +92,8 @@ class PartQueue:
         Numbers k with k % `size` == `place` come first, parts of dead processes last.
         """
         leased = self.leased()
-        found = self.numbers() - set(tuple(self._taken))  # another thread may release one
+        # `tuple` copies the keys in one step, because another thread may release a part meanwhile.
+        found = self.numbers() - set(tuple(self._taken))
         # With numbers of their own first, processes rarely try to take the same lease.
         numbers = sorted(found, key=lambda n: (n in leased, n % size != place, n))
         for number in numbers:
@@ -104,7 +104,7 @@ class PartQueue:
             except FileNotFoundError:  # the queue was removed: the store is finished
                 return None
             self._taken[number] = lease
-            # It is None if another process has published the part since the folder was listed.
+            # There are no data if another process has published the part since the listing.
             if (data := self.read(number)) is not None:
                 return QueuedPart(number, data, lease)
             self.release(number)

@@ -40,7 +40,7 @@ class StoreWriter:
     changes; `seal` finishes the store.
     """
 
-    # What is at a path, before there is a writer of it.
+    # Functions of a path, for callers that have no writer yet.
     check_writable = staticmethod(existing.check_writable)
     check_joinable = staticmethod(existing.check_joinable)
     finished, unfinished = staticmethod(existing.finished), staticmethod(existing.unfinished)
@@ -88,10 +88,9 @@ class StoreWriter:
             right: WriteLease = lease or staging.lease()
             try:
                 staging.mark = right.token
-                existing.check_writable(
-                    path, shared
-                )  # another process may have sealed it meanwhile
-                # Without other writers, all temporary names are left by dead ones.
+                # Another process may have sealed the store before this one had the lease.
+                existing.check_writable(path, shared)
+                # If nobody else writes, all files under temporary names are of dead writers.
                 if not shared:
                     if isinstance(staging.path, Path):
                         PartQueue(staging.path).remove()

@@ -53,8 +53,8 @@ class Inputs:
         return cls(torch.from_numpy(padded), torch.from_numpy(present), kinds)
 
     def split(self, texts: int | list[int]) -> list[Inputs]:
-        """Split the batch into parts: of `texts` texts each (the last may have fewer), or, given a
-        list, of these numbers of texts."""
+        """Split the batch into parts of `texts` texts; the last part may have fewer. If `texts` is
+        a list, part i has `texts[i]` texts."""
         ids, present = self.ids.split(texts), self.present.split(texts)
         kinds = [None] * len(ids) if self.types is None else self.types.split(texts)
         return [Inputs(*part) for part in zip(ids, present, kinds, strict=True)]
@@ -165,8 +165,8 @@ class TeacherStates:
         return {name: array[self.rows] for name, array in self.stored.items()}
 
     def _pooled(self, states: Tensor) -> Tensor:
-        # Always the mean, as `--pool` is for the student's outputs. Under `reduce` a run has one
-        # token of the teacher.
+        # Always the mean: `--pool` is for the student's outputs only. Under `reduce`, whose default
+        # is the sum, a run has one token of the teacher, so that both are equal.
         return pool_members(states, self.begin, "mean")
 
 
@@ -206,7 +206,7 @@ class EncodedTargets:
     maps: TeacherMaps | None
 
     def decoded(self) -> dict[str, Any]:
-        """Decode everything. The keys are fields of `Distillation`."""
+        """Decode all targets. The keys of the result are names of fields of `Distillation`."""
         return {
             "normalised": {name: it.normalised() for name, it in self.normalised.items()},
             "states": {name: it.states() for name, it in self.states.items()},
@@ -217,16 +217,17 @@ class EncodedTargets:
 
 
 class StreamedFeatures:
-    """Returns states and maps of a batch from the streamed batch itself."""
+    """Copies the encoded states and maps out of a streamed batch; `ResidentFeatures` in `cache.py`
+    has them in memory instead."""
 
-    # Copies: the stream reuses a batch's arrays for a later batch.
+    # Only copies leave this class: the stream reuses a batch's arrays for a later batch.
     resident: tuple[str, ...] = ()  # feature groups that need not be streamed
 
     def states(
         self, batch: Batch, view: int, rows: Array, begin: Tensor
     ) -> dict[str, TeacherStates]:
-        """Return, by name, the states of the batch's tokens `rows` [J]. Run g of G starts at row
-        `begin[g]` of them."""
+        """Return, by feature name, the encoded states of the batch's flat tokens `rows` [J], in G
+        runs: run g starts at `rows[begin[g]]`."""
         return {
             name: TeacherStates(
                 {
@@ -252,7 +253,7 @@ class StreamedFeatures:
 
 
 def maps_path(view: int, name: str) -> str:
-    """Return the path of the maps `name` of a view in a part."""
+    """Return the path, within a part, of the attention maps `name` of a view."""
     return f"view{view}/attention/{name}/values"
 
 
@@ -271,9 +272,9 @@ class Distillation:
     shared: SharedTargets | None
     map_pooling: MapPooling | None
     task: TaskTargets | None
-    encoded: EncodedTargets | None  # the five below before they are decoded; None afterwards
+    encoded: EncodedTargets | None  # states and maps until they are decoded; None afterwards
     chunks: ChunkTargets | None = None
-    head: HeadTargets | None = None  # in place of `logits`, for the teacher's vocabulary
+    head: HeadTargets | None = None  # in place of `logits`, if both have the same vocabulary
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
@@ -298,7 +299,7 @@ class Distillation:
         return self.logits if self.head is None else self.head
 
     def with_head(self, head: TeacherHead | None) -> Distillation:
-        """Return the targets with this teacher's head, if they are computed from one."""
+        """Return a copy whose `HeadTargets`, if there are any, have this head of the teacher."""
         return replace(self, head=replace(self.head, head=head)) if self.head else self
 
     def decoded(self) -> Distillation:
@@ -313,12 +314,12 @@ class StudentBatch:
     """Holds the data of one step.
 
     masked, labels: flat positions of the masked tokens, and their ids. For a decoder: the position
-        before each token, and its id.
+        before each predicted token, and the predicted token's id.
     tokens: the number of student tokens.
     aligned: the teacher's targets, by the name of each alignment in use.
     vectors: the teacher's text vectors, float32 [B,W].
-    unmasked: the input of the student's text vectors; None if it is `inputs`, or if there are no
-        `vectors`.
+    unmasked: the input from which the student's text vectors are computed; None if that is
+        `inputs`, or if there are no `vectors`.
     characters, predicted_bytes: the number of characters of the predicted tokens; for a decoder,
         their bytes as well. Only batches of a validation have them; else 0.
     """
@@ -354,8 +355,11 @@ class StudentBatch:
         return next((name for name, each in self.aligned.items() if each.task is not None), None)
 
     def with_head(self, head: TeacherHead | None) -> StudentBatch:
-        """Return the batch with this teacher's head, if targets are computed from one. Without it a
-        batch is sent between processes, as a head has as many numbers as hundreds of batches."""
+        """Return a copy in which targets that are computed from a teacher's head have `head`.
+
+        A batch is sent between processes with None: a head has as many numbers as hundreds of
+        batches.
+        """
         aligned = {name: each.with_head(head) for name, each in self.aligned.items()}
         return replace(self, aligned=aligned)
 

@@ -22,7 +22,7 @@ from teachonce.support.errors import UserError
 
 ON_DEVICE = ("hidden", "attention")  # groups of a view; --cache device holds the others in RAM
 GROUPS_OF = {"task": ("classes", "tags")}  # other features have one group of the same name
-SHARE = 0.8  # of the free memory may be cache: the training itself needs some as well
+SHARE = 0.8  # largest share of the free memory for the cache: the training needs the rest
 
 
 class ResidentFeatures:
@@ -94,7 +94,7 @@ def feature_source(
     """Return the object from which a training takes states and maps, for a value of `--cache`."""
     on_device = ON_DEVICE if cache == "device" else ()
     if isinstance(store, FeatureStore):  # other sources of batches have no cache
-        # Called without a cache as well: an earlier training may have left arrays in memory.
+        # Also without a cache: an earlier training with this open store may have cached arrays.
         cached = (lambda path: _group(path) not in on_device) if stays_in_memory(cache) else None
         store.cache_arrays(cached)
     return ResidentFeatures(store, device) if cache == "device" else StreamedFeatures()
@@ -112,7 +112,7 @@ def check_cache(
 ) -> None:
     """Raise UserError if memory does not suffice for `--cache`.
 
-    needs: for each store, the kinds of features and the views that are read.
+    needs: the stores, each with the kinds of features and the views that a training reads.
     """
     if not stays_in_memory(cache):
         return
@@ -169,7 +169,7 @@ def free_memory() -> int:
     container = Path("/sys/fs/cgroup")
     with suppress(OSError, KeyError, ValueError):  # `max` where there is no limit
         limit = int((container / "memory.max").read_text())
-        # Anonymous memory alone: the page cache counts as well, but is freed when memory is short.
+        # Only anonymous memory: the page cache counts as well, but is freed when memory is short.
         free = min(free, limit - _read_sizes(container / "memory.stat")["anon"])
     return max(0, free)
 

@@ -75,7 +75,7 @@ def _mean_logits(
     for a run if it stored no piece of the student's vocabulary."""
     runs = [each.logit_runs for each in teachers if each.logit_runs is not None]
     targets = [each.logits for each in teachers if each.logits is not None]
-    # Without these, the runs are of `shared`, and the same for every teacher.
+    # Without logit targets, the runs are those of `shared`, the same for every teacher.
     if not targets:
         return next(iter(runs), None), None
     # The first student token identifies a run, as each teacher leaves out other runs.
@@ -84,7 +84,7 @@ def _mean_logits(
     chosen = [torch.isin(each, common) for each in begins]
     rows = [_select(each, where) for each, where in zip(targets, chosen, strict=True)]
     mean = geometric_mean(rows, pieces)
-    if isinstance(rows[0], NextTargets):  # the piece that follows is of the text: one for all
+    if isinstance(rows[0], NextTargets):  # the next piece is the text's, whoever the teacher is
         mean = NextTargets(**vars(mean), following=rows[0].following)
     return runs[0].select(chosen[0]), mean
 
@@ -123,6 +123,7 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
 
 def _share(targets: LogitTargets, pieces: int) -> Tensor:
     """Return the log [G] of an even share of a teacher's remaining probability."""
+    # At least 1: if all pieces are stored, the log of 0 would make the share infinite.
     others = (pieces - targets.valid.sum(dim=1)).clamp(min=1)
     return targets.rest.clamp(min=LEAST) - others.log()
 

@@ -24,9 +24,10 @@ from teachonce.support.arrays import Array, Floats, begins, covering_spans_of_te
 
 
 def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
-    """Mark the student tokens that it is trained on: bool [N].
+    """Return which student tokens the student is trained on: bool [N].
 
-    Leaves out every token that shares a character with a teacher token that is not `learnt`.
+    learnt: bool, which tokens the teacher was trained on. A student token is left out if it shares
+        a character with a teacher token that is not `learnt`.
     """
     begin, end = teacher.offsets.astype(np.int64).T
     left_out = ~learnt & (end > begin)
@@ -52,7 +53,8 @@ def learnt_runs(alignment: Alignment, learnt: Array) -> Alignment:
 
 
 def following(tokens: Tokens, learnt: Array | None = None) -> MaskedTokens:
-    """Label each token with the next token of its text, if the student is trained on that one."""
+    """Label each token with the next token of its text, if the student is trained on the next
+    token. The label is IGNORED otherwise, and for the last token of a text."""
     labels = np.full(len(tokens.ids), IGNORED, np.int64)
     labels[:-1] = tokens.ids[1:]
     if learnt is not None:
@@ -84,8 +86,8 @@ def predicted_bytes(
 def predicting_tokens(
     alignment: Alignment, teacher: Tokens, student: Tokens
 ) -> tuple[Array, Array]:
-    """Return the tokens that predict the first token of each run, of the teacher and of the
-    student: int64 [G'] each. Runs at the start of a sequence have none."""
+    """Return the flat position before each run, at which the run's first token is predicted: the
+    teacher's and the student's, int64 [G'] each. Runs at the start of a sequence are left out."""
     first = [runs[:, 0].astype(np.int64) for runs in (alignment.teacher, alignment.student)]
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     inside = ~np.isin(first[0], heads[0]) & ~np.isin(first[1], heads[1])
@@ -95,9 +97,10 @@ def predicting_tokens(
 def chunk_targets(
     alignment: Alignment, teacher: Tokens, student: Tokens, observed: Floats
 ) -> ChunkTargets:
-    """Return the runs that have a token before them on both sides, with their log-probabilities.
+    """Return the runs that have a token before them on both sides, with the teacher's
+    log-probability of each run.
 
-    observed: [N], in row t the teacher's log-probability of token t + 1. The runs have its dtype.
+    observed: [N], in row t the teacher's log-probability of token t + 1. The result has its dtype.
     """
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     runs = [each.astype(np.int64) for each in (alignment.teacher, alignment.student)]
@@ -106,6 +109,7 @@ def chunk_targets(
     lengths = np.diff(theirs)[:, 0]
     rows = ranges(theirs[:, 0] - 1, lengths)
     sums = np.zeros(len(theirs))
+    # `sums[runs] += ...` would add only one token of each run.
     np.add.at(sums, np.repeat(np.arange(len(theirs)), lengths), observed[rows].astype(np.float64))
     lengths = np.diff(own)[:, 0]
     before = ranges(own[:, 0] - 1, lengths)
@@ -132,7 +136,7 @@ def observed_logprobs(
     if logits.observed is not None:
         found: Floats = logits.observed
         return found
-    assert head is not None  # `plan/checks.py` has refused
+    assert head is not None  # `plan/checks.py` refuses a store without either
     following = np.append(token_ids[1:], token_ids[:1])
     # One product for each token: with the stored log-partition no other logit is needed.
     own = np.einsum("nd,nd->n", logits.values, head[0][following]) + head[1][following]
@@ -171,11 +175,12 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer) -> Array:
     """Find for each teacher piece the student piece that would come next in its place: int64 [Vt],
     or -1.
 
-    It is the first piece of the student's own encoding of the teacher piece's bytes. Special tokens
-    become the student's own by their role.
+    It is the first piece of the student's own encoding of the teacher piece's bytes. A special
+    token of the teacher becomes the student's special token of the same role.
     """
-    # The longest student piece that the bytes begin with is another for 17 % of the pieces. It is
-    # the student's next token at 95.9 % of the places, the first piece at 98.7 % (SmolLM2, 4k).
+    # Not the longest student piece that the bytes begin with: it differs for 17 % of the pieces,
+    # and is the student's next token at 95.9 % of the places; the first piece is so at 98.7 %
+    # (SmolLM2, 4k).
     pieces, marks = vocabulary.teacher_bytes, _marks(tokenizer)
     found = vocabulary.match.astype(np.int64)
     for number, raw in enumerate(pieces.written()):
@@ -201,7 +206,7 @@ def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
             # first one has the next token.
             word = tokenizer.pre_tokenizer.pre_tokenize_str(text)[0][0]
         if raw[:1] != b" ":
-            word = word.removeprefix(marks.mark)  # of a tokenizer that adds a blank in front
+            word = word.removeprefix(marks.mark)  # the blank that some pre-tokenizers add in front
         tokens = tokenizer.model.tokenize(word)
     elif text:
         tokens = tokenizer.model.tokenize(text.replace(" ", marks.mark))

@@ -65,7 +65,7 @@ class TokenTable:
         return found
 
     def of(self, index: Array) -> Tokens:
-        """Return the tokens of sequences [B], concatenated."""
+        """Return the tokens of the sequences with the numbers `index` [B], concatenated."""
         lengths = self.start[index + 1] - self.start[index]
         rows = ranges(self.start[index], lengths)
         offsets = np.stack([self.begin[rows], self.end[rows]], axis=1)
@@ -149,14 +149,15 @@ class Masker:
             order = sampling_keys(order, self.weights[np.asarray(tokens.ids)])
             chosen = self._weighted(tokens, order)
         if self.most is not None:
-            # By the draws, so that the remaining masks are a random choice, not a text's first.
+            # In the order of the draws: the masks that remain are a random choice, not the first
+            # ones of the text.
             chosen = _first_of_each(tokens, chosen, order, self.most)
         action = np.searchsorted([0.8, 0.9], rng.random(len(tokens.ids)), side="right")
         return self._apply(tokens, chosen, action, rng)
 
     def _weighted(self, tokens: Tokens, order: Array) -> Array:
-        """Choose a share of the ordinary tokens by weight; `order` are their waiting times, the
-        smallest first."""
+        """Choose a share of `probability` of the ordinary tokens: those with the smallest
+        `sampling_keys`, which `order` holds."""
         order = np.where(tokens.special, np.inf, order)
         count = round(self.probability * int((~tokens.special).sum()))
         chosen = np.zeros(len(order), bool)
@@ -184,6 +185,7 @@ class Masker:
     ) -> MaskedTokens:
         ids = np.asarray(tokens.ids).astype(np.int64)
         labels = np.where(chosen, ids, IGNORED)
+        # A draw for each token, chosen or not: another number of draws would give other students.
         others = rng.choice(self.ordinary, len(ids))
         ids = np.where(chosen & (action == MASK), self.mask_id, ids)
         ids = np.where(chosen & (action == RANDOM), others, ids)

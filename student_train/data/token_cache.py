@@ -28,11 +28,11 @@ from teachonce.support import files
 from teachonce.support.cache_folder import cache_folder
 
 VERSION = "4"  # the version of these arrays
-DIGEST = "sha256"
+DIGEST = "sha256"  # the file that has the digest of a table's other files
 # Bounds the encodings in memory: stores of 1,000 and 10,000 parts take 114 and 117 MB (RESULTS,
 # "Memory of the tools").
 TEXTS_AT_ONCE = 4096
-UNFINISHED = ".tmp-"
+UNFINISHED = ".tmp-"  # before the name of a folder that is being written
 TRIED = 32  # texts that are tokenized again to check a cached table
 
 
@@ -160,7 +160,7 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
 
 def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write the files of a table. A tokenizer that is not plain runs in a process with limits."""
-    # A running teacher can take the place of a store, and no other process can open it.
+    # An object that runs a teacher may be given instead of a store: no process can open it again.
     if not isinstance(store, FeatureStore):
         _write(folder, store, tokenizer)
         return

@@ -143,7 +143,8 @@ def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 
 
 
 def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
-    """Compute T KL between Bernoulli variables of p^(1/T) and q^(1/T), mean over G.
+    """Compute T KL between Bernoulli variables of p^(1/T) and q^(1/T), mean over G; T is
+    `flatness`.
 
     p and q are the teacher's and the student's likelihoods of runs of the text, given as
     log-probabilities, float [G]. Minixhofer et al. 2025 (ALM), https://arxiv.org/abs/2503.20083,

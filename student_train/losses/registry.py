@@ -101,16 +101,16 @@ class Loss:
     formula: a function, or `module.function` of this package. Its arguments are the student's
         side, the teacher's side, for maps also which pairs of runs are present, and the temperature
         if `tempered`. It returns a scalar that is already averaged.
-    teacher, student: what it compares.
+    teacher, student: the teacher's and the student's side that it compares.
     unit: the unit of its value, for the model card.
     projection: whether the student's states pass through a linear map to the teacher's hidden
         size: never, always, or only if the sizes differ. A projection of text vectors remains a
         part of the student.
     output_kind: the kind of task outputs that the formula requires; None for any.
     of_next: whether it compares predictions of the next token, which only decoders make.
-    of_draws: whether random draws of the teacher estimate it.
-    parameter: a number that its name may give.
-    value: that number.
+    of_draws: whether it can be computed from random draws of the teacher, the tier `sample`.
+    parameter: the number that its name may give, such as 0.3 in `jsd:0.3`.
+    value: this number; None for the parameter's default.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Loss:
 
     @property
     def shown(self) -> str:
-        """Return the name for people, with the letter of its parameter."""
+        """Return the name as help texts show it, with the letter of its parameter: `jsd[:B]`."""
         return self.name if self.parameter is None else f"{self.name}[:{self.parameter.letter}]"
 
     @property
@@ -180,8 +180,8 @@ class Loss:
         return found
 
     def variants(self, names: Iterable[str]) -> Iterator[Loss]:
-        """Yield this loss for each of the names that belongs to it, by itself or with a
-        parameter."""
+        """Yield this loss under each of the `names` that stands for it, such as `jsd` and
+        `jsd:0.3`."""
         for name in names:
             base, colon, word = name.partition(":")
             if base != self.name or (colon and self.parameter is None):
@@ -310,7 +310,7 @@ LOSSES = (
 )
 
 
-GROUP = "teachonce.losses"
+GROUP = "teachonce.losses"  # the entry points by which other packages add losses
 _OUTSIDE: dict[str, Loss] = {}
 """Losses of other packages that `find` has loaded, by name."""
 

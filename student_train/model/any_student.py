@@ -1,7 +1,7 @@
 """One interface for every student: a model of `KINDS`, another transformers model, or your own
 module. It gives the student's size, states and heads.
 
-Shape letters: B batch, S tokens, M some flat tokens, N all present tokens (flat, row by row), D
+Shape letters: B batch, S tokens, M chosen flat tokens, N all present tokens (flat, row by row), D
 hidden size, V vocabulary, C labels.
 """
 
@@ -100,7 +100,7 @@ def own_projection(student: Any) -> nn.Module | None:
 
 def dropped_states(student: Any, states: Tensor) -> Tensor:
     """Apply the dropout of a BiLSTM's heads to states [G,D] that are compared with the teacher's
-    (Mukherjee & Awadallah 2019, section 6: after every layer)."""
+    (Mukherjee & Awadallah 2019, section 6: after every layer). Other kinds have none."""
     if not isinstance(student, PreTrainedModel):
         return states
     return kind_of(student).drop(student, states)
@@ -243,7 +243,7 @@ def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
 
 def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) -> Outputs:
     """Run a student over a batch as `forward_pass` does; each process runs over its share of the
-    texts, and gets the outputs of all of them. Without gradients a process runs alone."""
+    texts, and gets the outputs of all texts. Without gradients a process runs alone."""
     if ranks.size == 1 or not torch.is_grad_enabled():
         return forward_pass(student, inputs, maps)
     rank, (each, more) = ranks.rank, divmod(len(inputs.ids), ranks.size)
@@ -251,10 +251,12 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
     parts = inputs.split(texts)
     tokens = [int(part.present.sum()) for part in parts]
     device = inputs.ids.device
-    seed = int(torch.randint(2**31, ()))  # drawn by all alike, another one in each pass
+    seed = int(torch.randint(2**31, ()))  # equal in all processes, another one in each pass
+    # Forked, so that the generator from which all processes draw alike stays equal in them.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed + rank)  # else all shares have the same dropout
-        # A process without a share runs over that of the first, and adds no row of it.
+        # A process without texts runs over the first process's share, as its outputs need shapes
+        # and gradients, and contributes none of its rows.
         found = forward_pass(student, parts[rank if texts[rank] else 0], maps)
 
     def gathered(values: list[Tensor], rows: list[int]) -> list[Tensor]:
@@ -293,7 +295,7 @@ def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
         attention_mask=inputs.present.long(),
         output_hidden_states=True,
         output_attentions=maps,
-        # Keys and values for a next token would only take memory.
+        # A training generates no token: the cache of keys and values would only take memory.
         **({"use_cache": False} if "causal" in kind_of(student).models else {}),
         **({} if types is None else {"token_type_ids": types}),
     )

@@ -53,7 +53,7 @@ class Parts:
     positions: the learnt positions; None if they are rotary.
     transform: the prefix of the parameters of the masked-LM head's transform.
     bias: the output bias of the masked-LM head.
-    stacked: the number of matrices that are stacked in one parameter.
+    stacked: for a parameter of a layer in which several matrices are stacked, their number.
     """
 
     layers: str
@@ -174,7 +174,7 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
             # Qwen3's config has a default of 128, whatever the hidden size is.
             head_dim=shape.width // shape.heads,
             attention_dropout=dropout,
-            # `--init` sets the word embeddings alone, which are then the output embeddings, too.
+            # `--init` sets only the word embeddings, which are then the output embeddings, too.
             tie_word_embeddings=True,
             **_ends(tokenizer),
             **common,
@@ -199,7 +199,7 @@ def _bilstm(
 ) -> BiLstmConfig:
     return BiLstmConfig(
         embedding_size=shape.embeddings,
-        lstm_size=shape.width // 2,
+        lstm_size=shape.width // 2,  # `width` is that of both directions
         num_hidden_layers=shape.layers,
         dropout=dropout,
         recurrent_dropout=dropout if recurrent_dropout is None else recurrent_dropout,

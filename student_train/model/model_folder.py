@@ -31,8 +31,9 @@ class ModelFolder:
     Weights have the same names as in a store: relative to the encoder. The masked-LM head is
     included without its output embeddings; its output bias is `decoder.bias`. Weights are loaded on
     first use.
-    causal: whether it is a decoder, or a masked LM. Raises UserError for a folder without such a
-        model.
+    causal: whether the model is a decoder; else it is a masked LM.
+
+    Raises UserError for a folder without a model of this sort.
     """
 
     def __init__(self, path: str, option: str, causal: bool = False) -> None:

@@ -28,6 +28,7 @@ from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
+# The output bias of a masked-LM head: stores and `ModelFolder` give it this name in all families.
 BIAS = "decoder.bias"
 RANDOM = "random weights"
 # The names of BERT and its relatives, ModernBERT, GPT-2, and Llama and Qwen3, in this order.
@@ -46,12 +47,13 @@ def initialise(
     - `svd`: word embeddings, averaged over teacher pieces and projected on their principal
       directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1), scaled
       to the deviation of the random start, which is our choice.
-    - `svd:STORE`: the same from the teacher of another store with the same vocabulary, such as the
+    - `svd:STORE`: as `svd`, from the teacher of another store with the same vocabulary, such as the
       pre-trained model of a fine-tuned teacher.
-    - `teacher`: these averages, cut to the hidden size, and layers, averaged in consecutive groups
-      and cut. If the hidden sizes are equal, the masked-LM head is copied as well. A BERT takes
-      BERT-like teachers, a ModernBERT takes ModernBERTs with the same head size. Every layer of a
-      ModernBERT student has global attention and one rotary base, whatever the teacher's have.
+    - `teacher`: the averages of `svd`, cut to the hidden size instead, and layers, averaged in
+      consecutive groups and cut. If the hidden sizes are equal, the masked-LM head is copied as
+      well. A BERT takes BERT-like teachers, a ModernBERT takes ModernBERTs with the same head size.
+      Every layer of a ModernBERT student has global attention and one rotary base, whatever the
+      teacher's have.
     - `layers:1,3,5`: as `teacher`, but with one teacher layer for each student layer.
     - `layers:1,3,5@DIR`: as `layers`, from the model in a folder. It must have the student's hidden
       size and the pieces of the store's teacher.
@@ -135,7 +137,8 @@ def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
 def _take_words(
     student: PreTrainedModel, how: str, store: WeightSource, vocabulary: VocabularyMap
 ) -> str:
-    """Set the word embeddings to the teacher's averages, in the student's hidden size.
+    """Set the word embeddings to averages of the teacher's (`embedding_means`), reduced to the
+    student's hidden size.
 
     Returns a line for the model card. Raises UserError if the store has no word embeddings.
     """
@@ -220,7 +223,7 @@ def _take_head(
     student: PreTrainedModel, store: WeightSource, vocabulary: VocabularyMap
 ) -> list[str]:
     """Copy the teacher's masked-LM head if teacher and student have one of the same size. Return
-    its line for the model card."""
+    its line for the model card, or []."""
     weights, parts = store.teacher_weights(), kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     if BIAS not in weights or not take_transform(student, weights):
@@ -235,8 +238,8 @@ def _take_head(
 def _take_stored(
     student: PreTrainedModel, stored: MixedVocab, store: FeatureStore, vocabulary: VocabularyMap
 ) -> str:
-    """Set the word embeddings to those of mixed-vocabulary training. Return their line for the
-    model card.
+    """Copy the word embeddings of a mixed-vocabulary training from the store. Return their line for
+    the model card.
 
     Raises UserError if hidden size or vocabulary differ.
     """

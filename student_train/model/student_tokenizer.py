@@ -1,5 +1,5 @@
 """Makes the student's tokenizer: a WordPiece trained on the store's text, the tokenizer of a
-folder, the teacher's (all or pruned), or that of a mixed-vocabulary training."""
+folder, the teacher's (all or pruned), or the tokenizer of a mixed-vocabulary training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def student_tokenizer(
     """Make the tokenizer of `--vocab`.
 
     blocks: rows of `store.blocks()`; only their text is read.
-    others: further stores, whose text is added without `blocks`. A corpus counts once.
+    others: further stores, whose whole text is read as well. A corpus that several stores have is
+        read once.
     pattern: for a decoder, the pattern of its byte-level vocabulary (`training/byte_level.py`).
 
     The tokenizer has fewer pieces than requested if the text has no more. Raises UserError for an

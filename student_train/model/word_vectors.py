@@ -14,7 +14,7 @@ from teachonce.align import Vocabulary
 from teachonce.student_train.model.start_checks import no_word_vectors
 from teachonce.support.errors import UserError
 
-RANGE = 0.1
+RANGE = 0.1  # of the uniform draws (Mukherjee & Awadallah 2019, section 6)
 HEADER = re.compile(rb"\d+ +(\d+)\s*")  # in fastText and word2vec: number of words, vector size
 
 

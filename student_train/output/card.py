@@ -65,7 +65,7 @@ def model_card(
     settings, result = report["settings"], report["result"]
     name = base_model or teacher_name(report["store"]["identity"])
     more = [teacher_name(other["identity"]) for other in report.get("others", ())]
-    # the hub has no word for distillation: a model that depends on another by training is finetune
+    # The hub has no relation for distillation; `finetune` is its nearest word.
     base = f"base_model: {base_model}\nbase_model_relation: finetune\n" if base_model else ""
     if corpora := sorted(_corpora(report)):
         base += f"datasets: {json.dumps(corpora)}\n"
@@ -227,7 +227,7 @@ def _list(names: list[str]) -> str:
 
 
 def _units(student: PreTrainedModel, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names of the figures of a result, and a phrase with their unit."""
+    """Yield the name of each figure in a result, and a phrase with its unit."""
     names = [name.removeprefix("valid_") for name in result if name.startswith("valid_")]
     for loss in losses_for(output_kind_of_student(student), names):
         yield f"valid_{loss.name}", f"is in {loss.unit}"

@@ -1,4 +1,4 @@
-"""The code by which a card shows how to load a student, and the kinds of student it tells apart."""
+"""The code in a model card that loads a student, and the heads for which this code differs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def how_to_embed(student: PreTrainedModel) -> str:
 
 def _note_on_pooler(student: PreTrainedModel) -> str:
     """Return a note if `AutoModel` adds a pooler to the student, whose weights are random."""
-    # No field of config.json stops it: transformers reads `add_pooling_layer` from the call alone.
+    # No field of config.json stops it: transformers reads `add_pooling_layer` only from the call.
     if getattr(student.base_model, "pooler", True) is not None:
         return ""
     return (

@@ -46,7 +46,8 @@ def settings_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     for store in stores:
         for name, prompt in vector_settings(store).prompts.items():
             named.setdefault(name, set()).add(prompt)
-    # With a name that means different texts a student would read one that its teacher did not.
+    # Two teachers with different texts for one name: whichever the student took, one of them did
+    # not read it.
     prompts = {name: texts.pop() for name, texts in named.items() if len(texts) == 1}
     found: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
     if len(read) != 1 or not (text := read.pop()):

@@ -61,7 +61,7 @@ def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
     """Write the complete folder; after an error, leave nothing behind."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Next to `out`, because a rename works within one file system alone.
+        # Next to `out`, because a rename works only within one file system.
         with tempfile.TemporaryDirectory(prefix=files.UNFINISHED, dir=out.parent) as folder:
             made = Path(folder) / out.name
             model.save_pretrained(made)

@@ -17,8 +17,8 @@ from teachonce.support.hub import CARD, Repository, open_repository
 from teachonce.support.redaction import publishable, without_credentials
 
 MODELS = ("config.json", "modules.json", "export.json")
-# What is sent is listed, not what is not: folders also have checkpoints, logs and files of the
-# user's.
+# A list of what is sent, not of what is left out: folders also hold checkpoints, logs and the
+# user's own files.
 LOADED = {
     *MODELS, *FILES, "added_tokens.json", "chat_template.jinja",
     "config_sentence_transformers.json", "generation_config.json", "merges.txt",

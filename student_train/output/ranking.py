@@ -17,7 +17,8 @@ SCORED = "scores"
 SCORES = "scores"
 """In a row, the figures of each task, by name."""
 DEVIATION, QUARTILES = "deviation", ("lower quartile", "upper quartile")
-"""End the names of a figure's deviation over seeds, and of its quartiles over repetitions."""
+"""Endings of the names of a figure's deviation over seeds, and of its quartiles over
+repetitions."""
 SPREADS = (DEVIATION, *QUARTILES)
 
 
@@ -65,7 +66,7 @@ LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
 SMALLER_IS_BETTER = " ↓"
 """Ends the headings of scores of which the smallest is the best."""
 LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
-"""End the names of scores of which the smallest is the best, comparable between vocabularies."""
+"""Endings of the names of scores of which the smallest is the best."""
 NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
 """Figures of a task that are no score, or that vocabularies of different sizes cannot share."""
 CONSTANT = {
@@ -96,7 +97,8 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
 def constant_answer(scores: Mapping[str, float]) -> str:
     """Return a phrase if scores, by name, are those of a model which gives the same answer to
-    everything, else "". A model that is always right is none, even if all gold labels are equal."""
+    everything, else "". If all gold labels are equal, a model that is always right also gives one
+    answer: it gets no phrase."""
     zero = [name for name in CONSTANT if scores.get(name) == 0 and scores.get("accuracy") != 1]
     return f"{zero[0]} is 0, as of a model that gives {CONSTANT[zero[0]]}" if zero else ""
 

@@ -73,7 +73,7 @@ class Stage:
 
     @property
     def measured(self) -> BatchPlan:
-        """Return the batch plan of validations: all losses, all sequences."""
+        """Return the batch plan of validations, which compute all losses of the stage."""
         return self.options.batch_plan(self.terms)
 
 
@@ -122,15 +122,15 @@ class TrainPlan:
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""
-        # The same sources: the checks have read the gold labels of their blocks.
+        # The same sources, which have split the stores already: that reads all gold labels.
         return replace(plan_of(self.options.resolved(), *self.stores), sources=self.sources)
 
 
 def plan_of(
     options: TrainOptions, store: FeatureStore, *others: FeatureStore, layers: int | None = None
 ) -> TrainPlan:
-    """Plan a training without checks. `layers` is the student's number of layers, by default of
-    `--student`."""
+    """Plan a training without checks. `layers` is the student's number of layers, by default that
+    of `--student`."""
     shape = parse_student(options.student)
     output_kind = output_kind_of(store)
     stages = stages_of(options, shape.layers if layers is None else layers)

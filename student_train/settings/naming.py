@@ -12,11 +12,12 @@ from typing import Any
 from teachonce.support.errors import UserError
 
 LONGEST = 40
-"""Characters of a folder's name: a person can type it."""
+"""Largest number of characters in a folder's name, which people type."""
 MAIN = ("vocab", "student")
-"""The settings in the name of a student of which nothing else is known to vary."""
+"""The settings in the name of a student's folder, outside of a sweep or if nothing varies."""
 BY_VALUE = {"align", "init", "loss", "recipe", "student", "vocab"}
-"""Settings whose value says what it is; others follow their name, as in lr0.001."""
+"""Settings that a folder's name has by value alone; for others the name of the setting comes
+first, as in lr0.001."""
 
 
 def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
@@ -34,6 +35,7 @@ def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> s
         "others": [Path(other).name for other in settings["others"]],
         "init": f"{kind}{colon}{layers}{at}{Path(path).name}",
     }
+    # The form of this JSON is as in the first release, so that students of all releases are found.
     digest = hashlib.sha256(json.dumps({**chosen, **names}, sort_keys=True).encode()).hexdigest()
     return digest[:6]
 
@@ -41,8 +43,8 @@ def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> s
 def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Path:
     """Return the folder of a student in `parent`: a new one, or the one that ends in its hash.
 
-    settings: what is readable in a new name. An existing folder may show other settings, if it is
-    of an earlier version or of a sweep that varied others.
+    settings: the settings in a new name. An existing folder may name other settings, if an earlier
+        version made it, or a sweep that varied others.
     """
     room = LONGEST - len(digest) - 1
     words = [word for name, value in settings.items() if (word := _word(name, value))]

@@ -70,7 +70,9 @@ class OptionFields:
         choices=("losses", "outputs"),
     )
     # For text vectors, a student of two layers does not gain from more pieces; a static student
-    # gains up to 9k (RESULTS, "Students of sentence embeddings").
+    # gains up to 9k (RESULTS, "Students of sentence embeddings"). With the teacher's 49,152 pieces,
+    # a decoder of 128x4 reads 328 tokens a second, with 4k of its own 4,509 (RESULTS, "A decoder
+    # student's step").
     vocab: PathWord = option(
         "5k",
         "Vocabulary of the student: 5k, 10k, 20k, 30k or N (a WordPiece trained on the store's"
@@ -141,6 +143,8 @@ class OptionFields:
         choices=("all", "masked", "unmasked"),
         scope={STAGE},
     )
+    # With states summed over the channels, a trained projection gives 6.19 nats a token, a frozen
+    # one 6.34 (RESULTS, "Projections").
     projection: str = option(
         "trainable",
         "Linear map from the student's hidden size to the teacher's: trainable (dropped after"

@@ -37,7 +37,7 @@ class Recipe:
         hidden, attention: how these were dumped: `mean` (with or without the embeddings),
             `mean:0`, `groups:N`, or `layer:I` for any single layer.
         model: whether `--init layers:...` needs the folder of another model.
-        tied: whether stage I of mixed vocabularies tied the pieces of both.
+        tied: whether the mixed-vocabulary training in the store used `--tie`.
     """
 
     name: str

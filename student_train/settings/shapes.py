@@ -215,7 +215,7 @@ SHAPES = {
     "static": ShapeKind(_static, "none", lambda shape: STATIC_RATE),
 }
 """By the `model_type` of the student's config. `find_kind` adds the kinds of other packages."""
-GROUP = "teachonce.student_kinds"
+GROUP = "teachonce.student_kinds"  # the entry points by which other packages add kinds
 
 
 def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:

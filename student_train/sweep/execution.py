@@ -45,13 +45,13 @@ class Work:
     ) -> dict[str, Any]:
         """Train the student, or resume it, unless it is finished; return its result. Raises Pruned
         if a validation ends the run."""
+        # Imported here: the settings of a sweep are checked before torch is imported.
         from teachonce.student_train.output.report import check_same_settings, read_report
         from teachonce.student_train.output.run import train_student
         from teachonce.student_train.plan.train_plan import plan_of
         from teachonce.training.checkpoint import newest_checkpoint, remove_checkpoints
 
         out = self.options.out_folder()
-
         checkpoints = out / "checkpoints"
 
         def saved() -> str:

@@ -48,6 +48,7 @@ class Processes:
                 continue
             try:
                 found.append((number, *pipe.recv()))
+            # EOFError, or ConnectionResetError if the child has not read our last answer.
             except (EOFError, OSError):
                 child.join()
                 found.append((number, "died", _describe_exit(child.exitcode)))
@@ -110,8 +111,10 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
             except Exception as error:
                 ended = ("failed", {}, reason(error))
             parent.send(("ended", *ended))
+    # BrokenPipeError: the parent has ended, and nobody reads the events.
     except (Stopped, BrokenPipeError) as stopped:
-        # No os._exit: semaphores, as of progress bars, would be left to a tracker that complains.
+        # Not os._exit, which leaves semaphores behind, such as those of progress bars:
+        # multiprocessing's resource tracker would print a warning for each.
         sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
 
 
@@ -126,4 +129,5 @@ def _exit_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
+    # A signal, because only the main thread can save the student: see `stoppable`.
     os.kill(os.getpid(), signal.SIGTERM)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
 RUNS, METRICS = "runs.json", "metrics.jsonl"
-MOST_METRICS = 1 << 30
+MOST_METRICS = 1 << 30  # bytes; a larger file is refused before it fills the memory
 State = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 

@@ -100,9 +100,9 @@ def markdown(lines: list[list[str]]) -> str:
 def aligned(lines: list[list[str]]) -> Table:
     """Make a table for a terminal from its headings, `lines[0]`, and its rows. Figures are not
     wrapped."""
-    # So that the table of a usual sweep fits into 80 columns.
     from rich.table import Table
 
+    # Narrow, and with broken headings, so that the table of a usual sweep fits into 80 columns.
     made = Table(box=None, pad_edge=False, collapse_padding=True)
     for heading in lines[0]:
         if heading in COLUMNS:

@@ -14,7 +14,8 @@ from teachonce.support.extras import library
 DIGITS = 4
 """Significant digits of a number that is drawn, so that the table shows all of it."""
 REDUCTION = 3
-"""At validations 1, 3, 9, ... halving lets the best third of the runs that got there go on."""
+"""At validations 1, 3, 9, ... successive halving continues the best third of the runs that got
+there."""
 
 
 class RunSource(Protocol):

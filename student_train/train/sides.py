@@ -25,7 +25,8 @@ from teachonce.student_train.train.slices import exceeds, mean_in_slices, rows_i
 if TYPE_CHECKING:
     from teachonce.student_train.train.distiller import Distiller
 
-MEANS = {"mean": 1, "mean0": 0}  # features that average all layers, and the first of these
+# Features that average layers up to the last, and the first of these layers; 0 is the embeddings.
+MEANS = {"mean": 1, "mean0": 0}
 
 
 class Sides:
@@ -53,10 +54,10 @@ class Sides:
             or (vectors and batch.unmasked is None)
         ):
             native = distiller.encode(batch.inputs, maps)
-        # The order of these decides the last bits of gradients.
+        # The order of the computations below decides the last bits of gradients.
         self._native = native.last if own else None
         self._masked = None
-        # Of the tokens with a label alone: with 120,000 pieces the head costs as much as the
+        # Only of the tokens with a label: with 120,000 pieces the head costs as much as the
         # encoder.
         if own and not (causal and exceeds(len(batch.masked), distiller.vocabulary)):
             self._masked = distiller.logits(native.last[batch.masked])

@@ -55,7 +55,8 @@ def rows_in_slices(
 
 def _recomputed(measure: Callable[..., Tensor], *given: Any) -> Tensor:
     """Call a function. The backward pass computes its logits again, so they are not stored."""
-    # Nothing random is in it; the reentrant way would not see the weights of the head.
+    # Nothing random is recomputed, so no state of a generator is stored. The reentrant way tracks
+    # gradients only if an argument requires one, and the weights of the head are no argument.
     found: Tensor = checkpoint(measure, *given, use_reentrant=False, preserve_rng_state=False)
     return found
 

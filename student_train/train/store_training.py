@@ -24,10 +24,8 @@ from teachonce.student_train.train.evaluate import evaluate_batches, held_out
 class StoreTraining:
     """Trains and validates a student on one store, with projections to the teacher's hidden size.
 
-    sources: the store, and other stores of the same text, each with its collator;
-        `combine_teachers` makes one teacher of them. Their batches have the same texts and masks.
-        So KL has the gradient of a single teacher: the mean of their distributions over the logits
-        that all of them store.
+    sources: the store, and other stores of the same text, each with its collator. Their batches
+        have the same texts and masks, and `combine_teachers` makes one teacher of them.
 
     Stores of different text have a `StoreTraining` each. A step then takes a batch of each, and the
     mean of their losses.

@@ -180,7 +180,7 @@ class _StudentTraining(Training):
         options = plan.options
         self.out, self.callbacks, self.say = out, callbacks, callbacks.say
         self.device = torch.device(options.device)
-        # The projections are drawn next.
+        # Seeded here, because the projections are drawn next.
         torch.manual_seed(options.seed)
         every = list(zip(plan.sources, collators, strict=True))
         groups = [every] if options.combine == "outputs" else [[each] for each in every]
@@ -229,6 +229,7 @@ class _StudentTraining(Training):
             lr=self.options.resolved_lr,
             weight_decay=self.options.weight_decay,
             betas=BETAS,
+            # On one thread a fused step of 128x2x2 takes 2 to 6 ms, torch's default 35 to 48 ms.
             fused=True,
         )
         self.schedule = self.options.schedule_over(steps)
@@ -399,7 +400,8 @@ class _StudentTraining(Training):
     def save(self) -> None:
         if self.out is None:
             return
-        # Before the checkpoint, which says how many of these bytes a resumed training keeps.
+        # Synced before the checkpoint, which stores how many of these bytes are valid: a resumed
+        # training cuts the file to them.
         metrics = synced_metrics(self.out)
         state = {
             **self.state(),

@@ -14,10 +14,10 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.support.arrays import Floats
 from teachonce.teacher_dump.teacher.heads import Decoder, all_logits
 
-# A normal variable is further away twice in 10^9 times.
+# A normal variable is further away with a probability of 2e-9.
 STANDARD_ERRORS = 6.0  # allowed distance of random draws from their expectation
 FLOOR = -63.0  # log-probabilities below it count as equal
-Calibration = tuple[Floats, Floats]
+Calibration = tuple[Floats, Floats]  # mean and deviation of each channel, [D] each
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Errors:
     def __init__(self, features: Features, tolerance: float, times: float) -> None:
         self.features, self.tolerance, self.times = features, tolerance, times
         self.tallies: dict[str, Tally] = {}
-        self.draws = np.zeros(4)  # tokens, entropy, excess, its variance
+        self.draws = np.zeros(4)  # sums: tokens, entropy, surprise above it, variance of that
 
     def _add(
         self, feature: str, unit: str, error: Any, promised: Any, slack: Any, record: Record
@@ -182,6 +182,7 @@ class Errors:
         # Lower values are all read as about the codec's lowest (FORMAT.md, 7): they count as equal.
         floor = max(FLOOR, getattr(level, kind).lowest)
         ours, theirs = np.maximum(live, floor), np.maximum(stored, floor)
+        # The bound of codec `small` grows with -v: the lower value gives the larger bound.
         promised = bound(level, kind, np.minimum(ours, theirs))
         self._add(name, "nats", np.abs(ours - theirs), promised, self._slack(theirs), record)
 
@@ -213,6 +214,7 @@ class Errors:
         logs = logs.double().clamp(min=-1e4)
         entropy = -(logs.exp() * logs).sum(-1)
         variance = ((logs.exp() * logs.square()).sum(-1) - entropy.square()).clamp(min=0)
+        # Bounded like `logs`: a drawn id with a probability of 0 must not make the sum infinite.
         surprise = -(counts * np.maximum(drawn, -1e4)).sum() / (stored.draws or 1)
         entropies = float(entropy.sum())
         spread = float(variance.sum()) / (stored.draws or 1)

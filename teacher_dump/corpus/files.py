@@ -48,7 +48,7 @@ from teachonce.teacher_dump.corpus.tagged_files import (
 )
 from teachonce.teacher_dump.corpus.text_files import read_lines
 
-# The name of a column is at most a few words, and is no sentence.
+# The name of a column has at most a few words, and does not end like a sentence.
 NAME_WORDS, NAME_CHARACTERS, ENDS = 4, 50, (".", "!", "?", "。", "！", "？")
 MAX_NAMES = 1 << 17  # labels to collect: more than any teacher has
 SizeAndHash = tuple[int, str]  # number of bytes, and their SHA-256
@@ -113,7 +113,7 @@ def _check_header(table: Table, chosen: str) -> None:
 
 
 def _read_tagged(path: Path, seen: Seen) -> Iterator[LabelledText]:
-    """Read each sentence as its tokens joined by spaces, on the line of the first token."""
+    """Read each sentence as a text, its words joined by spaces, with the line of the first word."""
     for words in tagged_sentences(path, seen):
         tags, begin = [], 0
         for _, word, tag in words:
@@ -163,9 +163,10 @@ class CorpusSource:
         return []
 
     def found_labels(self, kind: str) -> dict[str, str]:
-        """Return the labels (`classification`) or tags (`tagging`) that `check` found, with places.
+        """Return the labels (`classification`) or tags (`tagging`) that `check` found, each with
+        its first place.
 
-        `ENTITIES` returns the tags of entities, converted to that scheme.
+        For the kind `ENTITIES`, tags of entities are converted to that scheme.
         """
         return {name: self._place(line) for name, line in self._met[kind].items()}
 
@@ -196,8 +197,8 @@ class CorpusSource:
         self.texts, self.characters = texts, characters
 
     def trust(self, identity: Mapping[str, Any]) -> None:
-        """Take the file's hash from this identity instead of hashing the file, if the identity's
-        other fields are right."""
+        """Take the file's hash from this identity instead of hashing the file, if kind, name and
+        size are equal."""
 
     def check_unchanged(self) -> None:
         """Raise CorpusError if the last pass read other texts than `identity` describes."""
@@ -220,7 +221,8 @@ class FileSource(CorpusSource):
         return has_columns(self._path, self._columns)
 
     def rows(self) -> Iterator[LabelledText]:
-        """Yield the texts. Raises CorpusError, at the end also if `check` read other bytes."""
+        """Yield the texts. Raises CorpusError for a text that cannot be read, and at the end if
+        `check` read other bytes."""
         self._pass = read = _Digest()
         try:
             yield from read_rows(self._path, self._columns, read.add)
@@ -267,8 +269,8 @@ class FileSource(CorpusSource):
         if self._identified is None or read == self._identified:
             return
         whole, start = (digest.size_and_hash() for digest in self._digests(self._pass.size))
-        # The start as well: an edit that was taken back leaves the file as it was, but not what was
-        # read.
+        # The start as well: after an edit that was undone the file is as before, but other bytes
+        # were read.
         if (whole, start) != (self._identified, read):
             raise self._changed(self._identified, whole)
 

@@ -29,7 +29,7 @@ SKIPPED_FOLDERS |= {"test", "tests"}
 
 
 class HubSource(CorpusSource):
-    """A dataset of the hub, pinned to the revision at opening, or a local folder.
+    """A dataset of the hub, pinned to its current revision, or a local folder.
 
     saved: whether `spec` is the path of a folder that `save_to_disk` wrote.
     """

@@ -174,7 +174,7 @@ def _with_names(path: Path, rows: Iterator[tuple[int, list[str]]], header: list[
 
 def _csv_rows(path: Path, seen: Seen) -> Iterator[tuple[int, list[str]]]:
     """Yield each record with its first line; cells may contain line feeds."""
-    # By default 131,072 characters.
+    # The default limit of a cell is 131,072 characters: less than a long document.
     csv.field_size_limit(text_files.MAX_LINE)
     # Without `strict`, a quote that is never closed makes the rest of the file one cell.
     # The line feeds are added again, because those between quotes belong to the cell.
@@ -221,7 +221,7 @@ def _json(path: Path, seen: Seen) -> Table:
 
 def _array(path: Path, seen: Seen) -> Rows:
     """Yield the objects of an array, or of a file with one object after another, with lines."""
-    # An array may be a single line, so the whole text is in memory, but only one object.
+    # An array may be a single line, so the whole text is in memory, but only one parsed object.
     # One less than the largest: `readline` is called with one byte more.
     text = "\n".join(read_lines(path, seen, longest=sys.maxsize - 1))
     decoder, line, counted_to = json.JSONDecoder(), 1, 0
@@ -393,8 +393,8 @@ def is_table(path: Path) -> bool:
 
 
 def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
-    """Yield, for every row of a table that is not blank, its place (file and line or row), its
-    cells by column, and the place of the names of the columns: of the header or the row.
+    """Yield for each row that is not blank: its place (file and line or row), its cells by column,
+    and the place of the columns' names, which is the header or the row itself.
 
     Raises CorpusError like `open_table`, and if two columns have the same name.
     """
@@ -405,6 +405,7 @@ def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
             f"{table.where}: two columns of the header are named {twice!r}; rename one, or write a"
             " header above the rows if the file has none"
         )
+    # Without names, a reader of Parquet yields all columns: the caller chooses among them.
     for number, row in table.rows(()):
         if row is not None:
             place = f"{path}, {table.unit} {number}"

@@ -75,7 +75,8 @@ def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> list[str]:
-    """Write the tags of a sentence of `length` words: IOB2, or one of LAST_AND_SINGLE."""
+    """Return the tags of a sentence of `length` words with the entities `found`, in IOB2 or in a
+    scheme of LAST_AND_SINGLE."""
     last, single = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
     tags = [OUTSIDE] * length
     for begin, end, kind in found:
@@ -85,7 +86,7 @@ def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> 
 
 
 def written_in(tag: str, scheme: str) -> str:
-    """Write a tag of ENTITIES in IOB2, or in one of LAST_AND_SINGLE."""
+    """Convert a tag of the scheme ENTITIES to IOB2, or to a scheme of LAST_AND_SINGLE."""
     found = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
     marks = dict(zip(LAST_AND_SINGLE[ENTITIES], found, strict=True))
     return marks.get(tag[:2], tag[:2]) + tag[2:]

@@ -36,8 +36,8 @@ FREE = (".csv", ".json")  # a carriage return may be inside of quotes, or betwee
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file without their ends.
 
-    `longest` is the maximum number of bytes of a line, MAX_LINE by default, and of the file in
-    memory at once. Raises CorpusError if the file is not UTF-8 text, and OSError.
+    `longest` is the maximum number of bytes of a line, and so of the file in memory; by default
+    MAX_LINE. Raises CorpusError if the file is not UTF-8 text, and OSError.
     """
     longest = longest or MAX_LINE
     position = 0

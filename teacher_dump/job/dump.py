@@ -144,7 +144,7 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
             # A corpus that was edited during the dump would give a store that no corpus gives.
             plan.corpus.check_unchanged()
             if copy_plan:
-                # If it was written again meanwhile, the copied parts may be of two stores.
+                # If that store was rewritten meanwhile, the copied parts may be of two stores.
                 copy_plan.store.watch.check()
             writer.seal()
     return summary(plan, plan.corpus.empty_lines, counters, resumed)
@@ -273,10 +273,10 @@ def _write(
 
 def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any] | None:
     """Return the root attributes of a finished store at --out, or None if a store can be created or
-    continued there, `shared` with other processes.
+    continued there.
 
-    Raises UserError if the store was made with other options, as far as EARLY_ARGUMENTS show, or if
-    the path cannot be used.
+    shared: other processes may write the store now. Raises UserError if one of EARLY_ARGUMENTS
+    differs from the store's, or if the path cannot be used.
     """
     stored = (
         StoreWriter.peek(options.out, "sealed") if shared else StoreWriter.finished(options.out)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DOCUMENTS, LONGEST = 2000, 50_000  # documents in the sample, and characters used of each
 EACH = 8  # every EACH-th document is tokenized to measure tokens per character
 BATCHES = 4  # batches of the teacher over the sample, at most
-PROBE, SECONDS = 4, 3.0  # windows that measure the teacher's speed; of one pass over the sample
+PROBE, SECONDS = 4, 3.0  # windows that measure the speed; limit of one pass over the sample
 WEIGHTS = 1 << 26  # bytes of weights that are written to measure how well they compress
 NIGHT = 8 * 3600.0  # seconds; for a longer dump the report says what takes this long
 USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
@@ -321,8 +321,8 @@ def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 
 
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
-    """Estimate the bytes outside the parts from the sample's (`outside`, by path). The bytes of its
-    weights are scaled up to all weights."""
+    """Estimate the bytes outside the parts. `outside` has the bytes of the sample's arrays by path;
+    the bytes of weights are scaled up to all weights."""
     found = float(sum(outside.values()))
     if plan.options.weights:
         written = {name: array.nbytes for name, array in _sampled_weights(plan.teacher)}

@@ -189,7 +189,7 @@ class CopyPlan:
                 number += 1
 
     def copy(self, writer: StoreWriter, check: Callable[[], object]) -> None:
-        """Publish copies of the parts; `check` is called before each one."""
+        """Publish the copied parts, numbered from 0; `check` is called before each part."""
         for number, (place, chosen) in enumerate(self.sequences.items()):
             check()
             take_part(writer, number, self.store, place, chosen)

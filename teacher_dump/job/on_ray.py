@@ -58,7 +58,8 @@ def driver_path(out: Path) -> Path:
 
 
 def worker(job: WorkerJob, shard: Shard) -> ProcessSummary | str:
-    """Write parts until the store is finished; return the message of an error on this node."""
+    """Write parts until the store is finished. Return the report of this process, or the message of
+    an error, which names the node."""
     # Errors are returned as text: Ray would wrap an exception in a RayTaskError, as it does a bug.
     try:
         job.home.enter()
@@ -85,7 +86,7 @@ def share_on_ray(
         check_inputs(options)
         with Growth.of(options):
             pass  # a store that cannot be opened is reported here, not by each worker
-        # With `auto` as it is: each worker resolves it on its own node.
+        # Not `resolved`: each worker resolves `auto` on its own node.
         say(settings_lines(options, bool(options.corpus)))
         out = Path(options.out)  # a bucket is refused by the options
         with closing(_only_driver(out)) as lease, cluster(ray, options.ray, stop):

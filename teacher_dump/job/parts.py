@@ -119,8 +119,8 @@ def first_of(
 ) -> list[Window]:
     """Return the first part; an empty list if all sequences are copied from another store.
 
-    `say` receives a line if the teacher's tokenizer is foreign to its text. Raises UserError if the
-    corpus has no token.
+    `say` receives a line if the teacher's tokenizer splits words into many pieces. Raises UserError
+    if the corpus has no token.
     """
     first = next(parts, None)
     if first is None and not (copy_plan and copy_plan.sequences):
@@ -133,7 +133,7 @@ def first_of(
 
 def _stoppable(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
     """Yield the windows; after a signal, raise Stopped between two windows."""
-    # Without it the thread that cuts them would continue to the end of its part.
+    # Without this check, the thread that cuts windows would continue to the end of its part.
     for window in windows:
         stop.check()
         yield window
@@ -166,7 +166,7 @@ def tokens_of(windows: Iterable[Tokens]) -> int:
 
 
 def count(done: Counter[str], part: list[Window]) -> None:
-    """Add the counts of one part."""
+    """Add the counts of one part to `done`."""
     done["parts"] += 1
     # By number, so that documents without any window count as well.
     done["documents"] = part[-1].document + 1

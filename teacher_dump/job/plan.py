@@ -147,14 +147,14 @@ class DumpPlan:
 
     @cached_property
     def chat_date(self) -> datetime | None:
-        """Return the time at which the dump was started, if the chat template may write a date: a
-        continued dump renders the same texts. None in stores of earlier dumps.
+        """Return the time at which the dump was started; a continued dump renders chats with it.
 
-        Raises UserError if the store has something else in its place.
+        None if the chat template writes no date, or if the store does not hold the time. Raises
+        UserError if the stored value is not a time.
         """
         if self.options.messages is None or not ChatRenderer.reads_clock(self.teacher.tokenizer):
             return None
-        # Not when the plan is made: another process may create the store after that.
+        # Read at the first use: another process may create the store after the plan is made.
         if (started := _started(self.options)) is None:
             return datetime.now().replace(microsecond=0)
         stored = _stored_argument(started, "chat_date")
@@ -168,7 +168,7 @@ class DumpPlan:
 
     @property
     def learn(self) -> str:
-        """Return the contents of chats that students are trained on."""
+        """Return the value of --learn, by default `assistant`."""
         return self.options.learn or "assistant"
 
     def check_growth(self) -> None:
@@ -291,7 +291,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
         layer_groups(options.attention, layers, "--attention ")
     pieces = config.get("vocab_size")
     if options.logits and isinstance(pieces, int):
-        # For its error: the width is known only once the teacher is loaded.
+        # Only for its error. Any width serves: the real one is known once the teacher is loaded.
         logits_of(options.logits, 1, pieces)
     # The config.json of a reranker declares a classifier.
     head = {"score": "classification"}.get(options.head, options.head)
@@ -339,7 +339,7 @@ def _started(options: DumpOptions) -> Mapping[str, Any] | None:
 
 
 def _stored_argument(started: Mapping[str, Any] | None, name: str) -> str | None:
-    """Return an argument of a started store; None if it has none, or one that is no text."""
+    """Return an argument of a started store; None if it is missing, or is not a text."""
     arguments = started["identity"].get("arguments") if started else None
     found = arguments.get(name) if isinstance(arguments, Mapping) else None
     return found if isinstance(found, str) else None
@@ -348,8 +348,8 @@ def _stored_argument(started: Mapping[str, Any] | None, name: str) -> str | None
 def _load_teacher(
     options: DumpOptions, model: ResolvedModel, corpus: Corpus, say: Callable[[str], object]
 ) -> tuple[Teacher, str]:
-    """Load the teacher in the precision of the options. Return it, and the precision in place of
-    `auto`."""
+    """Load the teacher in the precision of the options. Return the teacher and its precision, which
+    is chosen here for `auto`."""
     from teachonce.teacher_dump.teacher.precision import TEXTS, load_fastest  # loads torch
     from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
 

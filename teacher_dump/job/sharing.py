@@ -60,8 +60,8 @@ POLL = 0.2  # seconds between looks at the work of other processes, or at a full
 
 @dataclass(frozen=True)
 class ProcessSummary:
-    """The report of one of several processes: its own parts and tokens. In the process that sealed
-    the store, `store` describes the whole store; else it is None."""
+    """The report of one of several processes: the parts and tokens that it wrote. `store` describes
+    the whole store in the process that sealed it, and is None in the others."""
 
     parts: int
     tokens: int
@@ -168,7 +168,7 @@ class _Worker:
             if self.filler.ended():
                 self.filler = None
             return
-        # Not None: while the queue is still being filled, the lease decides by whom.
+        # None: the queue is not complete, and the lease shows whether a process is filling it.
         if missing_parts(self.out) == set():
             return
         try:

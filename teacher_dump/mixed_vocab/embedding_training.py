@@ -178,7 +178,7 @@ def train(
     """
     model.to(options.dump.device).train()
     training = _EmbeddingTraining(model, mixer, options, started, say, ranks)
-    # Two trainings would write one checkpoint.
+    # Without the lease, two trainings could write one checkpoint.
     with closing(Lease(options.checkpoint())) if ranks.is_main else nullcontext():
         training.load()
         training.run(stop, "mixed vocabulary")

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 # In this order: ELECTRA has both of the first two, and its embeddings may be narrower.
 EMBEDDING = ("embedding_size", "hidden_size", "dim")  # in ELECTRA, BERT, DistilBERT
 ASCII = string.ascii_letters + string.digits + string.punctuation
-"""Zhao et al. 2021, section 3: the student's vocabulary has all of them: no word is unknown."""
+"""Characters that each student's vocabulary has, so that no English word is unknown (Zhao et al.
+2021, section 3)."""
 
 
 def mixed_vocab(
@@ -85,7 +86,7 @@ def mixed_vocab(
                 return None
     # After the group of ranks is closed, as the others have nothing to do in a dump.
     summary = dump(options.dump, say, stage_one)
-    # Kept until now: while there is no store, a stopped run continues from it.
+    # Only now: until the dump has created the store, a stopped run continues from the checkpoint.
     options.checkpoint().unlink(missing_ok=True)
     return summary
 

@@ -74,7 +74,7 @@ def _outputs(teacher: Teacher, texts: Sequence[str]) -> dict[str, torch.Tensor]:
             inputs = found["head"]
             inputs = inputs[there] if inputs.dim() == 3 else inputs
             found["logits"] = torch.cat([each for _, each in teacher.decoder.logits(inputs)])
-        # Those of tokens are [B,L,C]; vectors, class logits and scores of texts are [B,C].
+        # Outputs for tokens are [B,L,C]; vectors, class logits and scores of texts are [B,C].
         return {
             name: (each[there] if each.dim() == 3 else each).float() for name, each in found.items()
         }

@@ -137,8 +137,8 @@ class Teacher:
                 f"--attention {attention}: the embeddings (layer 0) attend to nothing; count from 1"
             )
         self.device = next(model.parameters()).device
-        # Families with this argument return maps only if it is set. Without the check the others
-        # would hold the maps of all layers in memory, which the hooks do not need.
+        # Families with this argument return maps only if it is set. Other families would then hold
+        # the maps of all layers in memory, which the hooks do not need.
         has_flag = "output_attentions" in inspect.signature(self.base.forward).parameters
         self._arguments = {"output_attentions": True} if has_flag and self.attention.groups else {}
         caches = "use_cache" in inspect.signature(self.base.forward).parameters
@@ -198,7 +198,8 @@ class Teacher:
 
     @contextmanager
     def widened(self) -> Iterator[None]:
-        """Compute in float32 while this context is open, with the rounded weights."""
+        """Compute in float32 while this context is open, with the weights as bf16 or fp16 rounded
+        them."""
         # One by one: converting the whole model back would also round its float32 buffers.
         before = [(tensor, tensor.dtype) for tensor in self._narrow()]
         try:
@@ -287,7 +288,8 @@ class Teacher:
         return self.decoder.weight.cpu().numpy(), self.decoder.bias.cpu().numpy()
 
     def files(self) -> dict[str, bytes]:
-        """Return tokenizer.json, tokenizer_config.json and config.json as bytes."""
+        """Return tokenizer.json, tokenizer_config.json and config.json as bytes, by name; of a
+        sentence embedder also SETTINGS."""
         config = self.config.to_dict()
         if Path(config.get("_name_or_path", "")).exists():
             del config["_name_or_path"]  # a path on this machine does not describe the model
@@ -372,8 +374,8 @@ def load_teacher(
 
 
 def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limit: int) -> Decoder:
-    """Split the decoder from the network. Raises UserError if the network does more with its
-    logits, which a store would lack. limit: the longest input in tokens."""
+    """Split the decoder from the network. Raises UserError if the network changes the decoder's
+    output in a way that a store does not record. limit: the longest input in tokens."""
     expected = head_outputs(name, network, limit)
     cap = _take_cap(network) if causal else None  # only causal heads apply it
     decoder = replace(split_decoder(network, outputs), cap=cap)

@@ -66,7 +66,8 @@ class ChatRenderer:
         return "strftime_now" in str(tokenizer.chat_template)
 
     def rendered(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents with the rendered text, and its spans that students are trained on.
+        """Yield the documents with the rendered chat as `text`, and as `learn` the spans of it that
+        students are trained on.
 
         Raises UserError for messages that the template refuses, or does not render verbatim.
         """
@@ -161,7 +162,8 @@ def _filled(around: str, contents: Sequence[str]) -> tuple[str, list[tuple[int, 
 
 
 def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text: str) -> Array:
-    """Mark the tokens of a window, with `offsets` [T,2], that are inside a span of its document.
+    """Return which tokens of a window, with `offsets` [T,2], are inside one of the `spans` of its
+    document: bool [T].
 
     A token may begin with blanks before the span. begin: the character of the document at which the
     window, with `text`, starts.

@@ -36,7 +36,7 @@ _SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
 def joins(character: str) -> bool:
     """Return whether a character modifies the character before it: a mark, a joiner, a skin
     tone."""
-    # It divides words, although its category is that of joiners (Cf).
+    # A zero-width space divides words, although its category is that of joiners (Cf).
     if character == _ZERO_WIDTH_SPACE:
         return False
     kind = unicodedata.category(character)
@@ -56,6 +56,7 @@ def _ranges(codes: Iterable[int]) -> str:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
+    # Cached, and not made at import: it looks at 135,000 characters, which takes 0.07 s.
     # Every mark and format character of Unicode is in these two ranges.
     codes = chain(range(0x20000), range(0xE0000, 0xE1000))
     mark = _ranges(code for code in codes if joins(chr(code)))

@@ -35,7 +35,7 @@ from teachonce.support.errors import UserError
 
 
 class BiLstmConfig(PreTrainedConfig):
-    """Sizes of a BiLSTM: `embedding_size` E, and `lstm_size` H of each direction.
+    """Holds the sizes of a BiLSTM: `embedding_size` E, and `lstm_size` H of each direction.
 
     `dropout` applies to the embeddings, between layers and before the head; `recurrent_dropout` to
     the state that an LSTM passes from one token to the next. `projection_size` P: the heads read
@@ -151,8 +151,8 @@ class BiLstmModel(BiLstmPreTrainedModel):
         orders = reading_orders(present)
         states = [self.dropout(self.embeddings(input_ids))]
         for number, layer in enumerate(self.layers):
-            # The embeddings had their dropout above. Stored states of layers have none, as a
-            # distillation compares them.
+            # The embeddings had their dropout above. The returned states of layers have none,
+            # because losses compare them with the teacher's; the next layer's input has it.
             read = layer(self.dropout(states[-1]) if number else states[-1], orders)
             states.append(read.masked_fill(~present[:, :, None], 0))
         if output_hidden_states is None:
@@ -183,7 +183,8 @@ def last_of(states: Tensor, present: Tensor) -> Tensor:
     the forward state of the last token, and the backward state of the first."""
     forwards, backwards = states.chunk(2, dim=2)
     rows = torch.arange(len(states), device=states.device)
-    # Of equal numbers `argmax` finds the first: the last token that is present, or the first below.
+    # `argmax` returns the first of equal numbers: here in the flipped row, so that it finds the
+    # last token that is present; below in the row, where it finds the first.
     end = present.shape[1] - 1 - present.int().flip(1).argmax(dim=1)
     return torch.cat([forwards[rows, end], backwards[rows, present.int().argmax(dim=1)]], dim=1)
 
@@ -227,7 +228,7 @@ class BiLstmLayer(nn.Module):
         for lstm, order in zip((self.left_to_right, self.right_to_left), orders, strict=True):
             places = order[:, :, None]
             ordered = states.gather(1, places.expand(-1, -1, states.shape[2]))
-            # nn.LSTM has no dropout of its recurrent state, so that a loop in Python replaces it.
+            # nn.LSTM has no dropout of its recurrent state, so a loop in Python replaces it.
             if self.training and self.recurrent_dropout:
                 read = lstm_with_dropout(lstm, ordered, self.recurrent_dropout)
             else:
@@ -241,7 +242,7 @@ def _read(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
     try:
         states, _ = lstm(inputs)
     except RuntimeError as error:
-        # oneDNN's words. Without "descriptor", they mean that memory is exhausted.
+        # oneDNN's message. Without "descriptor" it means that memory is exhausted.
         refused = "could not create a primitive descriptor" in str(error)
         if not refused or _precision(lstm) != torch.bfloat16:
             raise
@@ -324,8 +325,8 @@ class _WithHead(BiLstmPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> Any:
-        """Return the logits and, if `labels` are given, the loss that a BERT with such a head
-        has."""
+        """Return the logits and, if `labels` are given, the loss of transformers for this kind of
+        head."""
         read = self.bilstm(
             input_ids,
             attention_mask,
@@ -334,7 +335,8 @@ class _WithHead(BiLstmPreTrainedModel):
         )
         logits = self.logits(read.last_hidden_state, present_tokens(input_ids, attention_mask))
         loss = None
-        if labels is not None:  # every loss takes of these what it needs
+        if labels is not None:
+            # The losses of masked LM, classifier and tagger read different arguments of these.
             loss = self.loss_function(
                 labels=labels,
                 logits=logits,

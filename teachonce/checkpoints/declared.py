@@ -124,7 +124,8 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
     return next((config[name] for name in LAYERS if isinstance(config.get(name), int)), None)
 
 
-UNBOUND = 1_000_000  # tokens; a tokenizer without a limit has model_max_length 10**30
+# A larger limit counts as none: a tokenizer without a limit has a model_max_length of 10**30.
+UNBOUND = 1_000_000  # tokens
 # Families (`model_type`) whose first position is the row after the padding id's, as in RoBERTa.
 AFTER_PADDING = frozenset({
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke",
@@ -134,7 +135,7 @@ AFTER_PADDING = frozenset({
 
 
 OTHER_PADDING = {"lilt": 0, "markuplm": 0, "esm": None}
-"""The padding id of a config.json without one, in transformers; of other families it is 1."""
+"""The padding id that transformers assumes if config.json has none; in other families it is 1."""
 
 
 def first_position(config: Mapping[str, Any]) -> int:
@@ -143,7 +144,7 @@ def first_position(config: Mapping[str, Any]) -> int:
     kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0
-    # MPNet ignores the config.
+    # MPNet's code has the padding id 1, whatever its config says.
     padding = 1 if kind == "mpnet" else config.get("pad_token_id", OTHER_PADDING.get(kind, 1))
     if not isinstance(padding, int) or padding < 0:
         raise UserError(
@@ -183,5 +184,5 @@ def suggested_decoder(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if kind not in ("llama", "qwen3", "gpt2"):
         return "llama:256x4x4"
-    # A width of 256 is a whole number of such heads.
+    # Only these sizes: 256 is a multiple of each.
     return f"{kind}:256x4x{256 // size if size in (32, 64, 128) else 4}"

@@ -52,7 +52,8 @@ class TruncationCount:
 
 
 def _prompt(model: Any, role: str | None) -> str:
-    """Return the prompt that a model puts before queries, documents or other texts (`role`)."""
+    """Return the prompt that a model puts before texts of a `role`, "query" or "document"; None:
+    before other texts."""
     # The names that the library's `encode_document` tries, in its order.
     names = {"document": ("document", "passage", "corpus")}.get(role or "", (role,))
     prompts = model.prompts or {}
@@ -164,4 +165,5 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
     if max_length:
         known = model.max_seq_length
         model.max_seq_length = min(max_length, known or max_length)
-    return model.float()  # in float16 1e-12 is 0, so the vector of an empty text would be 0 / 0
+    # In float16 the 1e-12 of torch's normalize is 0, so an empty text's vector would be 0 / 0.
+    return model.float()

@@ -32,8 +32,8 @@ def check_fields(
 ) -> None:
     """Raise UserError for a refused field of a file.
 
-    kind: the entry of FIELDS, if it is not the file's name. known: fields that the family's own
-    class reads.
+    given: the content of the file. kind: the key in FIELDS, if it is not the file's name. known:
+    fields that the family's own class reads.
     """
     for fields in FIELDS[kind or file]:
         if fields.treatment == "refused":
@@ -65,7 +65,7 @@ def unlisted(kind: str, given: Mapping[str, Any], known: Collection[str] = ()) -
 
 
 def flat(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields. Keys of nested `tables` are yielded under dotted names, such as
+    """Yield name and value of each field. The fields in nested `tables` have dotted names, such as
     `model_args.dtype`."""
     for name, value in given.items():
         if name not in tables or not isinstance(value, Mapping):
@@ -99,14 +99,14 @@ def check_checkpoint(model: ResolvedModel, config: Any) -> None:
     """
     if adapter := finder(replace(model, root=None))(ADAPTER):
         raise adapter_error(model.name, adapter)
-    # The file as it is: a loaded config also has the defaults of fields that nobody wrote.
+    # From the file: a config that transformers loaded also has the defaults of missing fields.
     given = config_of(model)
     check_fields(model.name, CONFIG, given, class_fields(config))
     code = given.get("auto_map")
     own = dict(code) if isinstance(code, Mapping) and not model.trusted else {}
     for name in (str(each).rpartition(".")[2] for each in own.values() if isinstance(each, str)):
-        # A class that transformers has by this name, too, is not refused: `unread` reports that its
-        # numbers may differ.
+        # If transformers has a class of this name, too, the checkpoint is not refused: `unread`
+        # reports that the two classes may compute different numbers.
         if not of_transformers(name):
             raise UserError(
                 f"{model.name}: its class {name} is Python code of its own (auto_map of"

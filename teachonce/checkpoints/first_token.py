@@ -17,7 +17,7 @@ def parse_bos(word: str) -> int | None:
     """Parse `--bos ID`; None for `auto` and `none`. Raises UserError for any other value."""
     if word in ("auto", "none"):
         return None
-    # Fewer digits than IDS has are always below it.
+    # A number with fewer digits than IDS is always below IDS.
     if (number := whole_number(word, len(str(IDS)) - 1)) is not None:
         return number
     raise UserError(f"--bos {word}: expected auto, none or the id of a token, such as 0")
@@ -26,7 +26,7 @@ def parse_bos(word: str) -> int | None:
 def prepended_token(backend: Any) -> int | None:
     """Return the id of the token that a tokenizer of the package tokenizers puts in front of each
     text, or None."""
-    # By its effect, because post-processors of several types can put a token in front.
+    # By encoding a text, because post-processors of several types can put a token in front.
     probe = backend.encode("x")
     return int(probe.ids[0]) if probe.special_tokens_mask[:1] == [1] else None
 
@@ -43,8 +43,8 @@ def prepend_token(tokenizer: Any, word: str, name: str) -> int | None:
         return None
     own = prepended_token(backend)
     if number is None:
-        # A token that ends a text also came between two texts of the training. Whether the model
-        # ever read another bos before plain text, a tokenizer that does not put it does not say.
+        # A token that ends texts also preceded texts in the teacher's training, where texts follow
+        # one another. Nothing shows whether it ever read any other bos token before plain text.
         number = tokenizer.bos_token_id
         if own is not None or number is None or number != tokenizer.eos_token_id:
             return None
@@ -73,7 +73,7 @@ def _with_first(own: Any, piece: str, number: int) -> Any:
     """Return a post-processor, as in tokenizer.json, that also puts a piece in front."""
     steps = list(own["processors"]) if own and own["type"] == "Sequence" else [own] if own else []
     templates = [step for step in steps if step["type"] == TEMPLATE]
-    # Two templates in a sequence are not supported by tokenizers (0.22 panics).
+    # An existing template is extended: tokenizers 0.22 panics on two templates in a sequence.
     template = templates[0] if templates else _plain_template()
     for form in ("single", "pair"):
         template[form] = [{"SpecialToken": {"id": piece, "type_id": 0}}, *template[form]]

@@ -25,14 +25,14 @@ UNSPACED = re.compile(
 def note_on_pieces(tokenizer: Any, texts: Sequence[str]) -> str:
     """Return a hint if a tokenizer splits the words of texts into many pieces, else "".
 
-    There is none for texts of which a tenth of the words are in scripts without spaces.
+    No hint is given if more than a tenth of the words are in scripts without spaces.
     """
     sample = texts[:: max(1, len(texts) // TEXTS)]
     each = WORDS // max(1, len(sample))
     words = [word for text in sample for word in WORD.findall(text)[:each]]
     if len(words) < LEAST or sum(map(bool, map(UNSPACED.search, words))) > len(words) / 10:
         return ""
-    # Joined by spaces: byte-level tokenizers have other pieces for a word that none precedes.
+    # Joined by spaces: byte-level tokenizers have other pieces for a word without a space before.
     ids = tokenizer(" ".join(words), add_special_tokens=False, verbose=False)["input_ids"]
     mean, unknown = len(ids) / len(words), ids.count(tokenizer.unk_token_id) / len(words)
     if mean < FOREIGN and unknown < UNKNOWN:

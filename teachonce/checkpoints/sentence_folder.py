@@ -93,8 +93,8 @@ class VectorHead(nn.Module):
         """Return whether the vectors have length 1."""
         names = (type(step).__name__ for step in self.steps)
         kinds = [name for name in names if name != "Dropout"]
-        # Vectors that are cut after a Normalize are shorter than 1; `encode()` does not normalise
-        # them again.
+        # Vectors that are cut after a Normalize have a length below 1, and `encode()` does not
+        # normalise them again.
         return kinds[-1:] == ["Normalize"] and self.truncate_dim is None
 
     @property
@@ -320,7 +320,7 @@ def _dense_config(dense: Any) -> dict[str, Any]:
 
 
 CONFIGS = {"Pooling": _pooling_config, "Dense": _dense_config}
-"""What writes the config.json of a module, in keys that every release of the library reads."""
+"""Functions that make a module's config.json of keys that every release of the library reads."""
 
 
 def _write(path: Path, value: Any) -> None:

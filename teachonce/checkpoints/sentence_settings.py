@@ -112,6 +112,7 @@ def read_json(model: ResolvedModel, file: str) -> Any:
         return None
     try:
         return json.loads(path.read_text("utf-8"))
+    # The file is untrusted: thousands of nested lists raise RecursionError.
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{model.name}: {file} is not JSON ({error}); copy the whole folder"
@@ -195,8 +196,8 @@ def fit_tokenizer(tokenizer: Any, settings: SentenceSettings, shorten: bool = Fa
     """Apply the folder's lower-casing and longest text to a fast tokenizer. As in the library, they
     override the tokenizer's own files.
 
-    shorten: apply also a longest text below the tokenizer's, as of a CrossEncoder. An embedder's
-        bounds texts by default, but `--max-length` may be larger.
+    shorten: also apply a longest text below the tokenizer's limit, for a CrossEncoder. An
+        embedder's is only the default of `--max-length`, which may be larger.
     """
     if settings.lower_case:
         _lower_case(tokenizer.backend_tokenizer)
@@ -208,7 +209,7 @@ def _lower_case(backend: Any) -> None:
     """Prepend a Lowercase normalizer, unless the tokenizer lower-cases already."""
     from tokenizers import normalizers
 
-    # Python writes a Σ at the end of a word in another way than tokenizers.
+    # The sample's Σ is not at the end of a word, where Python's lower() gives ς, tokenizers σ.
     own, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣX"
     as_it_is = normalizers.Sequence(own).normalize_str
     if as_it_is(sample) != as_it_is(sample.lower()):
@@ -237,7 +238,7 @@ def check_similarity(model: str, name: object) -> str | None:
 def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | None, bool]:
     """Read the longest text in tokens, and whether texts are lower-cased. `task` is the expected
     task of the transformer, a key of OUTPUTS."""
-    # In the order in which the library tries these names.
+    # In the library's order; the first file that is there has all settings.
     places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
     given: Mapping[str, Any] = {}
     for file in dict.fromkeys((*places, LENGTHS)):
@@ -249,7 +250,7 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
     check_fields(model.name, file, own, kind=LENGTHS)
     if given.get("transformer_task") not in (None, task):
         check_fields(model.name, file, {"transformer_task": given["transformer_task"]}, (), LENGTHS)
-    # A table of arguments is refused for the first argument that the list of fields does not name.
+    # A table of arguments is refused if the list of fields lacks one of its arguments.
     for name, value in fields.items():
         first = name.partition(".")[0]
         if first == name and first in ARGUMENTS.names:  # no table

@@ -58,14 +58,14 @@ def why_unloadable(path: str, error: BaseException) -> str:
 def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
     """Return tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # The last call's settings, not part of the tokenizer.
+    # These are left by the tokenizer's last call, and are no part of it.
     backend["truncation"] = backend["padding"] = None
     names = [f"{role}_token" for role in ("cls", "sep", "mask", "pad", "unk", "bos", "eos")]
     settings = {n: getattr(tokenizer, n) for n in names if getattr(tokenizer, n, None)}
     if tokenizer.truncation_side != "right":
         settings["truncation_side"] = tokenizer.truncation_side
     settings["model_max_length"] = max_length
-    settings["tokenizer_class"] = IN_4  # which 5 knows as well
+    settings["tokenizer_class"] = IN_4  # transformers 5 has this name as well
     return {
         # Sorted, so that equal tokenizers have equal hashes.
         name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()

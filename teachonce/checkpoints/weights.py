@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from teachonce.support.errors import UserError
 
-# Ends of names of buffers that older releases of transformers saved, though they are computed.
+# Endings of the names of buffers that older releases of transformers saved and newer ones compute.
 BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
 INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # dtypes in safetensors
 
@@ -26,7 +26,7 @@ def check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
     """
     base = network.base_model
     lists = [n for n, m in base.named_modules() if isinstance(m, torch.nn.ModuleList)]
-    # Weights of layers alone: a checkpoint may well have other heads than the one that is loaded.
+    # Only weights of layers: a checkpoint may have other heads than the one that is loaded.
     of_layers = [
         key
         for key in unexpected
@@ -52,9 +52,9 @@ def check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
 def check_no_whole_numbers(network: Any, folder: Path, name: str) -> None:
     """Raise UserError for weights that are stored as integers without a quantisation config.
 
-    folder: of the checkpoint; it may be missing.
+    folder: the checkpoint's folder; it may be missing.
     """
-    # They need the scales of a quantisation; transformers would load them without.
+    # Integers need the scales of a quantisation; transformers would load them without scales.
     if getattr(network, "is_quantized", False):
         return
     parameters = {key for key, _ in network.named_parameters()}

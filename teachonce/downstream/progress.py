@@ -61,8 +61,8 @@ class Progress(ReplacingPrinter):
         if train_dataloader is not None:
             self.say(f"{self.prefix}{self._work(args, state, train_dataloader)}")
         self.started = self.printed = time.perf_counter()
-        # A resumed training's totals include what came before its checkpoint; the pace is of this
-        # run.
+        # The totals of a resumed training include what came before its checkpoint, and the printed
+        # speed is of this run alone.
         self.before = int(state.num_input_tokens_seen)
         self.first = self.evaluated = int(state.global_step)
         self.bar = tqdm(
@@ -105,7 +105,7 @@ class Progress(ReplacingPrinter):
             return
         figures = [f"loss {self._mean_loss():.4f}"] if self.losses else []
         figures += [f"{name} {metrics[key]:.4f}" for name, key in self.measures.items()]
-        # Else the line would be printed into that of the bar.
+        # Otherwise this line would be printed into the line of the bar.
         with tqdm.external_write_mode():
             self._print(state, f"{', '.join(figures)}; {', '.join(self._pace(state))}", ": ")
 

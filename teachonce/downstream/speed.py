@@ -109,9 +109,8 @@ def measure_speed(
     `disk_bytes` are compared as in float32. All models run batches of the same length, the smallest
     of their limits. Times are medians over the runs, with the lower and upper quartile, because a
     single slow moment of the machine distorts a mean; the time of a sentence is the mean over the
-    sentences. Memory is the size of the weights plus the peak of a
-    forward pass over the batch, or over the sentence that needs most; None if the system does not
-    report it.
+    sentences. Memory is the size of the weights plus the peak of a forward pass over the batch, or
+    over the sentence that needs most; None if the system does not report it.
 
     Raises UserError for a model that cannot be loaded.
     """
@@ -165,13 +164,14 @@ def _on(
 ) -> list[dict[str, Any]]:
     for subject in subjects:
         subject.encoder.to(device)
+    # Measured first: these passes also warm up the libraries for the times.
     memory = [
         {
             "sentence_memory_bytes": peak_memory(subject, subject.sentences, device),
             "batch_memory_bytes": peak_memory(subject, [subject.batch], device),
         }
         for subject in subjects
-    ]  # warms up, too
+    ]
     batches: list[list[float]] = [[] for _ in subjects]
     sentences: list[list[float]] = [[] for _ in subjects]
     # Models in turn within each run, so that a slow moment of the machine hits all of them.

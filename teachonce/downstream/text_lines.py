@@ -25,7 +25,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def iterate_lines(path: Path) -> Iterator[str]:
-    """Yield the texts of `read_lines`; the first is read without the rest. Raises as it does."""
+    """Yield the texts of `read_lines`, each as soon as it is read. Raises like `read_lines`."""
     empty = True
     try:
         for line in _texts(path):

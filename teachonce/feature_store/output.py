@@ -41,6 +41,7 @@ def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
         facts = dict[str, Any]()
         try:
             for output in command(**arguments):
+                # The path of a store may be a URL with a password.
                 facts |= redacted(dict(output.facts))
                 for part in () if as_json else output.lines:
                     echo = click.echo if isinstance(part, str) else wide_console().print
@@ -62,7 +63,7 @@ def _finite(value: Any) -> Any:
 
 
 def progress(unit: str) -> Any:
-    """Return a function that iterates over items with a progress bar."""
+    """Return a function that iterates over items and shows a progress bar in a terminal."""
     from tqdm.auto import tqdm
 
     return lambda items: tqdm(items, unit=unit, disable=None)  # None: no bar without a terminal

@@ -10,6 +10,7 @@ from teachonce.store.read.store import FeatureStore
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 
+# The chunks of a Zarr store have as many tokens (FORMAT.md, 3): smaller blocks decode no less.
 BLOCK_TOKENS = 4096
 
 

@@ -34,7 +34,7 @@ VOCABULARY_TOKENS = 2**21
 
 
 class StudentVocabulary:
-    """Tokenises a store's texts as a student with `--vocab VOCAB` does.
+    """Tokenises a store's texts as a student of `student-train --vocab VOCAB` does.
 
     `tokenizer` is a tokenizer of transformers. `piece_map` maps the teacher's pieces to the
     student's. If the store is large, the vocabulary is built from the sample `made_of`. Raises
@@ -90,7 +90,7 @@ class StudentVocabulary:
         if self._plain:
             return tokenize(self.backend, texts, self.separator)
         size = sum(len(text.encode()) for text in texts)
-        # `dict` is for a plain tokenizer, which never comes here.
+        # `within_bounds` calls `dict` only for a plain tokenizer, which is handled above.
         found: dict[str, Any] = within_bounds(
             self._settings.encode(),
             size,
@@ -106,7 +106,7 @@ class StudentVocabulary:
         return self._names.readable(self.backend.id_to_token(number) or str(number))
 
     def align_all(self, tokenizations: Tokenizations) -> dict[str, tuple[Tokens, Any]]:
-        """Return for each alignment its name, the student's tokens and the paired runs.
+        """Return the student's tokens and the paired runs of each alignment, by its name.
 
         Raises StoreError if the stored tokens do not fit the stored texts.
         """

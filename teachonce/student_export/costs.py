@@ -65,6 +65,8 @@ def size_of(path: Path) -> int:
 def _measured(
     format: str | None, path: Path, output: str, singles: list[Inputs], batch: Inputs
 ) -> tuple[float, float, float, int | None]:
+    # With two threads, a BiLSTM takes five times as long for a single sentence (RESULTS, "Sizes of
+    # taggers").
     if format in (None, "torchscript"):
         import torch
 

@@ -111,7 +111,7 @@ def _share(student: LoadedStudent, texts: Sequence[str]) -> Any:
         for batch, own in zip(batches, expected, strict=True):
             found = _log_probabilities(run(batch), batch)
             crossed -= float((own.exp() * found).sum())
-        # Of NaN nothing is known; below the entropy only rounding leads.
+        # NaN counts as no agreement. Only rounding makes a cross-entropy less than the entropy.
         return min(1.0, entropy / crossed) if np.isfinite(crossed) and crossed > 0 else 0.0
 
     return share

@@ -202,6 +202,7 @@ class Predictor:
             return {"scores": {label: _rounded(value) for label, value in named}}
         several = task.output_kind == "several labels"
         shares = (_sigmoid(logits) if several else _softmax(logits)).mean(0)
+        # Stable: labels of equal probability stay in the model's order.
         order = np.argsort(-shares, kind="stable")[: self.top]
         shown = {task.labels[n]: _rounded(shares[n]) for n in order}
         if several:

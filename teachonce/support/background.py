@@ -18,9 +18,9 @@ PATIENCE = 10.0  # seconds to wait for the thread after its consumer has stopped
 
 
 def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
-    """Yield the items. A thread makes them, at most `ready` items ahead.
+    """Yield the items, which a thread iterates over, at most `ready` items ahead.
 
-    Errors of the thread are raised here. Close the generator to stop the thread.
+    An error of the iteration is raised here. Close the generator to stop the thread.
     """
     slots: queue.Queue[tuple[str, object]] = queue.Queue(ready)
     stop = threading.Event()
@@ -59,8 +59,8 @@ def prefetched(items: Iterable[Item], ready: int) -> Generator[Item]:
     finally:
         stop.set()
         while not slots.empty():
-            slots.get_nowait()  # the thread may wait for room
-        thread.join(PATIENCE)  # it may wait for a network that has stalled
+            slots.get_nowait()  # a thread that waits for a free slot ends at once, not after 0.1 s
+        thread.join(PATIENCE)  # not for ever: the thread may wait for a stalled network
 
 
 def in_order(
@@ -78,7 +78,7 @@ def in_order(
 
 
 class Calls(Protocol):
-    """Makes calls in order, in another thread."""
+    """An object that makes calls in order, in another thread."""
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Queue a call."""
@@ -88,20 +88,20 @@ class BackgroundCalls:
     """Makes calls in one thread, in order, while the caller continues; at most `waiting` calls
     wait.
 
-    An error of a call is raised by the next `call` or `finish`, and later calls are skipped.
-    Leaving the context first makes the waiting calls. If the context ends by another error or a
-    stop, `say` receives a line with the error of a call.
+    An error of a call is raised by the next `call` or `finish`, and later calls are skipped. The
+    end of the `with` block waits for all calls. If the block fails by another error or a stop, the
+    error of a call is passed to `say` as a line.
     """
 
     def __init__(self, waiting: int, say: Callable[[str], object] = lambda line: None) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._thread.submit(int)  # it starts now, not when memory is short
+        self._thread.submit(int)  # starts the thread now: later, memory may be too short for it
         self._waiting, self._calls = waiting, deque[Future[None]]()
         self._say = say
         self._failure: BaseException | None = None
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Queue a call; blocks while too many wait."""
+        """Queue a call; block while more than `waiting` calls wait."""
         # The oldest call is in progress and does not wait. A finished call is taken at once,
         # because its error ends the work of the caller.
         while len(self._calls) > self._waiting or (self._calls and self._calls[0].done()):
@@ -133,7 +133,9 @@ class BackgroundCalls:
     ) -> None:
         try:
             self._thread.shutdown()
-        finally:  # a signal must not let the caller close what the thread still writes
+        finally:
+            # Again: if a signal ended the first wait, the caller would close files that the thread
+            # still writes.
             self._thread.shutdown()
         if error is None:
             self.finish()

@@ -41,8 +41,8 @@ def run_bounded(
     function: defined at the top level of a module; its arguments and result are JSON values.
     seconds: of CPU time. memory: bytes of address space.
 
-    Raises LimitExceeded if the process exceeds a limit or crashes; UserError, with its line, for
-    any error of the function; TypeError for an argument that is not JSON.
+    Raises LimitExceeded if the process exceeds a limit or crashes; UserError with the first line of
+    any error that the function raises; TypeError for an argument that is not JSON.
     """
     # glibc reserves 64 MB of address space for each arena, by default up to 8 of them a core.
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
@@ -90,10 +90,11 @@ def _child(module: str, name: str, arguments: list[Any], seconds: float, memory:
     global inside
     inside = True
     out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # stdout carries the answer, and a library may print to it
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive its parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which has it as well, ends both
+    # Ctrl-C reaches the parent as well, which then kills this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A core dump would write the memory of a crashed child to the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The soft limit sends SIGXCPU, which the parent reports; the hard one kills if it is ignored.

@@ -28,8 +28,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 def is_main_process() -> bool:
-    """Return whether this process prints and writes: it is the only one, or the first that
-    `torchrun` started."""
+    """Return whether this process prints and writes: the only process, or rank 0 of `torchrun`."""
     # By torchrun's variable, because commands call this before torch is imported.
     return os.environ.get("RANK", "0") == "0"
 
@@ -52,7 +51,8 @@ def passive_waits() -> Iterator[None]:
 
 
 def warn_of_spinning(threads: int) -> None:
-    """Warn, at the caller's caller, if several threads of torch may spin while they wait."""
+    """Issue a RuntimeWarning, with the line of the caller's caller, if several threads of torch may
+    spin while they wait."""
     if threads > 1 and not _imported_sleeping and VARIABLE not in os.environ:
         warnings.warn(
             f"torch was imported before teachonce, and its {threads} threads spin while they wait,"

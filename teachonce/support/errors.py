@@ -17,8 +17,8 @@ from teachonce.support.redaction import redacted
 
 
 class UserError(Exception):
-    """Its message is one line for the user: what is wrong, where, what was expected and found, what
-    to do next.
+    """An error whose message is one line for the user: what is wrong, where, what was expected and
+    found, what to do next.
 
     Passwords in URLs are removed, because messages are logged and copied into issues.
     """
@@ -68,8 +68,8 @@ def library_error_line(error: BaseException) -> str | None:
 
 
 def _of_torchvision(error: BaseException | None) -> str | None:
-    """Return one line if the import of torchvision failed. transformers imports it if it is
-    installed, and a build for another torch then ends every command."""
+    """Return one line if the import of torchvision failed, else None. transformers imports an
+    installed torchvision, and a build for another torch then ends every command."""
     if not isinstance(error, ImportError | RuntimeError | AttributeError):
         return None
     chain: list[BaseException] = []
@@ -131,7 +131,7 @@ def suggest(word: str, known: Iterable[str], least: float = 0.6) -> str:
 
 
 def did_you_mean(text: object) -> str:
-    """Return the question with a suggestion, which a message has before its remedy."""
+    """Return `did you mean TEXT? `, which a message has before its remedy."""
     return f"did you mean {text}? "
 
 

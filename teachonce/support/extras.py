@@ -13,8 +13,8 @@ from teachonce.support.errors import UserError, first_line
 def library(name: str, extra: str, what_for: str) -> Any:
     """Import a module of an optional library.
 
-    what_for: what needs it, such as `--task retrieval`. Raises UserError, with the command that
-    installs it, if it cannot be imported.
+    what_for: the option or command that needs the library, such as `--task retrieval`. Raises
+    UserError, with the command that installs the library, if it cannot be imported.
     """
     try:
         return importlib.import_module(name)

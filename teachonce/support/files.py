@@ -59,8 +59,7 @@ def sync_tree(folder: Path) -> None:
 
 def apply_umask(folder: Path) -> None:
     """Give the .safetensors files under a folder the file mode of new files, by the umask."""
-    # safetensors creates them readable by their owner alone, and no other user could load the
-    # model.
+    # safetensors creates them readable by their owner alone: no other user could load the model.
     # A new file shows the umask. os.umask returns it only by setting another one, for all threads.
     probe = _unfinished(folder / "mode")
     file = create(probe)
@@ -120,13 +119,14 @@ def open_ordinary(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> in
     Raises OSError for a link, which may lead anywhere, and for a pipe or device, which may block.
     """
     try:
+        # O_NONBLOCK: otherwise opening a pipe waits until another process opens its other end.
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         # ELOOP (on BSD EMLINK) is a link, ENXIO a pipe without a reader, or a socket.
         if error.errno not in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise
         raise OSError(errno.EPERM, NOT_ORDINARY, os.fspath(path)) from error
-    # By the open file, because another user may replace what has the name in between.
+    # `fstat` of the open file: another user may replace the file of this name after a `stat`.
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)

@@ -21,12 +21,11 @@ def examples(*lines: str) -> str:
 
 
 class CommandWithSubcommands(OneLineGroup):
-    """A command that also has subcommands. It runs itself unless its first word is the name of
-    one."""
+    """A command that also has subcommands: a first word that names one runs the subcommand."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # With a subcommand, the required options of the command itself must not be demanded.
-        before = ctx.resilient_parsing  # a shell completes words that are not all there yet
+        before = ctx.resilient_parsing  # True while a shell completes an unfinished command line
         ctx.resilient_parsing = before or (bool(args) and args[0] in self.commands)
         rest = super().parse_args(ctx, args)
         ctx.resilient_parsing = before

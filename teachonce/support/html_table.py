@@ -9,7 +9,7 @@ MOST = 300  # characters of a cell
 
 
 def html_table(caption: str, rows: Iterable[Iterable[object]], headings: Iterable[str] = ()) -> str:
-    """Return a table. Without headings, the first cell of each row is its heading.
+    """Return an HTML table. Without `headings`, the first cell of each row is its heading.
 
     Every text is escaped, and truncated to `MOST` characters.
     """

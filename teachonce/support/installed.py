@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("transformers", "tokenizers", "torch", "numpy")
-"""Packages whose versions may change what a teacher gives."""
+"""Packages whose versions may change the output of a teacher."""
 NAMES = ("teachonce", "torch", "transformers", "tokenizers", "numpy", "zarr", "h5py")
 
 

@@ -35,7 +35,7 @@ _own: dict[Path, Lease] = {}  # leases of this process, which may open a store f
 
 
 class Taken(UserError):
-    """A living process holds the lease."""
+    """Raised if a living process holds the lease."""
 
 
 class Lease:
@@ -74,7 +74,7 @@ class Lease:
         for _ in range(TRIES):
             if (made := self._make()) is not None:
                 return made, True
-            with contextlib.suppress(FileNotFoundError):  # it was closed just now
+            with contextlib.suppress(FileNotFoundError):  # its holder has released it just now
                 return _open(self.path), False
         raise UserError(
             f"{self.store}: {self.path.name} next to it is removed and made again repeatedly; start"
@@ -84,6 +84,7 @@ class Lease:
     def _make(self) -> int | None:
         """Create a lease file, locked and signed before it is linked to its name; None if one
         exists."""
+        # Under a name of its own: with its final name, others could read it before it is signed.
         new = self.path.with_name(f"{self.path.name}-{self.token}")
         try:
             file = self._create(new)
@@ -94,10 +95,8 @@ class Lease:
             # A link, not a rename, which would replace the lease of another process.
             os.link(new, self.path)
             return file
-        except (
-            FileExistsError,
-            FileNotFoundError,
-        ):  # another process has the name, or has removed `new`
+        except (FileExistsError, FileNotFoundError):
+            # Another process has the name; or it discarded `new` as a file of a killed process.
             os.close(file)
             return None
         except OSError:  # a file system without links
@@ -138,9 +137,11 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
-        # Before the file is closed, whose number the system may give to another file.
+        # Before the file is closed: the system may give its number to another file, whose time the
+        # thread would change.
         self._beating.join()
-        # After a takeover the file is the lease of the other process.
+        # After a takeover the file is the lease of the other process. Closed last: without the
+        # lock, another process could sign it after the comparison, and `unlink` would remove it.
         if _read(self.path).get("token") == self.token:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
@@ -188,9 +189,11 @@ def _dead(store: Path, file: int) -> bool:
         os.utime(file)
     heard = alive = silent < BEAT * MISSED
     if writer.get("boot") == here["boot"]:
-        if locked:
+        if locked:  # the kernel releases the lock of a process that has ended
             return True
         alive = heard or locked is False
+        # If the writer has ended, a process that takes the lease over or a forked child holds the
+        # lock: heartbeats decide.
         if (runs := is_running(writer)) is not None:
             alive = runs or (heard and locked is False)
     if alive:

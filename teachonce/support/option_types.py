@@ -4,8 +4,8 @@
     class Settings:
         out: MaybePath = option(None, "Folder of the student.")
 
-A type checker lets `Settings(out="x")` pass, and reads `settings.out` as `Path | None`. While the
-program runs these are annotations alone: `check_values` turns what was given into what is read.
+A type checker accepts `Settings(out="x")`, and takes `settings.out` for `Path | None`. At run time
+the annotations convert nothing: `check_values` converts a given value to the type that is read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Given_contra = TypeVar("Given_contra", contravariant=True)
 class Given(Generic[Read_co, Given_contra]):
     """Annotates a dataclass field by two types: of its value, and of what the constructor accepts.
 
-    Checkers take both from the methods of a descriptor. No object of this class exists. The fields
-    of a frozen dataclass must not be inherited by another dataclass: mypy would read the second
-    type for both.
+    Type checkers find both in the methods of a descriptor. No object of this class exists. The
+    fields of a frozen dataclass must not be inherited by another dataclass: mypy would take the
+    second type for both.
     """
 
     if TYPE_CHECKING:

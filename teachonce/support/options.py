@@ -46,7 +46,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Range:
     """The numbers that an option accepts; `expected` describes them in error messages.
 
-    The bounds are included unless they are `open`. Infinity and NaN never are.
+    A bound is included unless it is open. Infinity and NaN are never accepted.
     """
 
     expected: str
@@ -168,7 +168,7 @@ class _ValueType:
     """The type of an option's values.
 
     kind: the plain type. optional: whether it may be None. words: the words that it accepts in
-    addition to numbers, such as "epoch" for `int | Literal["epoch"]`. members: of a tuple.
+    addition to numbers, such as "epoch" for `int | Literal["epoch"]`. members: types in a tuple.
     """
 
     kind: type[Any]
@@ -210,7 +210,7 @@ def check_values(settings: Any) -> None:
 
 
 def parse_value(settings: type[Any], name: str, value: Any) -> Any:
-    """Return a value that was given in Python as the type of its field.
+    """Convert a value that was given in Python to the type of its field.
 
     A text is parsed as on the command line. A list of texts is a comma list, as in TOML; if the
     field is a tuple, a list becomes a tuple, and so does a single value. A path may be text.
@@ -297,6 +297,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
         return click.Path(path_type=Path)
+    # The command that accepts repetitions, and the scope of the options that it takes only once.
     command, once = getattr(settings, "SWEEP", ("", ""))
     sweep = "" if once in about.scope else command
     plain: dict[type[Any], click.ParamType[Any]]
@@ -312,7 +313,7 @@ def click_option(
     """Return an option for click, with the default of its field; `changes` override its arguments.
 
     The command receives the value as click parses it; `read_words` converts it for the field. A
-    `varied` option may be given several times, each time with another setting. It has no default,
+    `varied` option may be given several times, for several settings of a sweep. It has no default,
     and its help shows the default of the field.
     """
     about, kind = options_of(settings)[name], _type_of(settings, name).kind
@@ -338,7 +339,8 @@ def click_option(
     if about.bare:
         arguments |= {"is_flag": False, "flag_value": about.bare}
     if about.repeated or about.read or about.required or varied:
-        del arguments["default"]  # None would be a value that was given
+        # With a default of None, click does not report that a required option is missing.
+        del arguments["default"]
     return click.Option([spelt, name], **arguments | changes)
 
 

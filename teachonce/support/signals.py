@@ -66,7 +66,7 @@ class Stop:
             raise self.raised
 
     def dropped(self, unraisable: Any) -> None:
-        """Send the signal again if its Stopped was lost. It is set as `sys.unraisablehook`."""
+        """Send a signal again if Python dropped its Stopped. Serves as `sys.unraisablehook`."""
         # Python drops every exception in a destructor or in the callback of a weak reference.
         if not isinstance(unraisable.exc_value, Stopped):
             self.unraisable(unraisable)

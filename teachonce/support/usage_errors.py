@@ -73,7 +73,7 @@ def one_line(error: click.UsageError, path: str) -> click.UsageError:
 
 
 def _what(error: click.UsageError) -> tuple[str, str]:
-    """Describe the error, with a suggestion if there is one."""
+    """Return a description of the error, and a suggestion, which may be ""."""
     ctx = error.ctx
     if isinstance(error, click.NoSuchOption):
         params = ctx.command.get_params(ctx) if ctx else []

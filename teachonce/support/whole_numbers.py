@@ -10,5 +10,5 @@ DIGITS = f"[0-9]{{1,{MOST_DIGITS}}}"
 
 
 def whole_number(word: str, most: int = MOST_DIGITS) -> int | None:
-    """Return the number that `word` is in ASCII digits, at most `most` of them; else None."""
+    """Parse a number of at most `most` ASCII digits; return None for any other text."""
     return int(word) if len(word) <= most and re.fullmatch(DIGITS, word) else None

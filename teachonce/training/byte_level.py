@@ -26,7 +26,7 @@ PATTERNS = {
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
-"""By the name that llama.cpp knows each by: it refuses a vocabulary of another pattern."""
+"""By the name of the pattern in llama.cpp, which refuses a vocabulary with any other pattern."""
 BYTES = 256
 
 
@@ -45,7 +45,7 @@ def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer
         )
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
-    # Without its regex, which would split by GPT-2's pattern once more.
+    # Without ByteLevel's own regex, which would split again by GPT-2's pattern.
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,7 +53,7 @@ def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer
         vocab_size=size,
         min_frequency=2,
         special_tokens=list(SPECIALS.values()),
-        # Also the bytes that these texts lack: no text of a user has an unknown piece.
+        # All 256 bytes, also those that these texts lack: no later text has an unknown piece.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -19,7 +19,7 @@ from typing import Any
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
 
-# Two: should the last be torn, the one before serves.
+# Two: if the newest file is torn, a resumed training reads the one before it.
 RETAINED = 2  # checkpoints of a folder
 DIGEST_BYTES = 32
 NAME = re.compile(r"step-\d{9,}\.pt")
@@ -31,7 +31,8 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    whole = buffer.getvalue()  # no view of the buffer is left behind where the disk is full
+    # A copy: if the disk is full, the error would keep a view, and the buffer could not be closed.
+    whole = buffer.getvalue()
     files.write(path, whole + hashlib.sha256(whole).digest())
 
 
@@ -50,6 +51,7 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     with fitting(path):
         # On the CPU: the device of the process that saved it may be missing here.
         found = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+        # A copy raises TypeError, which `fitting` reports, if this is not a mapping.
         state: dict[str, Any] = {**found}
     return state
 
@@ -58,6 +60,7 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
 def fitting(where: Path) -> Iterator[None]:
     """Raise UserError, naming the checkpoint, for an error in the `with` block that reads its
     content or restores it."""
+    # What torch.load, load_state_dict and look-ups in a state raise for a file of another program.
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, EOFError) as error:
@@ -75,7 +78,7 @@ def fitting(where: Path) -> Iterator[None]:
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write `state` as the checkpoint of a step; the folder retains the last RETAINED."""
     folder.mkdir(exist_ok=True)
-    files.discard(folder, files.UNFINISHED)  # of a process that was killed as it saved
+    files.discard(folder, files.UNFINISHED)  # left by a process that was killed while it saved
     # With leading zeros, so that the order of names is that of steps.
     write_checkpoint(folder / f"step-{step:09d}.pt", {"step": step, **state})
     for old in _newest_first(folder)[RETAINED:]:
@@ -83,10 +86,10 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
-    """Read the newest complete checkpoint of a folder; None if there is none.
+    """Read the newest complete checkpoint of a folder, or None, and remove the incomplete ones that
+    are newer: they must not count among the last RETAINED.
 
-    Also returns the incomplete checkpoints after it, which are removed: they must not count among
-    the last RETAINED.
+    Returns the state, and the paths of the removed checkpoints.
     """
     torn: list[Path] = []
     for path in _newest_first(folder):

@@ -25,7 +25,7 @@ def resolved_device(device: str) -> str:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and (place := os.environ.get("LOCAL_RANK")):
-        device = f"cuda:{place}"  # torchrun starts a process for each
+        device = f"cuda:{place}"  # torchrun starts one process for each GPU
     check_device(device, torch.cuda.device_count())
     return device
 

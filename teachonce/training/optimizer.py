@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # a command's --help must not wait for torch
     from torch import nn
 
 OPTIMIZERS = ("adamw", "lamb", "adadelta")
-# Of BERT's optimizer, of LAMB's authors, and of Zeiler 2012, section 4.1; torch's AdamW has 1e-8.
+# As in BERT's optimizer, the code of LAMB's authors, and Zeiler 2012, section 4.1. The default of
+# torch's AdamW is 1e-8.
 EPSILON = 1e-6
 RHO = 0.95  # share of the past in Adadelta's averages (Zeiler 2012, section 4.1)
 ADADELTA_LR = 1.0  # the method has no rate of its own
@@ -58,7 +59,8 @@ def optimizer_of(
         )
     from pytorch_optimizer import Lamb  # an extra, and slow to import
 
-    # Its defaults decay apart from the step, and make the first steps up to ten times longer.
+    # By default the package decays weights apart from the step, and its first steps are up to ten
+    # times longer.
     return Lamb(
         [matrices, {**others, "adam": True}],
         lr=lr,

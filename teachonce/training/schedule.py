@@ -7,16 +7,16 @@ import math
 from dataclasses import dataclass
 
 SCHEDULES = ("linear", "cosine", "plateau", "constant")
-ENDLESS = ("plateau", "constant")  # have no rate at the end
+ENDLESS = ("plateau", "constant")  # do not decay to a last rate, so they have no `end`
 # As in Kolesnikova et al. 2022, appendix B; their code waits longer after a halving.
 PATIENCE = 3
 
 
 @dataclass
 class Schedule:
-    """Computes the factor of the peak learning rate at a step.
+    """Computes the learning rate of a step as a factor of the peak rate.
 
-    After `warmup` steps of all `steps`, `linear` and `cosine` fall from 1 to `end`: cosine along
+    After `warmup` of all `steps`, `linear` and `cosine` fall from 1 to `end`: cosine along
     half a wave (Loshchilov & Hutter 2017, equation 5, without restarts). `constant` stays at 1, for
     Adadelta, which finds its own rates (Zeiler 2012). `plateau` halves the factor after some
     validations without progress (Kolesnikova et al. 2022). If `patience` is given, the training

@@ -13,7 +13,7 @@ from teachonce.store.containers.hdf5.blocks import (
     check_sum,
 )
 
-MAX_DEPTH = 16
+MAX_DEPTH = 16  # FORMAT.md, section 3
 HUGE = 1  # the type of a B-tree of large objects
 NODE = 6  # bytes of a node before its records
 POWERS = {2**power for power in range(41)}

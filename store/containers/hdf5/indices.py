@@ -10,7 +10,7 @@ from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.hdf5.blocks import CHECKSUM, UNDEFINED, Blocks, FieldReader
 from teachonce.support.arrays import Array
 
-MAX_DEPTH = 16
+MAX_DEPTH = 16  # FORMAT.md, section 3
 SKIPPED = 4  # bytes of the mask of skipped filters
 WHAT = "the index of chunks"
 

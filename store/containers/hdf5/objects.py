@@ -22,6 +22,7 @@ from teachonce.store.containers.hdf5.heaps import BTree, Heap
 SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
 FILTERS, ATTRIBUTE, CONTINUED, OLD_GROUP, ATTRIBUTE_INFO = 11, 12, 16, 17, 21
 HARD, NAMES, ATTRIBUTES = 0, 5, 8  # a kind of link; types of B-trees
+# The limits of an object's header and of dimensions are in FORMAT.md, section 3.
 MAX_HEADER = 2**22  # bytes of the messages of one object
 MAX_HEAPED = 2 * MAX_BLOCK  # bytes in heaps: JSON of the root, or names of all links of a group
 MAX_RANK = 32

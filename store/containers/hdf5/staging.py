@@ -116,6 +116,7 @@ class Hdf5Staging(OnDisk):
                 # On a full disk all later writes are dropped, so copying more would be in vain.
                 sink.check()
         sink.close()
+        # Before the rename, because a sealed file ends with its SHA-256 (FORMAT.md, section 3).
         append_digest(self._new)
         files.rename(self._new, self.path)
         # Until the rename, these files are the only copy of the parts.

@@ -138,4 +138,5 @@ class ZarrStaging(OnDisk):
                 shutil.rmtree(self.path / name, ignore_errors=True)
                 files.rename(work / name, self.path / name)
         shutil.rmtree(work)
+        # Last: readers take the store as sealed once its root says so (FORMAT.md, section 9).
         self._write_group("", attributes)

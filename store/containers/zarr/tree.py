@@ -145,7 +145,7 @@ class ZarrSink:
 
     def close(self) -> None:
         self._threads.shutdown()
-        # A crash after the caller's rename must not leave a part whose files are empty.
+        # Without the sync, a crash after the caller's rename could leave a part with empty files.
         sync_tree(self.folder)
 
 
@@ -202,7 +202,7 @@ class ZarrSource:
             # The root is never cached: its checksum is the cache's key, and sealing changes it.
             if self.ranges is None or "/" not in name:
                 return self._files.read(name)
-            wanted = ByteRange(name, 0, MAX_JSON)  # which may be on the disk
+            wanted = ByteRange(name, 0, MAX_JSON)  # `announce` requests the same range
             piece = self.ranges.get(wanted)
             self.ranges.release(wanted)
         except ABSENT:
@@ -292,7 +292,8 @@ class ZarrSource:
             mapped = partial(MappedShard, layout=layout)
             opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
             return ShardSlices(layout, where, opened), chunk
-        if self.ranges is None:  # without maps and a URL, tests compare with zarr-python
+        # A local store without maps: tests remove them to compare with zarr-python.
+        if self.ranges is None:
             return None
         with _present(where, shard):
             return RemoteSlices(self.ranges, shard, layout, where), chunk

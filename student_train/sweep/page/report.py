@@ -46,10 +46,10 @@ PAGE = "index.html"
 WEIGHTS, CARD = "model.safetensors", "README.md"
 TEXT_ALONE = {"mlm": "MLM only", "next": "next alone"}
 """The losses that need no teacher, and the name of a line for the best student of each."""
-MOST_CARD = 1 << 20
+MOST_CARD = 1 << 20  # bytes of a card; a larger file is refused
 WHAT = "--page"
 SMALLER = 0.75
-"""The size of the student that is named second, as a share of the best one's."""
+"""The size below which a student is recommended as a smaller one, as a share of the best one's."""
 OF_TEACHER = ("valid_agreement", "valid_spearman")
 """Figures that compare a student with the teacher, whose own value is 1."""
 

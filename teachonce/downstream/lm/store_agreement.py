@@ -1,4 +1,4 @@
-"""Compares a decoder's predictions of next tokens with those of the teacher in a store."""
+"""Compares a decoder's predictions of next tokens with the teacher's predictions in a store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.support.errors import UserError
 
 PLACES = 50_000
-"""Predictions that are compared; the batches of a store are drawn at random until there are so
-many."""
-STUDENT = "llama:64x1x1"  # any decoder: its weights are not made
+"""Number of predictions to compare: batches of the store are read in random order until it is
+reached."""
+STUDENT = "llama:64x1x1"  # any decoder: only its kind is read, and no model is made
 MEASURES = {"agreement with the store": "agreement", "KL, nats": "kl"}
 
 

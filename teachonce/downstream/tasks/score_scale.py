@@ -1,5 +1,5 @@
-"""The scale of the scores that a head of `--task pair` gives: standardised in training, that of the
-examples in a saved folder."""
+"""The scale of the scores that a head of `--task pair` gives: standardised scores in training, the
+scale of the examples in a saved folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read cached vectors of sentence-transformers: a folder of `datasets` with texts and labels.
+"""Read cached vectors of sentence-transformers: a folder of `datasets` with texts and vectors.
 
 After the examples of distillation in github.com/UKPLab/sentence-transformers, version 6.2: the
 teacher's vectors are in the column `label`, for MSELoss, and `save_to_disk` writes the folder.
@@ -67,7 +67,7 @@ class CachedVectors(TableCapture):
         self.settings = {"text_column": self._column}
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the text of each row."""
+        """Yield a sample for each row: its text, with its vector."""
         for where, cells in self._table.rows([self._column, LABEL]):
             text = cells[self._column].as_py()
             if text is None:

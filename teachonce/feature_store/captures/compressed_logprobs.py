@@ -26,7 +26,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bin:
-    """Residuals of `elements` ids that share a scale, with `bits` bits each."""
+    """Residuals of `elements` ids, with `bits` bits each and one scale of dtype `scale`."""
 
     scale: str
     bits: int
@@ -43,6 +43,7 @@ class Compression:
     d: int
     k: int
     exact_k: int
+    # The defaults of DistillKit (`DistributionQuantizationConfig`): its files may leave these out.
     exact_dtype: str = "float32"
     polynomial_terms: tuple[int | str, ...] = ()
     term_dtype: str = "float32"
@@ -52,7 +53,7 @@ class Compression:
 
     @property
     def widths(self) -> list[int]:
-        """Return the number of bytes that log-probabilities and ids of a token take."""
+        """Return the bytes of a token in the two columns: log-probabilities, ids."""
         bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
         terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
         logprobs = self.exact_k * BYTES[self.exact_dtype] + terms + bins
@@ -76,7 +77,8 @@ class LegacyCompression:
 
     @property
     def widths(self) -> list[int]:
-        """Return how many words of ids, exact values and coefficients a token has."""
+        """Return the numbers of a token in the three columns: words of ids, exact values,
+        coefficients."""
         tail = self.polynomial_degree + 1 + self.with_sqrt_term if self.k > self.exact_k else 0
         return [-(-self.k // (64 // index_bits(self.d))), self.exact_k, tail]
 
@@ -93,13 +95,14 @@ def index_bits(vocabulary: int) -> int:
 
 
 def read_settings(path: Path) -> Compression | LegacyCompression:
-    """Read the settings of a capture, or of a training that reads the capture.
+    """Read the YAML settings of a capture, or of a training that reads the capture.
 
-    Raises UserError.
+    Raises UserError if they do not describe a compression of DistillKit.
     """
     import yaml
 
     text = read_small(path)
+    # So many errors: settings of unknown origin may be any value that YAML can write.
     try:
         found = yaml.safe_load(text)
         # In the settings of a training the compression is nested in these keys.
@@ -131,6 +134,7 @@ def _compression(found: Mapping[str, Any]) -> Compression:
         delta_encoding=_flag(found, "delta_encoding", True),
         normalize_t=_flag(found, "normalize_t", False),
     )
+    # What DistillKit refuses itself (`check_valid`), and a k beyond the vocabulary.
     tail = made.k - made.exact_k
     if made.k > made.d:
         raise ValueError("k is more than d, the ids of the vocabulary")
@@ -164,6 +168,7 @@ def _flag(found: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 def _whole(value: object, least: int = 1) -> int:
+    # 2^31: the largest vocabulary of a store (FORMAT.md, 5).
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31:
         raise ValueError(f"expected a whole number from {least}, got {value!r}")
     return value
@@ -200,7 +205,7 @@ def words_of_ids(words: Array, bits: int, count: int) -> Array:
 
 
 def _floats(data: Array, kind: str) -> Doubles:
-    """Read bytes uint8 [T,n*size] as numbers float64 [T,n]."""
+    """Read little-endian bytes uint8 [T,n*size] of dtype `kind` as numbers float64 [T,n]."""
     if not data.shape[1]:
         return np.zeros(data.shape)
     # `view` requires it, and the caller cuts columns out of the rows.
@@ -253,6 +258,7 @@ def legacy_logprobs_of(exact: Array, coefficients: Array, settings: LegacyCompre
     """Decompress the older form: [T,exact_k] and coefficients [T,terms] -> float32 [T,k]."""
     if settings.k == settings.exact_k:
         return exact.astype(np.float32)
+    # From 1 on: a negative power of 0 would be infinite.
     points = np.arange(1, settings.k - settings.exact_k + 1, dtype=float)
     sign = -1 if settings.invert_polynomial else 1
     columns = [points ** (sign * degree) for degree in range(settings.polynomial_degree + 1)]

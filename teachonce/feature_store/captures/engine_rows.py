@@ -57,7 +57,7 @@ class EngineRows(TableCapture):
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the text of each row, without the last token, which has no logits."""
+        """Yield a sample for each row, without its last token, which has no logits."""
         for where, cells in self._table.rows(NAMES):
             ids = numbers(IDS, cells, where)
             yield Sample(where, partial(self._rows, ids, cells, where), ids[:-1])

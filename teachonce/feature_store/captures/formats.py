@@ -30,7 +30,7 @@ BUILT_IN = {
 """Module and name of each `Format` of this package."""
 FORMATS = tuple(BUILT_IN)
 GROUP = "teachonce.captures"
-"""Entry points of formats that other packages add: a `Format` each."""
+"""Group of entry points by which other packages add formats; each names a `Format`."""
 
 EXPORTS = ("parquet", "datasets", "sentence-transformers", "distillkit")
 """Names of the formats in which a store can be exported."""
@@ -71,7 +71,10 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of captures. `takes` names the options that apply to it."""
+    """A format of captures. `takes` names the fields of ImportOptions that apply to it.
+
+    recognises: whether a path holds a capture of this format. open: opens the capture.
+    """
 
     name: str
     recognises: Callable[[Path], bool]
@@ -97,7 +100,11 @@ def _load_format(name: str) -> Format:
 
 
 def format_of(options: ImportOptions) -> Format:
-    """Return the format that --format names, or recognise it from the files. Raises UserError."""
+    """Return the format that --format names, or recognise it from the files.
+
+    Raises UserError for a missing path, for an option that does not apply to the format, and if no
+    format or several fit the files.
+    """
     source = options.source
     if not source.exists():
         raise UserError(f"{source}: no such file or folder; {suggest_path(source)}check the path")

@@ -117,14 +117,15 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     length = _without_padding(ids, arrays.get(LOSS_MASK.name), teacher)
     if not length:
         raise UserError(f"{path}: holds only padding; remove this sample")
-    eagle = "hidden_state" in found  # DFlash, Domino and DSpark choose other layers than EAGLE3
+    # Only captures for EAGLE3 have this key; DFlash, Domino and DSpark choose other layers.
+    eagle = "hidden_state" in found
     states = [state[:length] for state in states]
     return Captured(ids[:length], states, default_layers=eagle)
 
 
 def _without_padding(ids: Array, mask: Array | None, teacher: TeacherFiles) -> int:
     """Count the tokens before the padding, which SpecForge captures as well."""
-    # An id of 0 may be a real token, so the loss mask must be 0, too.
+    # An id of 0 may be a token of the text: it is padding only where the loss mask is 0 as well.
     padding = {0, teacher.tokenizer.pad_token_id}
     length = len(ids)
     while length and int(ids[length - 1]) in padding and (mask is None or not mask[length - 1]):
@@ -157,8 +158,9 @@ class HiddenFiles:
                 " of layers; give the teacher's own folder"
             )
         layers, count = options.layers, len(first.states)
-        # SpecForge writes them as 1, L/2 - 1 and L - 4, because it counts layers from 0.
-        default = (2, depth // 2, depth - 3, depth)  # in both tools
+        # The default of both tools. SpecForge writes the first three as 1, L/2 - 1 and L - 4,
+        # because it counts layers from 0.
+        default = (2, depth // 2, depth - 3, depth)
         if not layers and first.default_layers and count == len(default):
             layers = default
         fits = len(set(layers)) == len(layers) == count and all(0 <= n <= depth for n in layers)
@@ -178,7 +180,7 @@ class HiddenFiles:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the sample of each file."""
-        # Rows are read again on demand: the states of all samples need not fit into memory.
+        # `_rows` reads the file again: the states of all samples need not fit into memory.
         for path in self._files:
             yield Sample(str(path), partial(self._rows, path), self._read(path).ids)
 

@@ -18,13 +18,14 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 SAMPLES = 32  # texts that run through --model
-# Nats of a row, the mean over its ids by their probability. SmolLM2-135M in bfloat16 differs from
-# float32 by .028 on average and .16 at most; with 3 % of noise on its weights by .18. The mean of
-# 64 rows after the prefix of another text is .94, of the rows of another text 7.4.
+# In nats: the mean error of a row's log-probabilities, weighted by probability. SmolLM2-135M in
+# bfloat16 differs from float32 by .028 on average and .16 at most; with 3 % of noise on its weights
+# by .18. The mean of 64 rows after the prefix of another text is .94, of the rows of another text
+# 7.4.
 USUAL = 0.15  # the median row at most
 OUTLIER, TIMES = 0.4, 10.0  # any row at most, or that many times the median row if it is more
 # Rows are refused as shifted if, over at least ROWS rows, another place fits better by more than
-# NATS on average and by SIGMAS standard errors.
+# NATS on average and by SIGMAS standard errors. Few rows may fit another place by chance.
 ROWS, SIGMAS, NATS = 100, 6.0, 1.0
 CAUSES = (
     "the rows belong to other tokens: they are shifted by one position, or cached from another text"
@@ -58,14 +59,17 @@ class ShiftCheck:
         self._count = 0
 
     def add(self, ids: Array, best: Array, logprobs: Floats, rest: Floats, vocabulary: int) -> None:
-        """Add the rows [T,K] of a sample of tokens `ids` [T]."""
+        """Add the rows of a sample of tokens `ids` [T]: best ids and log-probabilities [T,K], and
+        the log of the remaining probability [T]."""
         if len(ids) < 3:
             return
-        # The rest may be -inf; a difference of log-probabilities must stay finite.
+        # A log-probability may be -inf; the differences below must stay finite.
         lowest = -np.log(1e4 * vocabulary)
-        # How the rest is distributed was not captured, so each id outside gets an equal share.
+        # The capture does not show how the rest is distributed: all ids outside get equal shares.
         outside = np.maximum(rest - np.log(max(1, vocabulary - best.shape[1])), lowest)[:-2]
         scores = []
+        # The next token comes first: the token itself and the one after the next are compared with
+        # it. The last two rows are left out, because they lack one of the three.
         for place in (1, 0, 2):
             tokens = ids[place : len(ids) - 2 + place]
             inside, found = logprob_bounds(tokens, best[:-2], logprobs[:-2])
@@ -140,6 +144,7 @@ def _causal(model: str) -> Any:
     from teachonce.training.device import resolved_device, resolved_precision
 
     device = resolved_device("auto")
+    # On a CPU float32, against which USUAL and OUTLIER were measured.
     precision = resolved_precision("auto", device) if device != "cpu" else "fp32"
     try:
         resolved = resolve_teacher(model)

@@ -37,7 +37,7 @@ class Sample:
     """One text of a capture: its token ids int64 [T], or the text itself if there are no ids.
 
     where: file and row, for error messages. rows: reads and decodes the teacher's output.
-        continues: whether the tokens may start inside a document or inside a word.
+    continues: whether the tokens may start inside a document or inside a word.
     """
 
     where: str

@@ -19,8 +19,8 @@ AGAIN = "capture this sample again, or remove it"
 class Kind:
     """A kind of number.
 
-    description: its name in messages. kinds: NumPy's kinds of dtypes. least, most: the range.
-        dtype: the dtype to which numbers are converted; None leaves them as stored.
+    description: its name in messages. kinds: letters of the accepted NumPy dtypes (`dtype.kind`).
+    least, most: the range. dtype: the dtype to which numbers are converted; None: unchanged.
     """
 
     description: str
@@ -31,8 +31,10 @@ class Kind:
 
 
 INFINITE = float("inf")
-SQUARE = float(np.finfo(np.float32).max) ** 0.5  # a larger number breaks a law of stores
+# A larger state breaks a law of stores: its square is infinite in float32 (FORMAT.md, 6).
+SQUARE = float(np.finfo(np.float32).max) ** 0.5
 KINDS = {
+    # The vocabulary of a store has at most 2^31 ids (FORMAT.md, 5).
     "ids": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
     "low": Kind("whole numbers below 65,536", "iu", 0, 2**16 - 1, np.int32),
     "bits": Kind("0 or 1", "biu", 0, 1, np.int32),

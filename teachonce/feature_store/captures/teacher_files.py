@@ -52,7 +52,8 @@ class TeacherFiles:
 def open_teacher(name: str | None) -> TeacherFiles:
     """Load the tokenizer and the configuration of a folder, a model id or an alias.
 
-    No weights are read. Raises UserError if they cannot be loaded.
+    No weights are read. Raises UserError if tokenizer or configuration cannot be loaded, and for a
+    slow tokenizer.
     """
     from teachonce.checkpoints.loading import load_config, load_tokenizer
     from teachonce.teacher_dump.windows.cutting import fast_backend

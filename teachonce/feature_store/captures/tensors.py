@@ -20,7 +20,8 @@ BUILDERS = frozenset(
         ("torch._utils", "_rebuild_parameter"),
     )
 )
-"""The functions that the pickle of a dictionary of tensors may name, besides storage types."""
+"""The functions that the pickle of a dictionary of tensors may name, in addition to types of
+storages."""
 
 
 def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:

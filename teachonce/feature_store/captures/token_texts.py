@@ -22,7 +22,7 @@ from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 BATCH = 64  # samples that are tokenised together
 # Each try tokenises the rest of the sample, so the tries of a sample are limited.
-TRIED = 64  # consecutive tokens without a stretch, after which a sample is given up
+TRIED = 64  # tokens in a row at which no stretch starts; then the rest of the sample is left out
 BACK = 8  # tokens by which a stretch is shortened at most, to find an end that fits
 SHORTEST = 2  # tokens of a stretch
 ENOUGH = 0.5  # share of the tokens of the first samples that must be in long stretches
@@ -54,12 +54,12 @@ class RoundTripTokenizer:
         from tokenizers import Tokenizer
 
         settings = json.loads(tokenizer.to_str())
-        # With either, a text would not give exactly its own tokens.
+        # Padding adds tokens to a text, and truncation removes some.
         settings["padding"] = settings["truncation"] = None
         # Sorted keys: the identity of a store has the hash of this file.
         self.file = json.dumps(settings, ensure_ascii=False, sort_keys=True).encode()
         self.tokenizer = Tokenizer.from_str(self.file.decode())
-        # The special tokens around a text are those around any letter.
+        # Found with a text of one letter: the tokenizer puts the same tokens around every text.
         letter = self.tokenizer.encode("a")
         mask, ids = letter.special_tokens_mask, letter.ids
         inner = mask.index(0) if 0 in mask else len(mask)
@@ -70,6 +70,7 @@ class RoundTripTokenizer:
 
     def texts(self, ids: Sequence[list[int]], decoder: Any) -> list[str]:
         """Decode samples to texts, without the special tokens around them."""
+        # `decode_batch` has no argument for the decoder.
         if decoder is not None:
             self.tokenizer.decoder = decoder
         bare = [self._bare(each) for each in ids]
@@ -95,7 +96,7 @@ class RoundTripTokenizer:
         return found
 
     def stretches(self, ids: list[int]) -> Iterator[tuple[int, str, Any]]:
-        """Yield begin, text and encoding of the stretches of a sample whose text gives its ids."""
+        """Yield the stretches of a sample whose own text gives their ids: begin, text, encoding."""
         begin = tried = 0
         while begin <= len(ids) - SHORTEST and tried < TRIED:
             end, found = self._longest(ids, begin)

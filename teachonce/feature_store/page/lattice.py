@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cell:
-    """Tokens of one side that share characters, by number.
+    """Tokens of one side that share characters; `tokens` are their numbers.
 
     They cover `width` columns of the cluster, from `column`.
     """
@@ -51,8 +51,8 @@ class _Group:
 
 
 def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
-    """Lay out one sequence: return its clusters, in the order of the text. They have all tokens,
-    and all characters except white space."""
+    """Lay out one sequence: return its clusters, in the order of the text. Together they have all
+    tokens, and all characters except white space."""
     groups = [_groups(text, tokens) for tokens in sides]
     spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
     points = {g.begin for side in groups for g in side if g.begin == g.end}

@@ -11,7 +11,8 @@ from teachonce.feature_store.spread_sample import SpreadSample, spread_sample
 from teachonce.store import Batch, FeatureStore
 from teachonce.support.arrays import Array, Floats
 
-COUNT = 8
+COUNT = 8  # neighbours of a sequence
+# Fewer tokens with states: a state is decoded for each token, a vector once for each text.
 EMBEDDINGS, STATES = 2**20, 2**18
 """Tokens of the sample: with stored vectors, and with vectors that are computed from states."""
 BATCH_TOKENS = 2**15
@@ -34,7 +35,7 @@ def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     """Find the nearest sequences of each given one.
 
     Compares the teacher's vectors of whole texts or, if the store has none, the means of a hidden
-    state. Of a large store, a sample is searched.
+    state. In a large store, only a sample is searched.
     """
     if store.features.embedding:
         kind, state, size = "embedding", "", EMBEDDINGS
@@ -56,6 +57,7 @@ def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     rows = [(batch.index.copy(), _vectors(batch, state)) for batch in batches]
     places = np.concatenate([index for index, _ in rows])
     vectors = np.concatenate([each for _, each in rows])
+    # Read by themselves: in a large store, the given sequences may be outside the sample.
     own = next(store.gather([list(numbers)], features=(kind,)))
     cosines = _vectors(own, state) @ vectors.T
     found = {

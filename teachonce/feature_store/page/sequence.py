@@ -34,7 +34,9 @@ class SequenceSection:
     """The section of the page about one sequence.
 
     students: the student's tokens, by OWN or the name of an alignment. lattices: the clusters of
-        the text with these tokens, by the same keys. data: the data for the page's script.
+        the text with these tokens, by the same keys. runs: (teacher begin, end, student begin, end)
+        in tokens, by alignment. masks: (view, characters, word, replacement). data: the data for
+        the page's script.
     """
 
     number: int

@@ -113,7 +113,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
     ort = library("onnxruntime", "export", "--to onnx")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors only
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:

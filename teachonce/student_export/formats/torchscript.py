@@ -20,6 +20,7 @@ def write_float(student: Any, path: Path) -> None:
     inputs = tuple(torch.as_tensor(example[name]) for name in student.inputs)
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # Without the tracer's own check: every export is compared with the student afterwards.
         torch.jit.trace(student.network, inputs, check_trace=False).save(str(path))
 
 
