@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import os
 import random
 import socket
 import struct
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 BUCKET = "bucket"
 REGION = "us-east-1"
@@ -282,28 +284,29 @@ class S3:
 
 @contextmanager
 def running_s3() -> Iterator[S3]:
-    """Run both on free ports of loopback. The environment needs KEYS, and no PROXIES."""
+    """Run both on free ports of loopback, and set the environment by which clients find them."""
     import boto3  # type: ignore[import-untyped]
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    client = boto3.client(
-        "s3", endpoint_url=f"http://{host}:{port}", region_name=REGION,
-        aws_access_key_id="test", aws_secret_access_key="test",
-    )  # fmt: skip
-    reset = http.client.HTTPConnection(host, port, timeout=60)
-    reset.request("POST", "/moto-api/reset")  # all servers of a process share what they hold
-    reset.getresponse().read()
-    client.create_bucket(Bucket=BUCKET)
-    proxy = _Proxy((host, port))
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    try:
-        yield S3(proxy, client)
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        moto.stop()
+    clean = {key: value for key, value in os.environ.items() if key not in PROXIES}
+    with mock.patch.dict(os.environ, clean | KEYS, clear=True):
+        moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        moto.start()
+        host, port = moto.get_host_and_port()
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name=REGION)
+        reset = http.client.HTTPConnection(host, port, timeout=60)
+        reset.request("POST", "/moto-api/reset")  # all servers of a process share what they hold
+        reset.getresponse().read()
+        client.create_bucket(Bucket=BUCKET)
+        proxy = _Proxy((host, port))
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        s3 = S3(proxy, client)
+        os.environ["AWS_ENDPOINT_URL"] = s3.url
+        try:
+            yield s3
+        finally:
+            proxy.shutdown()
+            proxy.server_close()
+            moto.stop()

@@ -10,7 +10,7 @@ import pytest
 from teachonce.store import open_store
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused
-from tests.rough_network import BUCKET, KEYS, PROXIES, running_s3
+from tests.rough_network import BUCKET, running_s3
 
 GROWN = f"s3://{BUCKET}/grown.zarr"
 URL = f"s3://{BUCKET}/store.zarr"
@@ -18,10 +18,7 @@ URL = f"s3://{BUCKET}/store.zarr"
 
 @pytest.mark.slow
 def test_a_dump_into_a_bucket(
-    tmp_path: Path,
-    tiny_teacher: Callable[..., Path],
-    corpus: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_teacher: Callable[..., Path], corpus: Path
 ) -> None:
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
@@ -34,11 +31,7 @@ def test_a_dump_into_a_bucket(
         600,
     ]
     words += ["--logits", "topk:4", "--no-weights", "--device", "cpu"]
-    with running_s3() as s3:
-        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
-            monkeypatch.setenv(key, value)
-        for proxy in PROXIES:
-            monkeypatch.delenv(proxy, raising=False)
+    with running_s3():
         said = ok(teacher_dump, *words, "--out", URL)
         assert f"student-train --store {URL}" in said
         assert "was finished before" in ok(teacher_dump, *words, "--out", URL)

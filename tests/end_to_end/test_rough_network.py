@@ -9,7 +9,7 @@ import pytest
 from teachonce.store.containers import network
 from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, ok, refused
-from tests.rough_network import BUCKET, KEYS, PROXIES, Weather, running_s3
+from tests.rough_network import BUCKET, Weather, running_s3
 
 URL = f"s3://{BUCKET}/store.zarr"
 SHORT = (*STUDENT, "--vocab", 300, "--steps", 4, "--loss", "mlm=1,hidden=1,kl=1", "--eval-every", 2)
@@ -24,10 +24,6 @@ def test_a_training_gives_the_same_student(
     monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
     cache = f"disk:{tmp_path / 'cache'},100MB"
     with running_s3() as s3:
-        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
-            monkeypatch.setenv(key, value)
-        for proxy in PROXIES:
-            monkeypatch.delenv(proxy, raising=False)
         s3.put(store, "store.zarr")
         s3.weather = Weather({"reset": 0.3})
         ok(student_train, "--store", URL, "--out", tmp_path / "far", *SHORT, "--cache", cache)

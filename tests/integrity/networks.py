@@ -3,7 +3,6 @@ there, or one line tells that it could not be fetched. Nothing is called damaged
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from teachonce.store.containers import network
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.verify import verify
 from tests.integrity.damage import problems, small_store
-from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+from tests.rough_network import BUCKET, S3, Weather, running_s3
 
 URL = f"s3://{BUCKET}/store.zarr"
 LOST = ("500", "503", "429", "reset", "torn", "truncated", "slow")  # up to three of ten answers
@@ -72,9 +71,7 @@ def rough(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
     chance = random.Random(seed)
     small: dict[str, Any] = {"views": 1, "hidden": ("mean",), "attention": (), "logits": None}
     sound = small_store(folder / "sound.zarr", **small)
-    gone = {key: value for key, value in os.environ.items() if key not in PROXIES}
-    with mock.patch.dict(os.environ, gone, clear=True), running_s3() as s3:
-        os.environ.update(KEYS | {"AWS_ENDPOINT_URL": s3.url})
+    with running_s3() as s3:
         upload(sound, URL)
         for number in range(count):
             way, dies = chance.choice(list(WAYS)), chance.random() < 0.5

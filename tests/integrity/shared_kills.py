@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from unittest import mock
 
 import click
 
@@ -23,7 +22,7 @@ from teachonce.store.tools.copy import upload
 from teachonce.support import files
 from tests.integrity.damage import small_store
 from tests.integrity.hard_places import COMMANDS, given_in, plainly, problem_of, typed
-from tests.rough_network import BUCKET, KEYS, PROXIES, running_s3
+from tests.rough_network import BUCKET, KEYS, running_s3
 
 HEAD = ("what", "kills", "as it must be", "otherwise", "seconds")
 URL = f"s3://{BUCKET}/store.zarr"
@@ -62,10 +61,8 @@ def killed_readers(folder: Path, kills: int, seed: int) -> Iterator[str]:
     and at the end what was wrong with those that remained."""
     chance, place = random.Random(seed), folder / "cache"
     sound = small_store(folder / "sound.zarr", parts=6, attention=())
-    clean = {key: value for key, value in os.environ.items() if key not in PROXIES}
-    with mock.patch.dict(os.environ, clean, clear=True), running_s3() as s3:
+    with running_s3() as s3:
         environment = KEYS | {"AWS_ENDPOINT_URL": s3.url}
-        os.environ.update(environment)
         upload(sound, URL)
         expected, cache = digest_of(sound), f"disk:{place},{BOUND}"
         logs = [folder / f"{number}.log" for number in range(kills + READERS)]

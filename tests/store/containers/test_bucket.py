@@ -25,7 +25,7 @@ from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Taken, parse_lease
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.options import StageOneDump
-from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+from tests.rough_network import BUCKET, S3, Weather, running_s3
 from tests.store.making import features_of, make_store
 from tests.store.write import killed
 
@@ -50,11 +50,7 @@ def local(features: Features, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server() -> Iterator[S3]:
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
-    with pytest.MonkeyPatch.context() as patch, running_s3() as s3:
-        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
-            patch.setenv(key, value)
-        for proxy in PROXIES:
-            patch.delenv(proxy, raising=False)
+    with running_s3() as s3:
         yield s3
 
 

@@ -33,7 +33,7 @@ from teachonce.store.containers.disk_cache import (
 )
 from teachonce.support import files
 from teachonce.support.arrays import Array
-from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+from tests.rough_network import BUCKET, S3, Weather, running_s3
 from tests.store.containers.caching import LARGEST, STORE, get, piece_of, put
 from tests.store.making import begin, features_of, make_part, put_part
 
@@ -241,11 +241,7 @@ def s3(stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
     monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
-    for proxy in PROXIES:
-        monkeypatch.delenv(proxy, raising=False)
     with running_s3() as server:
-        for key, value in (KEYS | {"AWS_ENDPOINT_URL": server.url}).items():
-            monkeypatch.setenv(key, value)
         server.put(stores[0], "a.zarr")
         yield server
 

@@ -21,7 +21,7 @@ from teachonce.store.containers import network
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.rough_network import BUCKET, KEYS, PROXIES, S3, Weather, running_s3
+from tests.rough_network import BUCKET, S3, Weather, running_s3
 from tests.store.making import features_of, make_store
 
 URL = f"s3://{BUCKET}/a.zarr"
@@ -41,11 +41,7 @@ def server(small: Path) -> Iterator[S3]:
     """A server that holds the store."""
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
-    with pytest.MonkeyPatch.context() as patch, running_s3() as s3:
-        for key, value in (KEYS | {"AWS_ENDPOINT_URL": s3.url}).items():
-            patch.setenv(key, value)
-        for proxy in PROXIES:
-            patch.delenv(proxy, raising=False)
+    with running_s3() as s3:
         upload(small, URL)
         yield s3
 

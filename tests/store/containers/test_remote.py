@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import StoreError, Unreachable, UserError, open_store
 from teachonce.store.tools.copy import upload as upload_store
 from teachonce.store.tools.verify import verify
-from tests.rough_network import KEYS, PROXIES, S3, running_s3
+from tests.rough_network import KEYS, S3, running_s3
 
 Made = Callable[..., Any]
 
@@ -27,15 +28,12 @@ def upload(store: Path, fs: Any, target: str) -> None:
 
 
 @pytest.mark.slow
-def test_reading_over_s3(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_over_s3(made: Made) -> None:
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
-    for key, value in KEYS.items():
-        monkeypatch.setenv(key, value)
-    for proxy in PROXIES:
-        monkeypatch.delenv(proxy, raising=False)
     path, parts = made("zarr")
     with running_s3() as s3:
+        del os.environ["AWS_ENDPOINT_URL"]  # the options alone name the server
         read_over_s3(s3, path, parts)
 
 
