@@ -40,10 +40,9 @@ class Distiller(nn.Module):
     student: a model of transformers, or a module of your own (`OwnStudent`).
     terms: the losses to compute for a batch. Methods accept other terms.
     features: the teacher's features in the store.
-    start: how the projections are initialised: `he`, `pytorch`, or `auto`: He if frozen, else
-        PyTorch's.
+    start: how the projections are initialised, `he` or `pytorch`.
     every: terms of all stages, for which projections are made; default: `terms`.
-    frozen: the projections retain their random weights.
+    frozen: the projections are not trained: their parameters require no gradient.
     separate: `logit` and `log-odds` have an output layer of their own.
 
     `of` takes all of these from options and a store.
@@ -87,8 +86,10 @@ class Distiller(nn.Module):
             classes: Any = student.classifier
             self.scores = nn.Linear(classes.in_features, classes.out_features)
         if of_text := [term for term in self.every if term.loss.of_text]:
-            assert features.embedding is not None  # `check` has refused
+            assert features.embedding is not None  # `plan/checks.py` refuses such a store
             self.projections[VECTORS] = self._vector_head(of_text, own, features.embedding.width)
+        # `set_frozen` does the same for each stage of a training; your own loop has only this.
+        self.projections.requires_grad_(not frozen)
 
     @property
     def vocabulary(self) -> int:
@@ -113,11 +114,12 @@ class Distiller(nn.Module):
     @staticmethod
     def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
         """Make the mean pooling, and a map to the teacher's vector size if a loss needs it."""
+        # Imported here: it takes 8 seconds, and other students do not need it.
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
         projected = own != width and any(term.loss.projection != "none" for term in terms)
         nested = [width for term in terms for width in term.widths]
-        # Without a bias: the mean of states can hold one.
+        # Without a bias: the student can add any constant to its states itself.
         dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
         if too_wide := [n for n in nested if n >= (width if projected else own)]:
             raise UserError(

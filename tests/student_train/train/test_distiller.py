@@ -96,6 +96,7 @@ def test_projections_start_as_asked(store: FeatureStore) -> None:
             (linear,) = distiller.projections.values()
             (weight, _) = linear.parameters()
             deviations[projection, start] = float(weight.std())
+            assert weight.requires_grad == (projection == "trainable")
     he, uniform = (2 / 16) ** 0.5, (1 / (3 * 16)) ** 0.5  # of 16 inputs
     assert [deviations[each, "he"] for each in ("trainable", "frozen")] == pytest.approx(
         [he, he], rel=0.1
