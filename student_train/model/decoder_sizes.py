@@ -12,7 +12,7 @@ from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.errors import UserError
 
 SCALED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-"""The numbers of rotary positions of the type llama3."""
+"""The settings that rotary positions of the type llama3 have in addition to their base."""
 EPSILONS = {"gpt2": "layer_norm_epsilon", "llama": "rms_norm_eps", "qwen3": "rms_norm_eps"}
 """The name of the norms' epsilon, by the kinds of students whose layers can be copied."""
 
@@ -23,7 +23,7 @@ OF_LAYERS = {
     "scale_attn_weights": True,
     "use_sliding_window": False,
 }
-"""What the layers of all decoder students have, as a config.json says it."""
+"""Settings of a config.json, and the values that the layers of every decoder student have."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
     kind, start = config.get("model_type"), f"--init {how}"
     if kind != shape.kind or kind not in EPSILONS:
         able = ", ".join(EPSILONS)
+        remedy = f"give --student {kind}:..., or --init vocab" if kind in EPSILONS else ""
         raise UserError(
             f"{start}: {where} is a {kind!s:.40} and the student a {shape.kind}; layers are copied"
-            f" between two of {able}: give --student {kind if kind in EPSILONS else 'KIND'}:..., or"
-            " --init vocab"
+            f" between models of one kind ({able}): {remedy or 'use --init vocab'}"
         )
     theirs, own = Sizes.of_config(config, where), Sizes.of_shape(shape)
     if own.each != theirs.each:
@@ -130,7 +130,7 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
 def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     """Return the shape of the decoder in a folder as a value of `--student`.
 
-    option: by which the folder was given, for messages.
+    option: the option and its value, which name the folder in messages.
 
     Raises UserError for another kind of model, and for sizes that `--student` cannot express.
     """
@@ -168,8 +168,8 @@ def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
 
 
 def head_sets(theirs: Sizes, own: Sizes) -> int:
-    """Count the sets of query heads, of the size of a student's group, that a teacher has; see
-    `decoder_cut.chosen_heads`."""
+    """Count the sets of query heads that a teacher offers, each as large as a group of the student
+    that shares a key-value head; see `decoder_cut.chosen_heads`."""
     return theirs.groups * ((theirs.heads // theirs.groups) // (own.heads // own.groups))
 
 

@@ -226,7 +226,7 @@ def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -
     ("student", "config", "said"),
     [
         ("gpt2:16x2x2", {}, "the teacher is a llama and the student a gpt2; .* --student llama:"),
-        ("llama:16x2x2", {"model_type": "opt"}, "the teacher is a opt .*give --student KIND:"),
+        ("llama:16x2x2", {"model_type": "opt"}, "the teacher is a opt .*: use --init vocab"),
         ("llama:16x2x4", {}, "have size 8, the student's 4, .* llama:HxLxA with H = 8 A"),
         ("llama:40x2x5", {}, "the student's hidden size is 40, and that of the teacher 32"),
         ("llama:16x2x2x64", {}, "the student's feed-forward size is 64, .* the teacher 48"),
