@@ -181,9 +181,8 @@ def main(
         plan = plan.resolved()
         options = plan.options
         target = None
-        if (
-            is_main_process() and push_to_hub is not None
-        ):  # a missing permission shows before hours of work
+        # Opened before the training: a missing permission shows before hours of work.
+        if is_main_process() and push_to_hub is not None:
             target = open_repository(push_to_hub, "model", private)
         with stoppable(lambda: how_to_resume(options.out_folder())):
             if is_main_process():

@@ -20,20 +20,22 @@ SPLIT_SEED = 0
 
 
 def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
-    """Return the blocks to train on and the held-out blocks, both int64 [n,2]: sequences
-    begin..end.
+    """Return the blocks to train on and the held-out blocks, both int64 [n,2]: sequence numbers
+    begin..end, end exclusive.
 
     held_out: the share of blocks to hold out. The split depends on the store and this share alone.
 
-    Raises UserError if the store has too little text to hold something out.
+    Raises UserError if the store has too few blocks for both.
     """
     tokens = int(store.meta["tokens"])
     if store.features.task:
-        # The smallest blocks, as a single label makes a block a labelled one.
+        # The smallest blocks, because a block counts as labelled if one of its sequences is.
         blocks = store.blocks(SMALLEST_BLOCK)
         gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # blocks follow one another
     else:
-        # A quarter of what is held out, so that this text is from several places of the corpus.
+        # A quarter of the held-out tokens: held-out text comes from several places of the corpus.
+        # At least half a percent: without held-out text every store would be cut into the smallest
+        # blocks.
         size = tokens * max(held_out, 0.005) / 4
         blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, LARGEST_BLOCK)))
         gold = np.zeros(len(blocks), bool)
@@ -45,8 +47,8 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
             held[alike[chance.permutation(len(alike))[:count]]] = True
     if held.all() or held.any() != bool(held_out):
         raise UserError(
-            f"the store has {tokens} teacher tokens: too few to hold out a share of {held_out:g};"
-            " dump more text"
+            f"{store.path}: has {tokens} teacher tokens: too few to hold out a share of"
+            f" {held_out:g} and train on the rest; dump more text, or choose another --held-out"
         )
     return blocks[~held], blocks[held]
 
@@ -126,8 +128,8 @@ def labelled(store: FeatureStore) -> Array:
 
 
 def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
-    """Return whether a sequence of the blocks [n,2], by default of the store, has a gold label or
-    tag."""
+    """Return whether any sequence of the blocks [n,2] has a gold label or tag. Without `blocks`,
+    the whole store is examined."""
     known = labelled(store)
     if blocks is None:
         return bool(known.any())

@@ -71,7 +71,8 @@ from teachonce.support.console import counted
 
 @dataclass(frozen=True)
 class _Aligned:
-    """What the terms of one alignment read: features of the store, and their `Loss.teacher`."""
+    """Holds what the losses of one alignment read: feature groups of the store, and the values of
+    `Loss.teacher`."""
 
     name: str
     strategy: Strategy
@@ -189,7 +190,7 @@ class Collator:
 
     def _read_logits(self, wanted: _Aligned) -> None:
         if wanted.reader_key not in self.readers:
-            # The second input has the splits of the first map at every place.
+            # `align_reduce` splits by the first map alone, also at the start of a word.
             maps = self.vocabulary.maps[: 1 if wanted.strategy.second_input else None]
             if wanted.strategy.predicted != "first":
                 pieces = np.stack([each.match for each in maps])
@@ -237,7 +238,7 @@ class Collator:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
         vectors = "embedding" in self.wanted
-        # The teacher has made its vector of the unmasked text.
+        # The teacher computed its text vector from the unmasked text, so the student must, too.
         second = vectors and not np.array_equal(read.ids, native.ids)
         try:
             aligned = self._aligned(batch, native, read, view, key)
@@ -259,7 +260,7 @@ class Collator:
         return Inputs.of(ids, tokens.start, self.padding, self._types(tokens))
 
     def _learnt(self, batch: Batch, native: Tokens) -> Array | None:
-        """Mark the student's tokens that it is trained on; None for all."""
+        """Return which student tokens a decoder is trained on: bool [N]; None for all."""
         if batch.learnt is None:
             return None
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
@@ -280,7 +281,8 @@ class Collator:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         if self.separator is not None:
             types = pair_types(teacher, batch.texts, self.separator)
-            # Under `reduce` a student reads these types, and its tokenizer may have no second one.
+            # Under `reduce` a student reads these types. If its own tokenizer gives both texts of
+            # a pair type 0, it must not read a 1 here.
             typed = native.types is not None and native.types.any()
             teacher = replace(teacher, types=types if typed else np.zeros_like(types))
         sides = Tokenizations(batch.texts, teacher, native, self.vocabulary, self.max_length)
@@ -396,7 +398,8 @@ class Collator:
         student: Tokens,
         alignment: Alignment,
     ) -> tuple[Runs, NextTargets | HeadTargets]:
-        """Take targets of the tokens before each run."""
+        """Return the student's tokens before each run, as runs of one token, and the teacher's
+        distribution over the piece that comes next there."""
         rows, before = predicting_tokens(alignment, teacher, student)
         assert batch.logits is not None
         if self.whole is None:
@@ -439,19 +442,20 @@ class Collator:
         return Runs.of(student[chosen][some]), targets, shared
 
 
-def _characters(tokens: Tokens, asked: Array) -> float:
-    """Count the characters of the tokens at flat positions `asked`. Byte-level tokens with the same
-    offsets share their characters, so that the number is comparable between vocabularies."""
+def _characters(tokens: Tokens, positions: Array) -> float:
+    """Count the characters of the tokens at flat `positions`. Each of several byte-level tokens
+    with the same offsets counts as a part of them, so that vocabularies are comparable."""
     text = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     spans = np.column_stack([text, tokens.offsets])
     new = np.append(True, (spans[1:] != spans[:-1]).any(axis=1))[: len(spans)]
     group = np.cumsum(new) - 1
-    shares = np.bincount(group, minlength=1)[group[asked]]
-    return float(((spans[asked, 2] - spans[asked, 1]) / shares).sum())
+    shares = np.bincount(group, minlength=1)[group[positions]]
+    return float(((spans[positions, 2] - spans[positions, 1]) / shares).sum())
 
 
 def _float(values: Array | None) -> Tensor | None:
-    # A copy, as the stream reuses the arrays of a batch for the next one. So does `astype` below.
+    # A copy, because the stream reuses a batch's arrays for a later one. `astype` below copies,
+    # too.
     return None if values is None else torch.from_numpy(np.array(values, np.float32))
 
 

@@ -26,14 +26,14 @@ def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
     if share > REFUSED:
         raise UserError(
             f"--vocab {vocab}: its tokenizer changes or drops {share:.0%} of the text of"
-            f" {store.path}, so that next tokens are not those of the text; give a size such as 8k,"
-            " or a tokenizer without a normaliser"
+            f" {store.path}: the student would be trained on other text; give a size such as 8k, or"
+            " a tokenizer without a normaliser"
         )
     if share <= REPORTED:
         return ""
     return (
         f"{share:.0%} of the text is changed or dropped by the tokenizer of --vocab {vocab}: bits"
-        " per byte are of the changed text, and the teacher's are left out where tokens differ"
+        " per byte measure the changed text, and where it differs the teacher is not compared"
     )
 
 

@@ -24,7 +24,7 @@ from teachonce.support.environment import variable
 from teachonce.support.errors import UserError, first_line
 
 # Batches prepared ahead: enough to hide a slow block, and small compared with the store's own pool,
-# unless they are dense.
+# unless they have a logit for each piece (see `ready`).
 READY = 4
 CPU = torch.device("cpu")
 Batch = TypeVar("Batch")
@@ -115,7 +115,7 @@ def prepared_batches(
     Batches and their order do not depend on `workers`.
     """
     if not workers:
-        # `check` compares arrays with their checksums: a student must not be trained on damage.
+        # `check` compares arrays with their checksums: no student is trained on damaged data.
         batches = student_batches(store, collator, blocks, check=True, **order)
         return prefetched(batches, ready(collator))
     if order.get("device", CPU) != CPU:
@@ -123,6 +123,7 @@ def prepared_batches(
     shares = _Shares(store, collator, blocks, order)
     # Not `fork`: a fork of this process would inherit locks of threads that it does not have.
     context = multiprocessing.get_context("forkserver")
+    # The server imports this module and torch once; its workers are forked with both loaded.
     context.set_forkserver_preload([__name__])
     # The server must not import modules from the current folder, which may be untrusted.
     with variable("PYTHONSAFEPATH", "1"):
@@ -154,12 +155,13 @@ def _alive(found: Iterable[Batch]) -> Generator[Batch]:
     try:
         yield from found
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
-        # All but the first: a batch was announced, and the process that holds it is gone.
+        # RuntimeError is the loader's. The others: a worker announced a batch and ended before
+        # this process had received it.
         if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in str(error):
             raise
         raise UserError(
-            f"a process of --workers was ended from outside ({first_line(error)}), as the system"
-            " does where memory is short; go on with --resume and fewer --workers"
+            f"a process of --workers was killed ({first_line(error)}), probably because memory ran"
+            " out; continue with --resume and fewer --workers"
         ) from error
 
 
@@ -170,8 +172,8 @@ class _Shares(IterableDataset[StudentBatch | UserError | OSError]):
     def __init__(
         self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]
     ) -> None:
-        # As multiprocessing sends them, but read when the worker has started: one that cannot open
-        # the store while it starts would end with a traceback, and without a word to the loader.
+        # Pickled here, unpickled in `__iter__`: a worker that failed to open the store while it
+        # started would print a traceback, and the loader would not receive the error.
         self._parts = bytes(ForkingPickler.dumps((store, collator, blocks, order)))
 
     def __iter__(self) -> Iterator[StudentBatch | UserError | OSError]:

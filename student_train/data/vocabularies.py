@@ -31,7 +31,11 @@ def _try_vocabulary(path: str, options: dict[str, Any] | None) -> None:
         normalizer = store.tokenizer().normalizer
         for letter in LETTERS if normalizer else "":
             if len(normalizer.normalize_str(letter)) > LONGEST:
-                raise StoreError(f"{path}: the tokenizer in it makes a whole text of one letter")
+                raise StoreError(
+                    f"{path}: its tokenizer's normalizer turns one letter into more than {LONGEST}"
+                    " characters, so that texts could exhaust the memory; dump a teacher with"
+                    " another tokenizer"
+                )
 
 
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary

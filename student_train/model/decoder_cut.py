@@ -35,10 +35,11 @@ class DecoderParts:
     to the base model.
 
     layers: the prefix of a layer's number.
-    layer, around: the axes of each parameter of a layer, and of the others but word embeddings. D:
-        channels of the residual stream; Q, K: query heads, key-value heads; 3: Q, K and V
+    layer, around: the axes of each parameter of a layer, and of all others except word embeddings.
+        D: channels of the residual stream; Q, K: query heads, key-value heads; 3: Q, K and V
         one after the other; H: channels of a head; F: feed-forward units; P: positions.
-    heads_into, units_into: the modules that read the heads, and the feed-forward units.
+    heads_into, units_into: the linear layers whose inputs are the heads, and the feed-forward
+        units.
     units: the name of the feed-forward size in the config.
     """
 
@@ -98,8 +99,8 @@ PARTS = {"gpt2": GPT2, "llama": LLAMA, "qwen3": replace(LLAMA, layer=QWEN3_LAYER
 class Importance:
     """Holds the importance of channels, heads and units: root mean squares over tokens, float64.
 
-    channels: [D], of the outputs of norms, mean over the norms. heads: [L,A], units: [L,F]: of what
-        each adds to the residual stream.
+    channels: [D], of the norms' outputs, averaged over all norms. heads: [L,A], units: [L,F], of
+        what each head or unit adds to the residual stream.
     """
 
     channels: Floats
@@ -116,8 +117,9 @@ def cut_decoder(
 ) -> tuple[str, Array]:
     """Copy everything but word embeddings from a teacher that `check_cut` has accepted.
 
-    chosen: the numbers of its layers, from 1; "" spreads them evenly.
-    store: the tokens on which activations are measured, if the student has smaller layers.
+    chosen: numbers of the teacher's layers, from 1, as in `--init layers:1,3`; "" spreads them
+        evenly.
+    store: has the tokens on which activations are measured, if the student has smaller layers.
     Returns a line for the card, and the numbers of the channels that the student has. Raises
     UserError for layers that are missing, and for weights that do not fit the config.
     """
@@ -154,13 +156,14 @@ def spread_layers(count: int, layers: int) -> list[int]:
     # The first and the last layer change a decoder's states most (Minitron, figure 4).
     if layers > count:
         raise UserError(
-            f"--init teacher: {layers} student layers from {count} of the teacher; use --init vocab"
+            f"--init teacher: {layers} student layers from {count} of the teacher; give --student"
+            f" at most {count} layers, or use --init vocab"
         )
     return [int(n) for n in np.linspace(1, count, layers).round()]
 
 
 class _Cut:
-    """Holds the entries of a layer's arrays that a student gets."""
+    """Chooses the entries of a teacher layer's arrays that the student gets."""
 
     def __init__(self, theirs: Sizes, own: Sizes, found: Importance | None, layer: int) -> None:
         self._theirs, self._own, self._found, self._layer = theirs, own, found, layer
@@ -169,6 +172,7 @@ class _Cut:
         """Return the entries along one axis of `size`, ascending; see `DecoderParts` for the
         letters."""
         theirs, found = self._theirs, self._found
+        # `check_cut` requires heads of the student's size, and positions are cut by the caller.
         if found is None or axis in "HP":
             return np.arange(size)
         if axis == "D":
@@ -282,8 +286,8 @@ def measure(
 def _squares(
     teacher: Any, parts: DecoderParts, store: FeatureStore
 ) -> tuple[dict[str, Tensor], int]:
-    """Return the mean squares of the outputs of norms and of the inputs of `heads_into` and
-    `units_into`, by module name, and the number of tokens read."""
+    """Return mean squares over tokens, float64 by module name, and the number of tokens read: of a
+    norm's outputs [D], and of the inputs of `heads_into` and `units_into`."""
     found = dict[str, Tensor]()
 
     def add(name: str, values: Tensor) -> None:
@@ -315,10 +319,11 @@ def _axes(name: str, parts: DecoderParts) -> str | None:
 
 
 def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource) -> Any:
-    """Make the teacher of stored weights, as a model of the student's class."""
+    """Make the teacher from its stored weights, as a model of the student's class."""
     read = source.teacher_settings("config.json")
     sizes, config = Sizes.of_config(read, source.path), copy.deepcopy(student.config)
-    # Of the student's config only the sizes change: it has the teacher's other settings already.
+    # Only the sizes in the copy of the student's config change: `prepare` gave it the teacher's
+    # other settings.
     if wrong := {n: v for n, v in copied_settings(read).items() if getattr(config, n) != v}:
         raise ValueError(f"the student's config lacks the teacher's {wrong}; see `prepare`")
     weights = source.teacher_weights()

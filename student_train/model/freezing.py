@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OF_EMBEDDINGS = ("words", "positions", "types")
 SCALE = 2
-"""The alpha of LoRA as a multiple of its rank: the change is added this many times."""
+"""The alpha of LoRA divided by its rank: the factor by which the low-rank change is scaled."""
 
 
 def group_of(name: str) -> str:
@@ -70,7 +70,9 @@ def check_frozen(options: TrainOptions, shape: Shape) -> None:
     rotary = {"positions", "types"} if shape.positions == "rotary" else set()
     _check_parts("--freeze ", set(options.freeze) - rotary, options, shape)
     if all(is_frozen(part, options) for part in (*parts, "projection")):
-        raise UserError(f"--freeze {','.join(options.freeze)}: nothing is left to train")
+        raise UserError(
+            f"--freeze {','.join(options.freeze)}: nothing is left to train; leave a part out"
+        )
 
 
 def is_frozen(part: str, options: TrainOptions) -> bool:
@@ -102,7 +104,7 @@ def add_low_rank(student: PreTrainedModel, rank: int) -> None:
 
 
 def merge_low_rank(student: PreTrainedModel) -> None:
-    """Add the changes to the weights of their layers, so that the student is an ordinary one."""
+    """Add the low-rank changes to the weights of their layers, and remove peft's modules."""
     # A list, as modules are replaced on the way.
     for name, module in list(student.named_modules()):
         if hasattr(module, "base_layer"):

@@ -37,7 +37,10 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
         config, folder = start_config(how, store)
         theirs = shape_of_folder(config, folder, f"--init {how}")
         if parse_student(theirs) != shape:
-            raise UserError(f"--init {how}: the model in it is {theirs}; give --student {folder}")
+            raise UserError(
+                f"--init {how}: the model in it has the shape {theirs}, not that of --student; give"
+                f" --student {folder}"
+            )
         return
     if not copies_layers(how) or not (shape.causal or how.startswith(LAYERS)):
         return
@@ -58,7 +61,7 @@ def copies_layers(how: str) -> bool:
 def resolved_start(how: str, shape: Shape, store: FeatureStore) -> str:
     """Return `teacher` for `--init auto` of a decoder that can be cut out of the store's teacher,
     else `how` unchanged."""
-    # Measured (RESULTS, "Decoder students"): a cut is a better start than `vocab`.
+    # A cut is a better start than `vocab`: 2.29 and 2.38 bits a byte (RESULTS, "Decoder students").
     files = store.teacher_files()
     if how != "auto" or not shape.causal or "config.json" not in files:
         return how

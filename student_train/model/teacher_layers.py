@@ -32,6 +32,7 @@ ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
 """Names of the activation in the configs of BERT, ModernBERT and DistilBERT."""
 TYPES = "embeddings.token_type_embeddings.weight"
 TRANSFORM = "cls.predictions.transform."
+# The names of the masked-LM head in DistilBERT and in RoBERTa, and BERT's names.
 HEADS = {
     "vocab_transform.": f"{TRANSFORM}dense.",
     "vocab_layer_norm.": f"{TRANSFORM}LayerNorm.",
@@ -70,7 +71,7 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSou
     card.
 
     how: the value of `--init`.
-    chosen: the numbers of its layers, "" for all.
+    chosen: numbers of the teacher's layers, from 1, as in `--init layers:1,3`; "" for all.
 
     Feed-forward units that the teacher does not have are initialised so that they have no effect.
     Raises UserError if the chosen layers cannot be copied.
@@ -162,7 +163,7 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
         if student_layers > teacher_layers:
             raise UserError(
                 f"--init teacher: {student_layers} student layers from {teacher_layers} of the"
-                " teacher; use --init svd"
+                f" teacher; give --student at most {teacher_layers} layers, or use --init svd"
             )
         bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
         return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]

@@ -37,8 +37,8 @@ def read_report(out: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
-    """Read a JSON file of a student or a sweep, or return None. Raises UserError, which ends in the
-    remedy, if it is damaged."""
+    """Read a JSON file of a student or a sweep, or return None if there is none. Raises UserError,
+    whose message ends in `remedy`, if the file is damaged."""
     try:
         found: dict[str, Any] | None = read_json(path, shape) if path.exists() else None
     except (OSError, UserError) as error:
@@ -104,7 +104,7 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
                 else f"{out} exists already, a finished student: {problem}; give another --out"
             )
     check_same_settings(out, before, settings, resume=resume)
-    # They are there if a kill came between the result and their removal.
+    # Checkpoints are left if a kill came after the result was written and before their removal.
     if "result" in before:
         remove_checkpoints(out / "checkpoints")
     return before

@@ -108,7 +108,8 @@ def train_student(
     report = _initial_report(plan, ranks)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with closing(Lease(out)) if ranks.is_main else nullcontext():  # two would mix checkpoints
+        # Without the lease, two trainings in one folder would mix their checkpoints.
+        with closing(Lease(out)) if ranks.is_main else nullcontext():
             # Checked by the first process alone: a later one would find the folder that it made.
             before: dict[str, Any] | None = ranks.broadcast(
                 check_same_training(out, report, resume) if ranks.is_main else None
@@ -163,7 +164,7 @@ def _initial_report(plan: TrainPlan, ranks: Ranks) -> dict[str, Any]:
 
 
 def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: Any) -> None:
-    """Report where the weights come from, and what is not used."""
+    """Print where the weights come from, and which inputs and options have no effect."""
     for line in start:
         say(f"start     {line}")
     if cut := collator.cut_line():
@@ -178,7 +179,7 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
 
 def _make_folder(plan: TrainPlan, out: Path, report: Mapping[str, Any]) -> None:
     for each in plan.stores:
-        # Before there is a folder, so that after any kill `forget` names it as a copy of the text.
+        # Before the folder exists, so that `feature-store forget` lists it after any kill.
         record_copy(each.path, each.manifest, "student", out)
     out.mkdir(exist_ok=True)
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())

@@ -201,6 +201,7 @@ def check_batches(plan: TrainPlan) -> None:
 
 
 def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
+    """Raise UserError unless a store has the task, features and view that a stage reads."""
     _check_task(stage, store, held_out)
     _check_features(stage, store)
     _check_view(stage, store)
@@ -242,7 +243,7 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     if judged and of_gold and not has_gold(store, held_out):
         raise UserError(
             f"{judged[0]}: no held-out sequence of {name} ({options.held_out:g} of all) has a gold"
-            " label; hold out more, or dump more labels"
+            " label; hold out more (--held-out), or dump more labels"
         )
 
 
@@ -291,7 +292,7 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
             raise UserError(_of_another_token(loss.name, where, spec.next_token))
         if spec and spec.tier == "sample" and loss.teacher in ("logits", "shared"):
             raise UserError(
-                f"--loss {loss.name}: the store has random draws, which have no logits; use kl"
+                f"--loss {loss.name}: {where} has random draws, which have no logits; use kl"
             )
         if loss.teacher == "observed" and spec and not (spec.observed or spec.tier == "head"):
             raise UserError(
@@ -351,11 +352,14 @@ def _check_view(stage: Stage, store: FeatureStore) -> None:
         )
     if options.view is not None and not 0 <= options.view < store.features.views:
         raise UserError(
-            f"--view {options.view}: {store.path} has views 0 to {store.features.views - 1}"
+            f"--view {options.view}: {store.path} has views 0 to {store.features.views - 1}; give"
+            " one of them"
         )
 
 
 def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
+    """Raise UserError if a student has no attention maps to compare, or layers that cannot be
+    divided into the groups whose means are stored."""
     options, losses = stage.options, [term.loss for term in stage.terms]
     mapped = [loss.name for loss in losses if loss.student == "maps"]
     if mapped and not shape.heads:
@@ -370,10 +374,11 @@ def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
     if mapped:
         compared += store.features.attention
     for name in compared:
-        if name.startswith("groups") and shape.layers % int(name[6:].split(".")[0]):
+        if name.startswith("groups") and shape.layers % (count := int(name[6:].split(".")[0])):
             raise UserError(
-                f"{name}: {shape.layers} student layers cannot be divided into that number of"
-                " groups; choose --student accordingly"
+                f"--student {options.student}: {store.path} has {name}, and {shape.layers} student"
+                f" layers cannot be divided into {count} groups; choose a multiple of {count}"
+                " layers"
             )
 
 

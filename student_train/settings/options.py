@@ -48,7 +48,7 @@ from teachonce.training.schedule import Schedule
 from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"
-CONTINUED = 0.1  # of the default learning rate, for a model that is trained already
+CONTINUED = 0.1  # factor of the default learning rate for a model that is already trained
 
 
 # Not a dataclass itself: mypy would read its fields as what the constructor accepts; see `Given`.

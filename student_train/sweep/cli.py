@@ -96,7 +96,7 @@ OF_SWEEP_NAMES = ("grid", "trials", "prune", "jobs", "ray", "ray_gpus", "downstr
 FIRST = next(iter(GROUPS))  # as in student-train --help
 REPEATED = "repeated or a comma list"
 IN_SWEEP = "a comma list; each repetition is another setting of the sweep"
-"""In the help of --loss, the words of student-train and of student-sweep on repetition."""
+"""How the help of --loss describes repetition: in student-train, and in student-sweep."""
 
 
 @command_errors

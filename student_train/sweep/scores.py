@@ -20,7 +20,8 @@ from teachonce.support.options import words_of
 from teachonce.support.toml_file import read_toml
 
 FILE = "scores.json"
-# In processes of their own: by the floors (ARCHITECTURE.md) student_train cannot import downstream.
+# `downstream` runs in processes of its own: student_train may not import it (ARCHITECTURE.md, The
+# floors).
 DOWNSTREAM = (sys.executable, "-c", "from teachonce.downstream.cli import main; main()")
 CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import main; main()")
 
@@ -73,7 +74,7 @@ def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
     given = json.dumps({"tasks": tasks, "models": models}, default=str)
     done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"downstream cannot check it: {_last_line(done)}")
+        raise UserError(f"--downstream: the tables cannot be checked: {_last_line(done)}")
     # The last line alone, because libraries may print others before it.
     return str(json.loads(done.stdout.splitlines()[-1]))
 
@@ -148,7 +149,8 @@ def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
         for device in scores["devices"]:
             for name in ("sentence_ms", "batch_ms"):
                 found[f"{device} {name}"] = row[device][name]
-                quartiles = row[device].get(f"{name}_quartiles", ())  # means, earlier, without
+                # Earlier releases wrote means, without quartiles.
+                quartiles = row[device].get(f"{name}_quartiles", ())
                 found |= {
                     f"{device} {name} {which}": time
                     for which, time in zip(QUARTILES, quartiles, strict=bool(quartiles))

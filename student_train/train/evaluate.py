@@ -207,14 +207,15 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Holds, on the CPU, what the student and its teacher answer for G texts or tokens: the best
-    label of one, [G]; which labels of several are given, bool [G,C]; numbers, [G,C].
+    """Holds, on the CPU, the answers of a student and its teacher for G texts or tokens.
 
-    teacher: None without its logits. gold: int64 [G].
+    own, teacher: for `one label` the best label [G]; for `several labels` which labels are given,
+        bool [G,C]; for `numbers` the numbers, float32 [G,C]. teacher: None if it has no logits.
+    gold: int64 [G].
     """
 
-    # Not the logits of labels: a tagger of 20 labels had 160 bytes of each held-out token on the
-    # device, of both sides.
+    # Not the logits: those of a tagger of 20 labels, student's and teacher's, took 160 bytes of the
+    # device for each held-out token.
     output_kind: OutputKind
     own: torch.Tensor
     teacher: torch.Tensor | None
@@ -235,6 +236,7 @@ def _answers(logits: torch.Tensor, kind: OutputKind) -> torch.Tensor:
 
 
 def _right(every: list[_Answers]) -> dict[str, float]:
+    """Return the figures that compare the student's answers with gold labels and the teacher."""
     kind, own = every[0].output_kind, torch.cat([each.own for each in every])
     answers = [each.teacher for each in every if each.teacher is not None]
     teacher = torch.cat(answers) if answers else None
@@ -259,6 +261,7 @@ MATTHEWS = "_matthews"
 def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     """Return the share of equal labels [G], and their Matthews' correlation, which is 0 if all
     labels of one side are the same; {} without labels."""
+    # Imported here: it takes 2.6 seconds, and only students of a task need it.
     from sklearn.metrics import matthews_corrcoef
 
     if not len(own):
@@ -284,6 +287,7 @@ def warning_of_one_label(found: Mapping[str, float]) -> str:
 def _ranked(student: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     """Return the rank correlation with the teacher's numbers [G,C], mean over the outputs, or {} if
     an output is constant."""
+    # Imported here: it takes 1.5 seconds, and only students of scores need it.
     from scipy.stats import spearmanr
 
     own, teacher = student.numpy().T, other.numpy().T

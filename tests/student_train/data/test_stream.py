@@ -164,7 +164,7 @@ def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
 def test_a_worker_that_is_killed_is_a_line(store: FeatureStore, collator: Collator) -> None:
     order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 0}
     batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
-    with closing(batches), pytest.raises(UserError, match="was ended from outside .* --resume"):
+    with closing(batches), pytest.raises(UserError, match="was killed .* --resume"):
         next(batches)
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         for worker in Path(f"/proc/{server}/task/{server}/children").read_text().split():
