@@ -101,7 +101,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
             logging.enable_progress_bar()
 
 
-# Classes of transformers that are only the encoder of an encoder-decoder, as T5EncoderModel.
+# Classes of transformers that are only the encoder of an encoder-decoder, such as T5EncoderModel.
 HALVES = {name for name in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values() if "Encoder" in name}
 
 
@@ -152,7 +152,7 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
             " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
         )
     backend = tokenizer.backend_tokenizer
-    # The last call of the tokenizer may have left its truncation and padding there.
+    # The backend retains the truncation and padding of the tokenizer's last call.
     backend.no_truncation()
     backend.no_padding()
     for text in PROBES:
@@ -168,8 +168,8 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
 def load_network(
     factory: Any, model: ResolvedModel, flag: str = "", **options: Any
 ) -> tuple[Any, list[str]]:
-    """Load a network. Return it, and the parameters of head and pooler that the checkpoint lacks,
-    which are random.
+    """Load a network. Return it, and the names of the parameters of its head and pooler that the
+    checkpoint lacks, whose values are random.
 
     Raises UserError if the checkpoint lacks parameters of the encoder, or if their sizes differ.
     """
@@ -338,8 +338,8 @@ def _check_numbers(config: Any, name: str) -> None:
 def load_with_fresh_head(
     model: ResolvedModel, factory: Any, head: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Load tokenizer and network (float32) of a checkpoint with a new, random head; with its own,
-    if that has the same labels.
+    """Load tokenizer and network (float32) of a checkpoint, with its own head if that has the same
+    labels, else with a new, random head.
 
     factory: an AutoModelFor... of transformers.
     head: fields of the config that the head needs.
@@ -390,7 +390,7 @@ def declared_task(model: ResolvedModel, factory: Any) -> TaskSpec | None:
     """
     config = load_config(model)
     kind = declared_head([*map(str, config.architectures or ())])
-    # Without names the weights may be missing, too, which loading reports.
+    # LABEL_0 and so on are the defaults of transformers: such a config does not name its labels.
     named = any(name != f"LABEL_{number}" for number, name in config.id2label.items())
     if kind is None or FACTORIES.get(kind) is not factory or not named:
         return None

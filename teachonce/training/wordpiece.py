@@ -34,7 +34,8 @@ PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode 
 
 
 def vocabulary_size(word: str) -> int | None:
-    """Return the number of pieces that `5k` or `5000` requests; None if it is not a number."""
+    """Return the number of pieces that a `--vocab` such as `5k` or `5000` requests; None if `word`
+    is not a number."""
     found = re.fullmatch(r"(\d+)(k?)", word.lower())
     return int(found[1]) * (1000 if found[2] else 1) if found else None
 
@@ -53,10 +54,12 @@ def fewer_pieces(word: str, pieces: int) -> str:
 
     `5k`, `words:5k` and `pruned:5k` request a number.
     """
-    asked = vocabulary_size(word.rpartition(":")[2])
-    if asked is None or pieces >= asked:
+    requested = vocabulary_size(word.rpartition(":")[2])
+    if requested is None or pieces >= requested:
         return ""
-    return f"vocabulary of {pieces:,} pieces, not {asked:,} (--vocab {word}): the text has no more"
+    return (
+        f"vocabulary of {pieces:,} pieces, not {requested:,} (--vocab {word}): the text has no more"
+    )
 
 
 def train_wordpiece(
@@ -138,8 +141,8 @@ def _frame(tokenizer: Tokenizer) -> None:
 
 
 def suggested_size(texts: Iterable[str], teacher_normalizer: Any) -> int:
-    """Suggest the smallest of SIZES in which at most half of the pieces are letters; reads SAMPLE
-    texts.
+    """Suggest the smallest of SIZES in which at most half of the pieces are single characters;
+    reads SAMPLE texts.
 
     `train_wordpiece` makes fewer pieces if the text is too small for that size.
     """
@@ -158,7 +161,8 @@ def _untrained(teacher_normalizer: Any) -> Tokenizer:
 
 
 def _letters(words: Iterable[str]) -> list[str]:
-    """Return the pieces of single characters: at the start of a word, and (##) inside."""
+    """Return the pieces of single characters: each at the start of a word, then each that occurs
+    inside a word, with `##`."""
     inside = {c for word in words for c in word[1:]}
     return [*sorted({c for word in words for c in word}), *(f"##{c}" for c in sorted(inside))]
 
@@ -170,6 +174,7 @@ def _merged(words: Counter[str], letters: list[str], size: int) -> list[str]:
     # random in every process, and breaks ties by these numbers: other runs, other pieces. So every
     # letter, first or inside (`##`), becomes a character of its own before a trainer sees it.
     code = {letter: chr(PRIVATE + i) for i, letter in enumerate(letters)}
+    # Sorted words, so that the order of the texts decides nothing.
     coded = (
         (code[word[0]] + "".join(code[f"##{c}"] for c in word[1:]), count)
         for word, count in sorted(words.items())
@@ -196,7 +201,7 @@ def _folding(normalizer: Any) -> tuple[bool, bool]:
     normalizer."""
     if normalizer is None:
         return False, False
-    # Some normalizers decompose é but keep its accent, and SentencePiece's put ▁ before a text.
+    # Some normalizers decompose é but retain its accent, and SentencePiece's put ▁ before a text.
     folded = [unicodedata.normalize("NFC", normalizer.normalize_str(c).strip("▁ ")) for c in "Aé"]
     return folded[0] == "a", folded[1] == "e"
 

@@ -105,7 +105,7 @@ def test_a_tracker_that_cannot_begin_is_told_in_a_line(
     file: Path, facts: RunDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("refuse", "1")
-    with pytest.raises(UserError, match=r"--log wandb: cannot begin \(api_key not configured\)"):
+    with pytest.raises(UserError, match=r"--log wandb: cannot start \(api_key not configured\)"):
         Trackers(["trackio", "wandb"], facts, False, print)
     assert told(file)[-1] == {"finish": 0, "id": told(file)[0]["id"]}, "trackio's run is ended"
 
