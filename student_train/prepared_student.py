@@ -164,7 +164,8 @@ def _positions(plan: TrainPlan) -> int | None:
     found = config.get("max_position_embeddings", config.get("n_positions"))
     if not isinstance(found, int) or found < 1:
         raise UserError(
-            f"{folder}: its config.json gives {found!r:.40} positions; save the model there again"
+            f"{folder}: max_position_embeddings or n_positions of its config.json is {found!r:.40},"
+            " expected a number of at least 1; save the model there again"
         )
     return found
 

@@ -57,6 +57,7 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     if not parts.positions:
         # Rotary positions turn fixed pairs of channels, so no part of a head can be copied.
         configs = vars(student.config), store.teacher_settings("config.json")
+        # The config is untrusted: a size may be missing, zero, or no number.
         try:
             own, theirs = (c["hidden_size"] // c["num_attention_heads"] for c in configs)
         except (LookupError, TypeError, ZeroDivisionError):

@@ -99,7 +99,7 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
             stores = ", ".join(paths) or "a single store"
             problem = f"{stores} is not the store it was started with"
             raise UserError(
-                f"{out}: cannot resume: {problem}"
+                f"{out}: cannot resume: {problem}; give the earlier --store, or another --out"
                 if resume
                 else f"{out} exists already, a finished student: {problem}; give another --out"
             )

@@ -199,8 +199,8 @@ def _pieces_after_pruning(plan: TrainPlan, collator: Collator, say: Any) -> list
     own = collator.student_tokenizer
     retained = shared_pieces(own, other, size)
     say(
-        f"prune to  {len(retained):,} of {len(own):,} pieces, after the training; its figures are"
-        " of the student with all of them"
+        f"prune to  {len(retained):,} of {len(own):,} pieces, after the training; the figures are"
+        " measured before, with all pieces"
     )
     return retained
 

@@ -66,8 +66,8 @@ def _check_start(options: TrainOptions) -> None:
     own = options.init.removeprefix(FOLDER)
     if options.lora and own == options.init:
         raise UserError(
-            f"--lora {options.lora}: the other weights are not trained, and --init is"
-            f" {options.init}; give --student DIR, a trained model, or leave --lora out"
+            f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
+            f" {options.init}; give --student DIR, the folder of such a model, or leave --lora out"
         )
     if own != options.init and not parse_student(options.student).causal:
         raise UserError(

@@ -77,7 +77,7 @@ class TrainOptions(OptionFields):
         if not stores:
             raise UserError("--store: expected at least one store, got an empty list")
         if wrong := [one for one in (*stores, *others) if not isinstance(one, str | os.PathLike)]:
-            raise UserError(f"--store {wrong[0]}: expected a text")
+            raise UserError(f"--store {wrong[0]}: expected a path or a URL")
         known = options_of(TrainOptions)
         stages = tuple(
             {n: parse_value(TrainOptions, n, v) if n in known else v for n, v in stage.items()}

@@ -98,7 +98,7 @@ def check_losses(loss: Any) -> None:
     """Check the weights of losses. Raises UserError for an unknown loss or a weight of 0 or
     less."""
     if not isinstance(loss, Mapping) or not loss:
-        raise UserError("--loss: at least one loss, each with a weight above 0")
+        raise UserError("--loss: expected one or more losses with weights, such as mlm=1,hidden=30")
     for name, weight in loss.items():
         number = isinstance(weight, int | float)
         if not number or not 0 < weight < math.inf:
@@ -153,7 +153,8 @@ def parse_alignments(words: str) -> LossAlignments:
         own[name] = alignment
     if len(others) > 1:
         raise UserError(
-            f"--align {words}: {' and '.join(others)} for all losses; give one, and others by loss"
+            f"--align {words}: {' and '.join(others)} for all losses; give one, and further ones"
+            " as LOSS=ALIGNMENT"
         )
     return LossAlignments(others[0] if others else DEFAULT_ALIGNMENT, own)
 

@@ -82,8 +82,9 @@ def check_validation(found: dict[str, float], step: int) -> None:
     if not math.isfinite(loss):
         raise UserError(
             f"step {step}: the held-out loss is not finite ({nonfinite_parts(found)}"
-            f"valid_loss {loss:g}); the store's values for them are too large, or training has"
-            " diverged: leave that loss out, make the store again, or lower --lr"
+            f"valid_loss {loss:g}); the teacher's values in the store are too large, or training"
+            " has diverged: leave out the loss that is not finite, make the store again, or lower"
+            " --lr"
         )
 
 
@@ -134,7 +135,8 @@ class StateSpread:
             self.squares[name] = self.squares.get(name, 0.0) + float(each.square().sum())
 
     def figures(self) -> dict[str, float]:
-        """Return, by name, the smallest figure of all compared states; {} without states."""
+        """Return the smallest figure of all compared states, by the name `states_varying`; {}
+        without states."""
         shares = [
             max(0.0, 1 - float((self.sums[name] / count).square().sum()) / (square / count))
             for name, count in self.counts.items()
@@ -154,7 +156,7 @@ def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions
     return (
         f"states    {share:.2%} of the student's states varies from token to token (healthy: over"
         " 10%): they are nearly constant, and the student learns little of the teacher; give"
-        f" {' or '.join([*remedies, 'a smaller weight of that loss'])}"
+        f" {' or '.join([*remedies, 'a smaller weight of the losses on states'])}"
     )
 
 

@@ -34,7 +34,7 @@ from teachonce.support.options import options_of, scoped
         ({"device": "toaster"}, "--device toaster: expected auto, cpu, cuda or cuda:N"),
         ({"loss": {"mlm": 1.0, "kl": 0.0}}, "--loss kl=0: expected a finite weight above 0"),
         ({"loss": {"mlm": "1"}}, "--loss mlm='1': expected a finite weight above 0"),
-        ({"loss": {}}, "--loss: at least one loss, each with a weight above 0"),
+        ({"loss": {}}, "--loss: expected one or more losses with weights, such as mlm=1"),
         ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; there are mlm"),
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
@@ -122,7 +122,7 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
         TrainOptions("a.zarr", out=3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="^--freeze 3: expected a text$"):
         TrainOptions("a.zarr", freeze=3)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="^--loss: at least one loss"):
+    with pytest.raises(UserError, match="^--loss: expected one or more losses"):
         TrainOptions("a.zarr", loss=1.0)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="^--vocab 5000: expected a text$"):
         TrainOptions("a.zarr", vocab=5000)  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ def test_nearly_constant_states_are_reported() -> None:
     assert warning_of_constant_states({}, plain) == ""
     line = warning_of_constant_states({"states_varying": 0.006}, plain)
     assert line.startswith("states    0.60% of ")
-    assert line.endswith("of the teacher; give a smaller weight of that loss")
+    assert line.endswith("of the teacher; give a smaller weight of the losses on states")
     other = TrainOptions("a.zarr", projection="frozen", projection_start="he")
     line = warning_of_constant_states({"states_varying": 0.006}, other)
     assert "give --projection-start pytorch or --projection trainable or a smaller" in line
