@@ -185,8 +185,8 @@ def load_network(
     if encoder:
         what = f"{flag}: {model.name}" if flag else f"model {model.name}: the checkpoint"
         raise UserError(
-            f"{what} lacks weights of its encoder, {len(encoder)}, first {encoder[0]}; copy the"
-            " whole checkpoint"
+            f"{what} lacks weights of its encoder: {len(encoder)}, the first is {encoder[0]}; copy"
+            " the whole checkpoint"
         )
     name = f"{flag}: {model.name}".lstrip(": ")
     # transformers ignores weights that the network lacks, and `load` switches its warning off.

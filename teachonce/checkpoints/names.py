@@ -275,6 +275,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
 def adapter_error(model: str, file: Path) -> UserError:
     """Return the error for a checkpoint that is an adapter, given its adapter_config.json."""
     base = None
+    # The file may be damaged: then the error names no base.
     with suppress(OSError, ValueError, AttributeError, RecursionError):
         base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
     (fields,) = FIELDS[ADAPTER]

@@ -33,8 +33,8 @@ Losses = dict[str, float]
 
 B = TypeVar("B")
 TOO_LARGE = (
-    "the numbers that it is trained on, or the weights from which it starts, are too large: leave"
-    " that loss out, or make them again"
+    "values of the training data or of the initial weights are too large: leave out the loss that"
+    " is not finite, or make the data or the weights again"
 )
 
 

@@ -152,7 +152,7 @@ ALONE = Ranks()
 
 
 def _difference_line(name: str, first: Any, here: Any) -> str:
-    return f"{name} is {here}, and {first} of the first process"
+    return f"{name} is {here}, and in the first process {first}"
 
 
 @contextmanager

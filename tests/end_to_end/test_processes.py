@@ -177,7 +177,7 @@ def joins(code: str) -> None:
 
 def test_a_process_with_other_code_is_refused(tmp_path: Path) -> None:
     found = together(3, tmp_path, lambda rank: (joins, "abc" if rank < 2 else "fed"))
-    wanted = f"on {socket.gethostname()}: code is 'fed', and 'abc' of the first process; install"
+    wanted = f"on {socket.gethostname()}: code is 'fed', and in the first process 'abc'; install"
     assert found.codes == [0] * 3
     for said in found.said:
         assert wanted in said and "joined" not in said and said.count("\n") == 1

@@ -135,7 +135,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss_clipped() -> None:
     ("done", "words"),
     [
         (1, r"step 2: training has diverged \(error .*, loss .* lower --lr, here 0\.01"),
-        (0, r"step 1: training cannot start \(error .*, loss .* the numbers that it is trained on"),
+        (0, r"step 1: training cannot start \(error .*, loss .* values of the training data"),
     ],
 )
 def test_a_training_that_diverges_names_the_step_and_the_rate(
