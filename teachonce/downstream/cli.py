@@ -94,7 +94,7 @@ EXAMPLES = examples(
 @command_errors
 def main(**words: Any) -> None:
     """Read the options, check them against the task and its files, and run the task."""
-    # What options and files show to be wrong is refused before torch loads, which takes seconds.
+    # Mistakes in options and files are reported before torch is imported, which takes seconds.
     options = read_options(words)
     _check_out(options)
     check_task(options)

@@ -267,8 +267,8 @@ def _quantise(
     path: Path,
     options: ExportOptions,
 ) -> tuple[tuple[str, ...], float | None]:
-    """Quantise all layers except `options.keep_float`; return the names of the exceptions, and the
-    agreement of the file (see `_share`).
+    """Quantise all layers except `options.keep_float`; return the names of the layers that stay in
+    float32, and the agreement of the file (see `_share`).
 
     Raises UserError if the agreement is below `options.least`, and names the layers that lose most.
     """
@@ -281,7 +281,10 @@ def _quantise(
     left = set(format.quantise(source, path, kind, every) if every else ())
     chosen = {name: parts for name, parts in chosen.items() if left.isdisjoint(parts)}
     if not chosen:
-        raise UserError(f"--quantize {kind}: no layer is left to quantise")
+        raise UserError(
+            f"--quantize {kind}: no layer is left to quantise; leave a --keep-float out, or give"
+            " another --quantize"
+        )
     in_float = tuple(name for name in layers if name not in chosen)
     share = _share(student, check, format, path)
     if share is None or share >= options.least:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NAMES = {"": "gguf/model.gguf", **{kind: f"gguf/model-{kind}.gguf" for kind in GGUF}}
 EXTRA, RUNNER = "gguf", "llama_cpp"
-SET_ANEW = ("general.architecture", "general.file_type")
+SET_BY_WRITER = ("general.architecture", "general.file_type")
 USAGE = """Continue a text with llama.cpp (`pip install llama-cpp-python`, or `llama-cli -m FILE`):
 
 ```python
@@ -109,9 +109,8 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> Seque
     _check_rows(gguf, read, kind, nodes)
     writer = gguf.GGUFWriter(path, read.get_field("general.architecture").contents())
     for name, field in read.fields.items():
-        # `GGUF.` fields are the reader's own, of the file's header; the writer sets those of
-        # SET_ANEW.
-        if not name.startswith("GGUF.") and name not in SET_ANEW:
+        # `GGUF.` fields are the reader's own, of the file's header.
+        if not name.startswith("GGUF.") and name not in SET_BY_WRITER:
             sub_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type)
     types = gguf.LlamaFileType.__members__
@@ -178,14 +177,14 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     Raises UserError if llama-cpp-python is missing, or cannot load the file.
     """
-    # By default llama.cpp keeps the logits of the last token alone.
+    # By default llama.cpp retains the logits of the last token only.
     model = _loaded(path, threads, logits_all=True)
 
     def run(inputs: dict[str, Array]) -> Array:
         rows = []
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
             own = ids[mask.astype(bool)].tolist()
-            # Else llama.cpp takes the text for a continuation of the one before.
+            # Without a reset, llama.cpp reads a text as the continuation of the previous one.
             model.reset()
             model.eval(own)
             # Padding has rows of 0, which no check reads.

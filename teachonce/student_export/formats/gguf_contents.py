@@ -208,7 +208,7 @@ def pattern_of(settings: Mapping[str, Any], where: str) -> str:
         if before == [DIGITS] and regex:
             return "smollm"
     raise UserError(
-        f"{where}: its tokenizer is not a byte-level BPE with a pattern that llama.cpp knows"
+        f"{where}: its tokenizer is not a byte-level BPE with a pattern that llama.cpp has"
         f" ({', '.join(PATTERNS)}, smollm); train the student with --vocab 8k, or use --to onnx"
     )
 

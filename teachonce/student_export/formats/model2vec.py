@@ -73,8 +73,9 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
     if network.truncate_dim is not None and network.truncate_dim < vectors.shape[1]:
         if normalised:
             raise UserError(
-                f"--to model2vec: the student keeps {network.truncate_dim} numbers of a normalised"
-                " vector, which is not a table of word vectors; give --to onnx"
+                "--to model2vec: the student truncates a normalised vector to"
+                f" {network.truncate_dim} numbers, which no table of word vectors can do; give --to"
+                " onnx"
             )
         vectors = vectors[:, : network.truncate_dim]
     return np.ascontiguousarray(vectors.detach().numpy(), np.float32), normalised
