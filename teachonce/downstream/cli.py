@@ -195,7 +195,7 @@ def _made_early(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
+        with suppress(OSError):  # the folder has files: the work wrote them
             out.rmdir()
 
 

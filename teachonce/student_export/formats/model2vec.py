@@ -94,6 +94,7 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
         total = (table[inputs["input_ids"]] * present).sum(1)
         vectors = total / np.maximum(present.sum(1), 1)
         if normalised:
+            # 1e-12 as in torch's `normalize`: the vector of an empty text is 0, not NaN.
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.asarray(vectors, np.float32)
 
