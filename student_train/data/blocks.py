@@ -23,7 +23,7 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
     """Return the blocks to train on and the held-out blocks, both int64 [n,2]: sequence numbers
     begin..end, end exclusive.
 
-    held_out: the share of blocks to hold out. The split depends on the store and this share alone.
+    held_out: the share of blocks to hold out. The split depends only on the store and this share.
 
     Raises UserError if the store has too few blocks for both.
     """
@@ -110,7 +110,7 @@ def describe_masks(features: Features, requested: int | None, epochs: float) -> 
     )
 
 
-# Weak, so that the cache keeps no closed store in memory.
+# Weak, so that the cache holds no closed store in memory.
 _GOLD: WeakKeyDictionary[FeatureStore, Array] = WeakKeyDictionary()
 
 

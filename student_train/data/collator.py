@@ -116,7 +116,7 @@ class Collator:
         self.student_tokenizer = student_tokenizer
         # A copy: truncation must not be saved with the student's tokenizer.
         self.tokenizer = copy.deepcopy(student_tokenizer.backend_tokenizer)
-        # `Inputs.of` pads batches: the table has tokens of texts alone.
+        # `Inputs.of` pads batches: the table must not have padding.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
         self.table = None if store is None else token_table(store, self.tokenizer)
@@ -190,7 +190,7 @@ class Collator:
 
     def _read_logits(self, wanted: _Aligned) -> None:
         if wanted.reader_key not in self.readers:
-            # `align_reduce` splits by the first map alone, also at the start of a word.
+            # `align_reduce` splits only by the first map, also at the start of a word.
             maps = self.vocabulary.maps[: 1 if wanted.strategy.second_input else None]
             if wanted.strategy.predicted != "first":
                 pieces = np.stack([each.match for each in maps])

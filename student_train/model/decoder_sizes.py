@@ -113,7 +113,7 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
     ):
         if mine > limit:
             raise UserError(
-                f"{start}: the student's {what} is {mine}, and that of {where} {limit}; choose a"
+                f"{start}: the student's {what} is {mine}, and {where} has {limit}; choose a"
                 " smaller --student"
             )
     if own.groups > head_sets(theirs, own):

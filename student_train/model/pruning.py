@@ -40,7 +40,7 @@ def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None
     if kind not in CAN_BE_CUT:
         raise UserError(
             f"--vocab pruned:{size}: a {', '.join(CAN_BE_CUT)} vocabulary can be cut, and the"
-            f" teacher's is a {kind}; give a size alone, such as 5k"
+            f" teacher's is a {kind}; give only a size, such as 5k"
         )
     return cut_tokenizer(settings, retained_pieces(settings, _counts(store, blocks), size))
 

@@ -38,7 +38,7 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
         theirs = shape_of_folder(config, folder, f"--init {how}")
         if parse_student(theirs) != shape:
             raise UserError(
-                f"--init {how}: the model in it has the shape {theirs}, not that of --student; give"
+                f"--init {how}: the model in it has the shape {theirs}, and --student another; give"
                 f" --student {folder}"
             )
         return

@@ -110,7 +110,7 @@ def train_student(
         out.parent.mkdir(parents=True, exist_ok=True)
         # Without the lease, two trainings in one folder would mix their checkpoints.
         with closing(Lease(out)) if ranks.is_main else nullcontext():
-            # Checked by the first process alone: a later one would find the folder that it made.
+            # Only the first process checks: another one may find the folder that the first made.
             before: dict[str, Any] | None = ranks.broadcast(
                 check_same_training(out, report, resume) if ranks.is_main else None
             )
@@ -171,7 +171,7 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
         say(f"start     {cut}")
     of_texts = any(term.loss.of_text for term in plan.terms)
     if not of_texts and any(each.features.embedding for each in plan.stores):
-        say("losses    none of them uses the text vectors in the store")
+        say("losses    none uses the text vectors in the store")
     # Not refused: the students of a sweep over losses share their other options.
     for option in plan.unread():
         say(f"losses    none of this training uses {option}: it has no effect")

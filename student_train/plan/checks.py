@@ -154,7 +154,7 @@ def _check_vectors(plan: TrainPlan) -> None:
     if options.batch_texts == 1 and between_texts:
         raise UserError(
             f"--batch-texts 1: --loss {between_texts[0]} compares the texts of a batch; give 2 or"
-            " more, or --loss embedding=1 alone"
+            " more, or only --loss embedding=1"
         )
     if options.combine == "outputs":
         raise UserError(

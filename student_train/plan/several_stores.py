@@ -74,7 +74,7 @@ def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureS
         if spec and spec.tier != "head" and any(term.loss.teacher == "shared" for term in terms):
             raise UserError(
                 f"--combine outputs: --loss kl-shared of several teachers needs the logits of all"
-                f" shared pieces, and {each.path} has some of them; dump with --logits head, or"
+                f" shared pieces, and {each.path} has only some; dump with --logits head, or"
                 f" {LOSSES}"
             )
         if spec and spec.tier == "sample" and "logits" in read:

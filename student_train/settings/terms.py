@@ -69,7 +69,7 @@ class BatchPlan:
     def validated(self) -> tuple[Term, ...]:
         """Return the terms of a validation. A decoder's always include `next`, with weight 0 if it
         is not trained with it."""
-        # Bits per byte alone compare decoders of any vocabulary and losses.
+        # Only bits per byte, which `next` gives, compare decoders of any vocabulary and losses.
         if not self.causal or any(term.loss.of_text_alone for term in self.terms):
             return self.terms
         return (*(Term(loss, 0.0) for loss in named(["next"])), *self.terms)

@@ -75,7 +75,7 @@ def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
     done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"--downstream: the tables cannot be checked: {_last_line(done)}")
-    # The last line alone, because libraries may print others before it.
+    # Only the last line, because libraries may print others before it.
     return str(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -45,7 +45,7 @@ class Distiller(nn.Module):
     frozen: the projections are not trained: their parameters require no gradient.
     separate: `logit` and `log-odds` have an output layer of their own.
 
-    `of` takes all of these from options and a store.
+    `Distiller.of` takes all of these from options and a store.
     """
 
     def __init__(

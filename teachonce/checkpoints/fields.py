@@ -258,7 +258,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " tokenizer_args.padding_side processor_kwargs.trust_remote_code"
             " processor_kwargs.padding_side processing_kwargs.text.padding"
             " processing_kwargs.text.truncation",
-            "how it is loaded and laid out; `--trust-remote-code` alone runs code",
+            "how it is loaded and laid out; only `--trust-remote-code` runs code",
         ),
         refused(
             "model_args model_kwargs config_args config_kwargs tokenizer_args processor_kwargs"

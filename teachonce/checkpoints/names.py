@@ -324,7 +324,7 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
 
     if name.startswith("scratch:"):
         raise UserError(
-            f"model {name!r}: random weights are trained by `downstream --task mlm` alone;"
+            f"model {name!r}: only `downstream --task mlm` trains random weights;"
             " do that first, and give the folder of its --out here"
         )
     unreachable = False

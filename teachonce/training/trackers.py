@@ -104,7 +104,7 @@ class Trackers:
         runs = json.loads(path.read_text()) if resume and path.exists() else {}
         for name in names:
             try:
-                with redirect_stdout(sys.stderr):  # with --json, stdout is JSON alone
+                with redirect_stdout(sys.stderr):  # with --json, stdout has only JSON
                     self._open[name], runs[name] = _started(name, facts, runs.get(name))
             except Exception as error:  # each tracker raises its own
                 self.close(False)

@@ -156,7 +156,7 @@ def test_a_name_that_the_hub_cannot_have_is_refused(no_cache: None) -> None:
 
 
 def test_random_weights_are_refused() -> None:
-    with pytest.raises(UserError, match="trained by `downstream --task mlm` alone; do that first"):
+    with pytest.raises(UserError, match="`downstream --task mlm` trains random weights; do that"):
         resolve_model("scratch:64x2x2")
 
 

@@ -335,7 +335,7 @@ def test_word_vectors_for_model2vec(
     assert done.stdout.count(b"[") == 3  # two vectors
     line = refused(embedder(shallow, tmp_path / "e"), "--to", "model2vec", "--out", tmp_path / "no")
     assert line == (
-        "Error: --to model2vec: exports static students (static:256) alone, and this student has"
+        "Error: --to model2vec: exports only static students (static:256), and this student has"
         " layers; give --to onnx"
     )
     assert not (tmp_path / "no").exists()

@@ -27,7 +27,7 @@ def write_float(student: Any, path: Path) -> None:
 
     if not isinstance(student.network, StaticVectorNetwork):
         raise UserError(
-            "--to model2vec: exports static students (static:256) alone, and this student has"
+            "--to model2vec: exports only static students (static:256), and this student has"
             " layers; give --to onnx"
         )
     table, normalised = _table_of(student.network)
