@@ -114,7 +114,7 @@ class Distiller(nn.Module):
     @staticmethod
     def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
         """Make the mean pooling, and a map to the teacher's vector size if a loss needs it."""
-        # Imported here: it takes 8 seconds, and other students do not need it.
+        # Imported here: it takes seconds, and only students of text vectors need it.
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
         projected = own != width and any(term.loss.projection != "none" for term in terms)

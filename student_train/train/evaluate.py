@@ -263,7 +263,7 @@ MATTHEWS = "_matthews"
 def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     """Return the share of equal labels [G], and their Matthews' correlation, which is 0 if all
     labels of one side are the same; {} without labels."""
-    # Imported here: it takes 2.6 seconds, and only students of a task need it.
+    # Imported here: scikit-learn takes a second or two, and only students of a task need it.
     from sklearn.metrics import matthews_corrcoef
 
     if not len(own):
@@ -289,7 +289,7 @@ def warning_of_one_label(found: Mapping[str, float]) -> str:
 def _ranked(student: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     """Return the rank correlation with the teacher's numbers [G,C], mean over the outputs, or {} if
     an output is constant."""
-    # Imported here: it takes 1.5 seconds, and only students of scores need it.
+    # Imported here: scipy.stats takes a second, and only students of scores need it.
     from scipy.stats import spearmanr
 
     own, teacher = student.numpy().T, other.numpy().T

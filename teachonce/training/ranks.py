@@ -49,7 +49,7 @@ class Ranks:
         found = f"{socket.gethostname()}: {'; '.join(_difference_line(*each) for each in other)}"
         each: list[Any] = [None] * self.size
         with _peer_errors():
-            # Every process takes part, also an equal one, so that all end with the same message.
+            # Every process takes part, also without a difference, so that all end with one message.
             distributed.all_gather_object(each, found if other else None)
         if unlike := next(filter(None, each), None):
             raise UserError(
