@@ -23,12 +23,12 @@ def check_metadata(license: str | None, languages: Sequence[str]) -> None:
     for each in languages:
         if not LANGUAGE.fullmatch(each):
             raise UserError(
-                f"--language {each}: expected a code of ISO 639, such as en or ru, or multilingual"
+                f"--language {each}: expected an ISO 639 code, such as en or ru, or multilingual"
             )
 
 
 def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> str:
-    """Return a card with these entries in its metadata; they replace existing ones.
+    """Return a card whose metadata have these entries; existing entries are replaced.
 
     Raises UserError as `check_metadata` does.
     """

@@ -71,9 +71,10 @@ class NameOrAdded(Names):
 
 
 def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
-    """Return a message that shows how to repeat an option instead of giving a comma list.
+    """Return the end of a message, which shows how to repeat an option in place of a comma list.
 
-    sweep: the command that accepts repetitions, if another does not; or "".
+    Returns "" if `value` has no comma, or if no command accepts repetitions. sweep: the command
+    that accepts them if the running one does not; or "".
     """
     here = getattr(param, "multiple", False)
     if param is None or not (here or sweep) or "," not in str(value):

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-DEVICES = ("auto", "cpu", "cuda")  # words of --device; cuda:N is one, too
-WIDE = 200  # of a table that goes to a file or another program
+DEVICES = ("auto", "cpu", "cuda")  # completions of --device, which also accepts cuda:N
+WIDE = 200  # columns of a table that is printed to a file or another program
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
-"""Settings of every command; a group hands them on to its subcommands."""
+"""click's context settings of every command; a group passes them on to its subcommands."""
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 part`, `1,204 parts`."""
+    """Return a number with its noun, in the plural unless it is 1: `1 part`, `1,204 parts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -52,8 +52,8 @@ def readable(size: float) -> str:
 
 
 def wide_console() -> Console:
-    """Return the console for tables: in a terminal as wide as the terminal, in a file or pipe as
-    wide as the table needs."""
+    """Return rich's console for tables: as wide as the terminal, or at least WIDE columns for a
+    file or pipe."""
     from rich.console import Console
 
     console = Console()
@@ -100,9 +100,8 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
         # Let waiting threads of OpenMP sleep: on a machine with other work, spinning threads make
         # small students ten times slower. OpenMP reads the variable when torch is first imported.
         os.environ.setdefault(VARIABLE, SLEEPING)
-        if isinstance(
-            sys.stdout, io.TextIOWrapper
-        ):  # print names that the terminal's encoding lacks
+        # A name may have characters that the encoding of the terminal lacks.
+        if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if sys.flags.optimize > 1:
             raise click.ClickException(
@@ -121,7 +120,10 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
         except Exception as error:
             line = library_error_line(error)
             if out_of_memory(error):
-                line = f"out of memory ({first_line(error)}); free some, or request less at once"
+                line = (
+                    f"out of memory ({first_line(error)}); end other programs, or process less at"
+                    " once: smaller batches, shorter sequences"
+                )
             if line is None:
                 raise
             raise click.ClickException(line) from error

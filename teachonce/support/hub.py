@@ -25,23 +25,25 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write
 REFUSED_CARD = "Invalid metadata in README.md."  # as huggingface_hub begins its error
 REMEDIES = {
     401: f"the hub does not know the token: {LOG_IN}",
-    403: f"the token may not write there: {LOG_IN}, as somebody to whom the name belongs",
+    403: f"the token may not write there: give a repository of its user, or {LOG_IN} there",
     404: f"there is no such repository, or the token may not see it: check the name, {LOG_IN}",
     409: "somebody else changes the repository: type the command again",
-    413: "the hub takes no more at once: check the room that is left there",
-    429: "the hub asks to wait: type the command again later",
+    413: "the hub refuses the size of the upload: check the storage that your account has left",
+    429: "the hub allows no more requests now: type the command again later",
 }
 
 
 def metadata_options(command: Command) -> Command:
-    """Decorate a click callback with the options of what a card says to the hub."""
+    """Decorate a click callback with --language and --license, the metadata of a card."""
     for option in (
         click.option(
             "--language",
             multiple=True,
             help="Language in the card's metadata, such as en. Repeatable.  [default: as it is]",
         ),
-        click.option("--license", help="Licence in it, such as mit.  [default: as it is]"),
+        click.option(
+            "--license", help="Licence in the card's metadata, such as mit.  [default: as it is]"
+        ),
     ):
         command = option(command)
     return command
@@ -53,7 +55,7 @@ def push_options(command: Command) -> Command:
     for option in (
         click.option("--message", help="Message of the commit.  [default: names what is sent]"),
         click.option(
-            "--revision", metavar="BRANCH", help="Branch, made if there is none.  [default: main]"
+            "--revision", metavar="BRANCH", help="Branch, created if missing.  [default: main]"
         ),
         click.option("--private", is_flag=True, help="Make a new repository private."),
     ):
@@ -77,7 +79,7 @@ class Repository:
         where = {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision}
         with hub_errors(self.id):
             found = getattr(HfApi(), method)(**where, **arguments)
-            # A generator asks the hub while it is read, so errors come only then.
+            # A generator sends its requests while it is iterated: their errors belong in the block.
             return list(found) if isgenerator(found) else found
 
     def files(self) -> dict[str, RepoFile]:
@@ -148,13 +150,14 @@ def hub_errors(id: str) -> Iterator[None]:
         )
     verbosity = get_verbosity()
     bound_hub_client()
-    set_verbosity(logging.ERROR)  # its warnings, as of an empty commit, are no news here
+    set_verbosity(logging.ERROR)  # without the client's warnings, such as of an empty commit
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # the client passes errors of its transport on, of any kind
-        if isinstance(error, OSError) and error.filename:  # of this machine's disk
+        # An error with a file name is of this machine's disk, not of the network.
+        if isinstance(error, OSError) and error.filename:
             raise
         raise UserError(f"{id}: {_explained(error)}") from error
     finally:
@@ -171,7 +174,7 @@ def _explained(error: BaseException) -> str:
         )
     while error.__cause__ is not None and not hasattr(error, "response"):
         error = error.__cause__
-    if isinstance(error, UserError):  # of the bounded client, in a thread of an upload
+    if isinstance(error, UserError):  # raised by `hub_client` in a thread of an upload
         return str(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:

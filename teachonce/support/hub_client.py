@@ -21,8 +21,8 @@ from teachonce.support.whole_numbers import whole_number
 
 MAX_ANSWER = 2**26  # bytes of an answer that is read into memory: lists of files, metadata
 MAX_UNDECLARED = 2**30  # bytes of a file that comes without its length
-ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # of an answer, and the bytes a second added to it
-MAX_WAIT = 300.0  # seconds that a hub may request before the next try; its own window of requests
+ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # limit of an answer, plus a second for each SLOWEST bytes
+MAX_WAIT = 300.0  # seconds that a hub may request before the next try: it counts requests by 300 s
 MAX_PAGES, PAGES_SECONDS = 1000, 600.0  # of one list; the hub sends 1,000 files with each page
 RANGE = re.compile(r"bytes=(\d*)-(\d+)")
 COMMIT = re.compile(r"\w[\w.-]*")
@@ -79,8 +79,8 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
 
     Raises UserError if they take too long.
     """
-    # A socket's timeout begins again with each byte, so that headers could take years; a thread
-    # that is given up bounds their time.
+    # A socket's timeout starts again with each byte, so headers could take years. Instead, a thread
+    # sends the request, and is abandoned after the limit.
     found: list[Response] = []
     failed: list[BaseException] = []
 
@@ -154,7 +154,8 @@ def _check(response: Response) -> None:
     request, headers = response.request, response.headers
     wait = headers.get("Retry-After", "")
     seconds = whole_number(wait)
-    # The client waits for seconds alone, and ignores dates. Digits without a number are too many.
+    # The client waits for a number of seconds, and ignores dates. `seconds` is None for digits of a
+    # number that is too long to be read.
     if wait.isdecimal() and (seconds is None or seconds > MAX_WAIT):
         raise _refused(request, f"requests a pause of {wait:.20} s (HTTP {response.status_code})")
     if request.method == "HEAD":

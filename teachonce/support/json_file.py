@@ -12,7 +12,7 @@ from typing import Any
 from teachonce.support.errors import UserError, first_line
 
 MOST_BYTES = 1 << 26
-LARGEST = 1e30  # of a number: its square is one, too
+LARGEST = 1e30  # of a number's magnitude: in float64 its square is finite as well
 
 
 def read_small(path: Path, most: int = MOST_BYTES) -> str:
@@ -32,8 +32,8 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, shape: Any, remedy: str = "") -> Any:
-    """Read a JSON file with the schema `shape`, see `schema_violation`. Raises UserError, which
-    names file and key, and ends in `remedy`."""
+    """Read a JSON file, and check it against the schema `shape`; see `schema_violation`. Raises
+    UserError, which names file and key, and ends in `remedy`."""
     text = read_small(path)
     try:
         found = json.loads(text)
@@ -60,6 +60,7 @@ def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
         each = (schema_violation(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
         return next(filter(None, each), "")
     if isinstance(shape, tuple):
+        # By type as well: to Python, true equals 1.
         fits = any(value == one and type(value) is type(one) for one in shape)
         return "" if fits else f"{place} is {value!r:.40}, expected one of {', '.join(shape)}"
     if shape is object:

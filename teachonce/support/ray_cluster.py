@@ -29,8 +29,8 @@ def check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address not in (AUTO, "local") and not (host and port.isdecimal() and "/" not in host):
         raise UserError(
-            f"--ray {address}: expected HOST:PORT, as 10.0.0.1:6379, or local, or no word; the"
-            " command runs on a node of the cluster"
+            f"--ray {address}: expected HOST:PORT, such as 10.0.0.1:6379, or local, or no value;"
+            " run the command on a node of the cluster"
         )
 
 
@@ -42,8 +42,8 @@ def check_gpus(gpus: float) -> None:
 
 @dataclass(frozen=True)
 class DriverNode:
-    """What a worker's node must have in common with the driver: the folder in which the command was
-    typed, the driver's lease of the path `driven`, and the installed versions."""
+    """What a worker's node must have in common with the driver's: the folder in which the command
+    was typed, the lease of the path `driven` with this `token`, and the installed versions."""
 
     folder: str
     driven: Path
@@ -101,10 +101,10 @@ def cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"--ray {address}: Ray cannot join or start it: {short(error)}") from None
     try:
-        stop.listen()  # Ray has set a handler of its own
+        stop.listen()  # `ray.init` has set a signal handler of its own
         yield
     except KeyboardInterrupt:
-        stop.check()  # Ray raises one without a number in place of Stopped
+        stop.check()  # Ray raises a KeyboardInterrupt without the number of the signal
         raise
     finally:
         ray.shutdown()
@@ -143,8 +143,8 @@ def worker_capacity(ray: Any, address: str, gpus: float) -> tuple[int, int]:
     places = sum(node_capacity(node, gpus) for node in nodes)
     if not places and address == "local":
         raise UserError(
-            f"--ray local: this machine has no room for a worker of 1 CPU and {gpus:g} GPU; say"
-            " --ray-gpus 0, or name a cluster"
+            f"--ray local: this machine has no room for a worker of 1 CPU and {gpus:g} GPU; give"
+            " --ray-gpus 0, or the address of a cluster as --ray HOST:PORT"
         )
     return len(nodes), places
 

@@ -12,13 +12,15 @@ MAX_BYTES = 2**20
 
 
 def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
-    """Read a TOML file that `option` names and that should be `what`, such as "a recipe". Raises
-    UserError."""
+    """Read a TOML file that `option` names and that should be a `what`, such as `recipe`. Raises
+    UserError if it cannot be read, is too large or is not TOML."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise UserError(f"{path}: more than {MAX_BYTES} bytes; that is not a {what}")
+            raise UserError(
+                f"{path}: has over {MAX_BYTES:,} bytes, so it is no {what}; check {option}"
+            )
         return tomllib.loads(data.decode())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check {option}") from None

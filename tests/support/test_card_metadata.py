@@ -30,6 +30,6 @@ def test_what_the_hub_does_not_know_is_refused() -> None:
     with pytest.raises(UserError, match="--license Apache 2.0: expected the hub's name of a lic"):
         with_metadata("", "Apache 2.0", ())
     for language in ("english", "en-US"):  # the hub takes no BCP 47
-        with pytest.raises(UserError, match=f"--language {language}: expected a code of ISO 639"):
+        with pytest.raises(UserError, match=f"--language {language}: expected an ISO 639 code"):
             with_metadata("", None, [language])
     assert "openrail++" in with_metadata("", "openrail++", ())
