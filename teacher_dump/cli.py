@@ -94,7 +94,7 @@ def _plan(options: DumpOptions) -> None:
 
 
 def _share(options: DumpOptions, shard: Shard) -> None:
-    """Write parts of a store together with other processes, and print how many."""
+    """Write a store together with other processes, and print what this process wrote."""
     from teachonce.teacher_dump.job.sharing import share
 
     # Under torchrun each process would print the same settings: only rank 0 does.
@@ -104,7 +104,7 @@ def _share(options: DumpOptions, shard: Shard) -> None:
         f" {counted(done.parts, 'part')} with {counted(done.tokens, 'teacher token')}"
     )
     if done.store:
-        # The line above says what is of this process.
+        # `resumed_parts` would count the parts of the other processes as written earlier.
         _report(options, replace(done.store, resumed_parts=0))
 
 
@@ -163,7 +163,8 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
 
 
 def _report_unread(out: Path | str) -> None:
-    """Print which features no default loss reads; not of a bucket, which would be read for it."""
+    """Print which stored features no default loss reads."""
+    # A store in a bucket would have to be opened over the network for this line alone.
     if "://" in str(out):
         return
     from teachonce.store import open_store

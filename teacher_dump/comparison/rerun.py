@@ -108,7 +108,9 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     teacher of the store, or if the store's arguments are invalid.
     """
     if not len(store) or sample < 1:
-        raise UserError(f"--sample {sample}: expected 1 to {len(store)}, as many as the store has")
+        raise UserError(
+            f"--sample {sample}: expected 1 to {len(store)}, the number of the store's sequences"
+        )
     arguments = _arguments(store)
     precision = arguments["precision"]
     chosen = device if device == "cpu" else resolved_device(device)
@@ -202,7 +204,7 @@ def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
 
 
 def _spec(names: Iterable[str]) -> str:
-    """Return the option of `teacher-dump` that stores features of these names."""
+    """Return the value of --hidden or --attention that stores features with these names."""
     words = [
         f"groups:{name.removeprefix('groups').split('.')[0]}"
         if name.startswith("groups")
@@ -299,7 +301,7 @@ class _Sample:
         for record in self.records if view and self.numbered else ():
             drawn = mask_spans(record.text, *self._key(record, view), share, words)
             if not np.array_equal(record.views[view].spans, drawn):
-                yield f"view{view}/mask: sequence {record.index} masks other words than its seed"
+                yield f"view{view}/mask: in sequence {record.index} the seed masks other words"
                 return
 
     def notes(self) -> list[str]:
@@ -347,7 +349,7 @@ class _Sample:
             self._compare(view, output, errors)
 
     def _input(self, i: int, view: int) -> Array | None:
-        """Return the teacher's input ids; None if their random tokens cannot be drawn again."""
+        """Return the teacher's input ids; None if random tokens in them cannot be drawn again."""
         record, window, tokenizer = self.records[i], self.windows[i], self.teacher.tokenizer
         spans = record.views[view].spans
         if not self.numbered and (spans[:, 2] == RANDOM).any():

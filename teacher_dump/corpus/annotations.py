@@ -94,7 +94,10 @@ def _agreed(
 
 def _annotation(items: Any, column: str | None, where: object, text: str | None) -> Annotation:
     if not isinstance(items, list):
-        raise CorpusError(f"{where}: expected a list of labels as result, got {items!r:.40}")
+        raise CorpusError(
+            f"{where}: expected a list of labels in `result`, got {items!r:.40}; export the"
+            " project again"
+        )
     labels, spans, questions = list[str](), list[Span](), set[str]()
     others = dict[str, object]()  # question -> type of its answers, if these are not labels
     for item in items:
@@ -151,7 +154,7 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
     begin, end, names = cells
     names = names if isinstance(names, list) else [names]
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
-        raise CorpusError(f"{where}: expected one name of a span, got {names!r:.60}; choose one")
+        raise CorpusError(f"{where}: expected one name for a span, got {names!r:.60}; choose one")
     if not all(isinstance(each, int) for each in (begin, end)) or not 0 <= begin < end:
         raise CorpusError(
             f"{where}: expected a span with 0 <= begin < end, got {begin!r:.20} to {end!r:.20};"

@@ -49,8 +49,8 @@ SETTINGS = ".json"  # of folders of models and data sets
 class Document:
     """One text of the corpus. `number` counts the documents of the whole corpus from 0.
 
-    messages: of a chat, before it is rendered. learn: ascending spans of characters of `text` that
-        students are trained on; None for all.
+    messages: the messages of a chat, before they are rendered. learn: ascending spans of characters
+        of `text` that students are trained on; None for all.
     """
 
     text: str
@@ -122,7 +122,10 @@ class Corpus:
             has = "has" if len(plain) == 1 else "have"
             raise CorpusError(f"{option}: {', '.join(plain)} {has} no columns; leave it out")
         if columns.chats and plain:
-            raise CorpusError(f"{given['messages']}: {plain[0]} has no columns, so no chats")
+            raise CorpusError(
+                f"{given['messages']}: {plain[0]} has no columns, so no chats; give tables, such as"
+                " .jsonl, or leave it out"
+            )
         if columns.second is not None and plain:
             option = given["student_column" if columns.parallel else "text_column"]
             raise CorpusError(
@@ -190,13 +193,15 @@ class Corpus:
         return [note for source in self.sources for note in source.notes()]
 
     def found_labels(self, kind: str) -> dict[str, str]:
-        """Return the labels (`classification`) or tags (`tagging`) that `check` found, with places.
+        """Return the labels (`classification`) or tags (`tagging`) that `check` found, each with
+        its first place.
 
-        `ENTITIES` returns the tags of entities in that scheme. Only local sources are checked.
+        For the kind `ENTITIES`, tags of entities are converted to that scheme. Only local sources
+        are checked.
         """
         found: dict[str, str] = {}
         for source in self.sources:
-            # The place in the earlier source replaces that in a later one.
+            # A label in two sources has its place in the first one.
             found = source.found_labels(kind) | found
         return found
 
@@ -221,9 +226,10 @@ class Corpus:
         }
 
     def trust(self, identity: Mapping[str, Any]) -> None:
-        """Take the hashes of files with the same names and sizes from an identity.
+        """Take over the hashes in the `identity` of another corpus for files of the same name and
+        size.
 
-        It is for processes that read no text, so that only one process hashes the corpus.
+        Processes that read no text call this, so that only one process hashes the corpus.
         """
         # Not strict: a store of other sources is refused later, when identities are compared.
         for source, stored in zip(self.sources, identity.get("sources", ()), strict=False):
@@ -257,7 +263,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
         raise CorpusError(
             f"{name}: not an ordinary file, but a corpus is read more than once; save it to a file"
         )
-    # After the checks for a file: its name may have brackets in it.
+    # After the checks for a file, whose name may have brackets, as `a[1].txt`.
     if glob.has_magic(name):
         seen = sorted(map(Path, glob.glob(str(path), recursive=True)))
         return _several(name, seen, columns, skipped)

@@ -28,7 +28,7 @@ DEFAULT_COLUMN = "text"
 class Columns:
     """Names of the columns of a table that hold texts and labels.
 
-    text: None for `text`, or the only column of texts.
+    text: None: the column named `text`, else the only column of texts.
     label: None if texts have no label.
     second: the column of the second text of a pair.
     parallel: whether the teacher reads only the first text of a pair, and the student the second.
@@ -53,7 +53,7 @@ class Columns:
         return cls(names[0], label, names[1], student is not None)
 
     def names(self) -> set[str]:
-        """Return names of which a table's header has at least one."""
+        """Return the names by which a header is recognised: it has at least one of them."""
         return {self.text or DEFAULT_COLUMN, *filter(None, (self.second, self.label))}
 
     def options(self) -> dict[str, str | None]:
@@ -121,7 +121,7 @@ class LabelledText:
 
     line: its line in the file, or its row in .parquet.
     tag_lines: the line of each tag.
-    messages: of a chat; the text is then the contents of all messages.
+    messages: the messages of a chat; `text` is then their contents, joined.
     """
 
     text: str
@@ -314,8 +314,8 @@ def check_tag(tag: str, where: str) -> None:
     """Raise UserError, which names `where`, if a tag is not O, B-X or I-X."""
     if tag != OUTSIDE and not tag.startswith((FIRST, OTHER)):
         raise UserError(
-            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; entities need IOB tags;"
-            " `downstream --task pos` reads other tags; remove comment lines"
+            f"{where}: tag {tag!r} is neither O nor B-... nor I-...; convert the tags to IOB, or"
+            " remove comment lines; for tags that are not entities use `downstream --task pos`"
         )
 
 

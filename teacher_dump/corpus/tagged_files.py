@@ -63,8 +63,8 @@ class TaggedLayout:
         return len(cells) != self.width or cells[0] != "#"
 
     def note(self) -> str | None:
-        """Describe which columns are read, and which lines are not; None if the file has no others
-        than words and tags."""
+        """Describe which columns are read and which lines are skipped; None if the file has nothing
+        but words and tags."""
         found = []
         if self.conllu:
             found.append("read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens")
@@ -208,8 +208,10 @@ def _other_width(path: Path, number: int, line: str, layout: TaggedLayout) -> Co
     if not layout.tabs:
         expected += " with spaces between them"
     got = counted(len(layout.cells(line)), "column")
+    remedy = "correct the line or remove it"
     if layout.tabs and len(BLANKS.split(line.strip())) == layout.width:
-        got += "; divide its columns by tabs, as in the other lines"
+        remedy = "divide its columns by tabs, as in the other lines"
     return CorpusError(
-        f"{path}, line {number}: expected {expected}, and a blank line between sentences, got {got}"
+        f"{path}, line {number}: expected {expected}, and a blank line between sentences, got"
+        f" {got}; {remedy}"
     )

@@ -104,7 +104,10 @@ def window_length(requested: int | None, teacher: Teacher) -> int:
 def check_length(requested: int | None, limit: int | None) -> None:
     """Raise UserError if windows are longer than the teacher's input may be."""
     if requested is not None and limit is not None and requested > limit:
-        raise UserError(f"--max-length {requested}: the teacher reads at most {limit} tokens")
+        raise UserError(
+            f"--max-length {requested}: the teacher reads at most {limit} tokens; give a smaller"
+            " length, or leave it out"
+        )
 
 
 def _check_prompt(prompt: str, tokenizer: Any, max_length: int) -> None:
@@ -121,13 +124,14 @@ def _check_prompt(prompt: str, tokenizer: Any, max_length: int) -> None:
 def logits_of(
     spec: str, width: int, vocabulary: int, next_token: bool = False, cap: float | None = None
 ) -> LogitsSpec | None:
-    """Parse `--logits`. Raises UserError if K is not below the size of the vocabulary."""
+    """Parse `--logits`; None for `none`. `width` is the size of the head's input. Raises UserError
+    if K is not below the size of the vocabulary."""
     tier, size = tier_and_size(spec)
     if tier == "none":
         return None
     if tier == "topk" and size >= vocabulary:
         raise UserError(
-            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; store fewer logits"
+            f"--logits {spec}: the teacher's vocabulary has {vocabulary} tokens; give a smaller K"
         )
     if tier == "head":
         return LogitsSpec(tier, width, next_token, cap=cap)
@@ -136,8 +140,8 @@ def logits_of(
 
 
 def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
-    """Raise UserError if labels are given and the teacher's task has no single label for each text:
-    a store holds one."""
+    """Raise UserError for --label-column if the teacher's task does not have one label per text,
+    which is what a store holds."""
     if options.label_column is None or output_kind == "one label":
         return
     given = "numbers, not labels" if output_kind == "numbers" else "several labels at once"
@@ -148,7 +152,10 @@ def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
 
 
 def as_started(features: Features, started: Mapping[str, Any] | None) -> Features:
-    """Drop the features that the earlier release which started the store did not store."""
+    """Drop features that are missing in a store started by an earlier release.
+
+    started: the root attributes of that store; None if there is none.
+    """
     if started is None:
         return features
     before, logits = Features.from_json(started["features"]), features.logits

@@ -44,7 +44,7 @@ def shard_of(spec: str | None) -> Shard | None:
     if place.isdecimal() and number.isdecimal() and int(place) < int(number):
         return Shard(int(place), int(number))
     raise UserError(
-        f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, as 0/4"
+        f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, such as 0/4"
     )
 
 

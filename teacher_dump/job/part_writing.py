@@ -35,7 +35,7 @@ Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the seque
 # Of a first part of PART_TOKENS every eighth window is read; of one below 32,768 tokens, all.
 CALIBRATION_TOKENS = 1 << 14
 # 256 MiB in float32. Only maps are bounded: they grow with the square of a window's length.
-KEPT_WEIGHTS = 1 << 26  # of attention, that the first pass may keep in memory
+KEPT_WEIGHTS = 1 << 26  # attention weights that the first pass may hold in memory
 
 
 def write_part(
@@ -186,13 +186,14 @@ def calibration(
     tokens = tokens_of([windows[i] for i in chosen])
     maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
     fits = maps * len(plan.features.attention) <= KEPT_WEIGHTS
-    # Other windows make other batches, in which the teacher may round otherwise.
+    # A second pass over a small first part took three of ten minutes (135M teacher, CPU). But other
+    # windows make other batches, in which the teacher may round otherwise.
     same = step == 1 and all(w.read is None for w in windows)
     whole = first_pass if fits and same else None
-    how = ", the first part, are read" if whole else " of the first part are read twice:"
+    again = "" if whole else "; the dump reads them again"
     say(
-        f"calibrate {counted(tokens, 'teacher token')}{how} before it is written, for mean"
-        " and deviation of the states"
+        f"calibrate {counted(tokens, 'teacher token')} of the first part are read to measure mean"
+        f" and deviation of the states{again}"
     )
     # If the outputs are not stored, the dump reads and counts this part again: the tally is
     # discarded.

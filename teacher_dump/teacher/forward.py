@@ -103,8 +103,8 @@ def forward(
             if len(batch) == 1:
                 raise UserError(
                     f"{name(batch[0])}: its {len(inputs[batch[0]])} tokens alone do not fit into"
-                    " memory; free some or use another --device and run the same command again, or"
-                    " start a new dump with a smaller --max-length or --attention none"
+                    " memory; end other programs or use another --device, and run the same command"
+                    " again, or start a new dump with a smaller --max-length or --attention none"
                 )
             half = len(batch) // 2
             # Reversed by `extendleft`: the first half is run first.
@@ -144,6 +144,7 @@ def _run(
         with ExitStack() as stack:
             if wide:
                 stack.enter_context(teacher.widened())
+            # Without a padding token any id serves: the attention mask excludes it.
             ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
             types = [w.types for w in (windows[i] for i in batch) if w.types is not None]
             got = teacher.run(ids, present, padded(types, 0)[0] if types else None)

@@ -56,7 +56,8 @@ def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]
         else:
             if number > layers:
                 raise UserError(
-                    f"{where}layer:{number}: the teacher has layers 0 (embeddings) to {layers}"
+                    f"{where}layer:{number}: the teacher has layers 0 (embeddings) to {layers};"
+                    " give one of them"
                 )
             groups[f"layer{number}"] = [number]
     return groups

@@ -89,8 +89,8 @@ def fast_backend(tokenizer: Any) -> Any:
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            f"tokenizer {name}: a slow one, without the offsets that the store needs for each"
-            " token; a fast tokenizer (tokenizer.json) is required"
+            f"tokenizer {name}: is a slow tokenizer, without the offsets that the store needs for"
+            " each token; give a model with a fast tokenizer (tokenizer.json)"
         )
     backend = tokenizer.backend_tokenizer
     if dropout := getattr(backend.model, "dropout", None):
@@ -175,7 +175,7 @@ def _annotated(window: Window, document: Document) -> Window:
 
 
 def _tokens_before(window: Window, place: int) -> int:
-    """Count the first tokens of a window that end at the character `place` or before it."""
+    """Count the leading tokens of a window that end at the character `place` or before it."""
     if place <= 0:
         return 0
     after = ~window.special & (window.offsets[:, 1] > place)

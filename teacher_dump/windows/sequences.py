@@ -327,7 +327,7 @@ def iter_parallel(
     `counters` is filled like in `iter_windows`, but `no_tokens` counts texts. Raises UserError like
     `iter_windows`, and for an empty text.
     """
-    for batch in document_batches(whole_pairs(documents, SEPARATOR, "one is of no use alone")):
+    for batch in document_batches(whole_pairs(documents, SEPARATOR, "one text alone is of no use")):
         first, second = (
             iter_truncated(_sides(batch, side), tokenizer, max_length, prompt, counters)
             for side in (0, 1)

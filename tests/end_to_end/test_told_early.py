@@ -32,7 +32,7 @@ DUMP = """
 --head none --hidden none --attention none | --head, --hidden | all none | request one
 --logits best | expected topk
 --logits topk:0 | (at least 1)
---logits topk:600 | topk:600 | vocabulary has 600 tokens | fewer
+--logits topk:600 | topk:600 | vocabulary has 600 tokens | smaller K
 --logits topk:² | topk:² | topk:K
 --logits sample:0 | sample:DRAWS
 --logits sample:70000 | --logits sample:70000 | at most 65535

@@ -216,7 +216,7 @@ def test_refusals(make_tokenizer: Any) -> None:
     from transformers import ByT5Tokenizer
 
     tokenizer = make_tokenizer("bpe")
-    with pytest.raises(UserError, match=r"ByT5Tokenizer: a slow one.*tokenizer\.json"):
+    with pytest.raises(UserError, match=r"ByT5Tokenizer: is a slow tokenizer.*tokenizer\.json"):
         iter_windows([], ByT5Tokenizer(), 32)
     with pytest.raises(UserError, match=r"--max-length 3: expected at least 4"):
         iter_windows([], tokenizer, 3)
