@@ -51,8 +51,8 @@ class Names(click.Choice[str]):
 
 
 class NameOrAdded(Names):
-    """A click type: one of the built-in names, or a name that an installed package adds to
-    `group`."""
+    """A click type: one of the built-in names, or a name that an installed package adds to the
+    entry points of `group`."""
 
     def __init__(self, names: tuple[str, ...], group: str) -> None:
         super().__init__(names)

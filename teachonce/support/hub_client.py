@@ -94,13 +94,14 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
     thread = threading.Thread(target=context.run, args=(work,), daemon=True)
     thread.start()
     sent = int(request.headers.get("Content-Length") or 0)
-    thread.join(ANSWER_SECONDS + sent / SLOWEST)
+    limit = ANSWER_SECONDS + sent / SLOWEST
+    thread.join(limit)
     if failed:
         if type(failed[0]).__name__ == "TooManyRedirects":  # huggingface_hub would ask five times
             raise _refused(request, "redirects without an end") from failed[0]
         raise failed[0]
     if not found:
-        raise _refused(request, f"sends no answer within {ANSWER_SECONDS:.0f} s")
+        raise _refused(request, f"sends no answer within {limit:.0f} s")
     return found[0]
 
 
@@ -123,8 +124,8 @@ def _prepare(request: Any) -> None:
 
 
 class _Lists:
-    """Bounds the pages of each list of files, and their time: a page can be empty, and name itself
-    as the next one."""
+    """Limits the number of pages and the time of each list of files: pages can be empty, and name
+    themselves as the next one without end."""
 
     def __init__(self) -> None:
         # By the address of the next page: the pages before it, and the time of the first.
@@ -165,7 +166,7 @@ def _check(response: Response) -> None:
     if request.method == "HEAD":
         return
     if headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise _refused(request, "sends packed bytes, which were not requested")
+        raise _refused(request, "sends compressed bytes, which were not requested")
     declared = whole_number(headers.get("Content-Length", ""))
     most = _most(response, declared)
     if declared is not None and declared > most:
@@ -215,8 +216,8 @@ def _bounded(response: Response, most: int) -> Any:
                 count += len(block)
                 if count > most:
                     raise _refused(request, f"sends more than {most:,} bytes")
-                if time.monotonic() - first > ANSWER_SECONDS + count / SLOWEST:
-                    raise _refused(request, f"sends {count:,} bytes in {ANSWER_SECONDS:.0f} s")
+                if (seconds := time.monotonic() - first) > ANSWER_SECONDS + count / SLOWEST:
+                    raise _refused(request, f"sends too slowly: {count:,} bytes in {seconds:.0f} s")
                 yield block
 
         def close(self) -> None:

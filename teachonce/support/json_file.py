@@ -25,7 +25,10 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
             # Not by st_size, which is 0 for files of /proc and may change before the read.
             data = file.read(most + 1)
         if len(data) > most:
-            raise UserError(f"{path}: has more than {most:,} bytes, and is not read")
+            raise UserError(
+                f"{path}: has more than {most:,} bytes, and is not read; check that it is the right"
+                " file"
+            )
         return data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); check the file") from None
@@ -104,7 +107,7 @@ def _misfit_number(value: Any, shape: type, place: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a text can be written as UTF-8, and be a file name."""
+    """Return whether a text can be written as UTF-8 and has no NUL, as in a file name."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -20,7 +20,8 @@ from teachonce.support.signals import Stop
 
 AUTO = "auto"
 ANSWER = 5.0  # seconds in which an address answers
-# Without the second variable, newer releases of Ray leave GPUs visible to workers that have none.
+# The first variable keeps Ray from sending usage statistics. Without the second one, newer releases
+# of Ray leave GPUs visible to workers that have none.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
 
 
@@ -37,7 +38,9 @@ def check_address(address: str) -> None:
 def check_gpus(gpus: float) -> None:
     """Raise UserError unless `gpus` is a fraction of one GPU, or a number of whole GPUs."""
     if gpus > 1 and gpus % 1:
-        raise UserError(f"--ray-gpus {gpus:g}: expected a share of one GPU, or whole GPUs")
+        raise UserError(
+            f"--ray-gpus {gpus:g}: expected a share of one GPU, or whole GPUs, such as 0.5 or 2"
+        )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ nothing outside of the cache. The whole commands are tried by `tests.integrity.h
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from collections.abc import Iterator
@@ -75,6 +76,16 @@ def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> 
     line = refused(hub, begin, twist)
     assert "\n" not in line and ("redirects without an end" in line) == (twist == "circle")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
+
+
+def test_a_slow_file_is_reported_with_its_seconds(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the limit of the first bytes, which grows with the size."""
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr(hub_client, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(UserError, match=r"sends too slowly: [0-9]+ bytes in 100 s"):
+        resolve_model("user/m")
 
 
 @pytest.mark.parametrize("pause", ["301", "9" * 18, "9" * 19, "9" * 5000])
