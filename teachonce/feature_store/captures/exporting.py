@@ -19,7 +19,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
     packed_ids,
 )
 from teachonce.feature_store.captures.distillkit import SETTINGS
-from teachonce.store import FeatureStore, open_store
+from teachonce.store import EmbeddingSpec, FeatureStore, LogitsSpec, open_store
 from teachonce.store.read import derived_copies
 from teachonce.store.read.table_files import rows_in
 from teachonce.support import files
@@ -27,8 +27,8 @@ from teachonce.support.arrays import Array
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 
-ROWS_A_FILE = 4096  # in a capture of DistillKit
-LARGEST = 2**31 - 1  # bytes of a row in it: its schema has Arrow's lists with 32-bit offsets
+ROWS_A_FILE = 4096  # rows in a Parquet file of a DistillKit capture
+LARGEST = 2**31 - 1  # bytes of a row in DistillKit's schema, whose lists have 32-bit offsets
 Columns = Sequence[str] | None
 
 
@@ -52,14 +52,20 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
     """Write a store to `target`, which must not exist, in the format `kind` of `EXPORTS`.
 
     Raises UserError if the store lacks features that the format needs, StoreError for a damaged
-    store. Nothing is left at `target` then.
+    store; then nothing is left at `target`.
     """
     with closing(open_store(path)) as store:
         if kind == "parquet":
             store.to_parquet(target, columns=columns, floats=floats)
             note = ""
         else:
-            # `forget` lists the copies of texts; `to_parquet` records its own.
+            checks: dict[str, Callable[[], object]] = {
+                "datasets": lambda: store.table(columns, floats),
+                "sentence-transformers": lambda: _vectors_of(store),
+                "distillkit": lambda: _top_logits_of(store),
+            }
+            checks[kind]()  # first: a copy that is refused must not be recorded
+            # `forget` lists the copies of a store's texts; `to_parquet` records its copy itself.
             derived_copies.record_copy(store.path, store.manifest, "table", target)
             writers: dict[str, Callable[[FeatureStore, Path], str]] = {
                 "datasets": lambda store, new: _datasets(store, new, columns, floats),
@@ -96,8 +102,8 @@ def _save(dataset: Any, folder: Path) -> None:
     dataset.save_to_disk(str(folder))
 
 
-def _sentences_and_labels(store: FeatureStore, new: Path) -> str:
-    """Write texts and their vectors, for MSELoss of sentence-transformers."""
+def _vectors_of(store: FeatureStore) -> EmbeddingSpec:
+    """Return the spec of the vectors of texts. Raises UserError if the store has none."""
     vector = store.features.embedding
     if vector is None:
         raise UserError(
@@ -105,12 +111,17 @@ def _sentences_and_labels(store: FeatureStore, new: Path) -> str:
             " sentence-transformers; dump them (teacher-dump --head embedding), or export --to"
             " datasets"
         )
+    return vector
+
+
+def _sentences_and_labels(store: FeatureStore, new: Path) -> str:
+    """Write texts and their vectors, for MSELoss of sentence-transformers."""
     cache = new / ".rows"
     made = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
     made = made.rename_columns({"text": "sentence", "embedding": "label"})
     note = "columns sentence and label, for MSELoss"
-    if prompt := vector.prompt:
-        # The trainer puts its own prompts before the texts; they would have it twice.
+    if prompt := _vectors_of(store).prompt:
+        # Texts are written without the prompt, which the trainer puts before each text itself.
         begin = len(prompt)
         made = made.map(
             lambda rows: {"sentence": [text[begin:] for text in rows["sentence"]]},
@@ -123,13 +134,10 @@ def _sentences_and_labels(store: FeatureStore, new: Path) -> str:
     return note
 
 
-def _distillkit(store: FeatureStore, new: Path) -> str:
-    """Write a capture of DistillKit with all log-probabilities exact, in float32."""
-    import pyarrow
-    import yaml
-    from pyarrow import parquet
-
-    spec, features = store.features.logits, store.features
+def _top_logits_of(store: FeatureStore) -> LogitsSpec:
+    """Return the spec of the stored logits. Raises UserError unless they are the top K of the next
+    token."""
+    spec = store.features.logits
     if spec is None or spec.tier != "topk" or not spec.next_token:
         held = f"logits {spec.tier}" if spec else "no logits"
         of = ", of the token itself" if spec and not spec.next_token else ""
@@ -138,6 +146,16 @@ def _distillkit(store: FeatureStore, new: Path) -> str:
             " teacher's next token; dump a causal teacher with --logits topk:K, or export --to"
             " parquet"
         )
+    return spec
+
+
+def _distillkit(store: FeatureStore, new: Path) -> str:
+    """Write a capture of DistillKit with all log-probabilities exact, in float32."""
+    import pyarrow
+    import yaml
+    from pyarrow import parquet
+
+    spec, features = _top_logits_of(store), store.features
     bits = index_bits(features.vocabulary)
     settings = exact_settings(features.vocabulary, spec.size)
     (new / SETTINGS).write_text(yaml.safe_dump(settings), "utf-8")

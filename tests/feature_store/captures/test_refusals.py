@@ -16,6 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from teachonce.store.read.derived_copies import list_of
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import refused
 from tests.feature_store.captures.making import (
@@ -175,6 +176,10 @@ def test_exports_that_a_store_cannot_give(
     line = refused("export", store, target, "--to", "sentence-transformers")
     says(line, "holds no vectors of texts", "--to datasets")
     says(refused("export", store, target, "--to", "distillkit"), "of the token itself")
+    line = refused("export", store, target, "--to", "datasets", "--columns", "nothing")
+    says(line, "nothing")
+    copies = list_of(store)  # a refused export is none
+    assert not copies.exists() or str(target) not in copies.read_text()
     line = refused("export", store, target, "--to", "distillkit", "--floats", "float16")
     says(line, "--floats", "leave it out")
     says(refused("export", store, tmp_path, "--to", "parquet"), "exists already")
