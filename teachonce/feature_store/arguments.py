@@ -38,7 +38,10 @@ def read_numbers(words: Sequence[str]) -> list[int]:
             ) from None
     numbers = list(dict.fromkeys(found))
     if len(numbers) > MOST:
-        raise UserError(f"--sequence: a page has {MOST} sequences at most, got {len(numbers)}")
+        raise UserError(
+            f"--sequence: a page has {MOST} sequences at most, got {len(numbers)}; write several"
+            " pages (--out)"
+        )
     return numbers
 
 
@@ -57,7 +60,7 @@ SHOWN = 40  # characters of a bad line in a message: the file may hold texts ins
 def read_document_list(file: Path) -> DocumentsToForget:
     """Read a list that has, in each line, the number of a document or the SHA-256 of its text.
 
-    Empty lines are skipped. Raises UserError for anything else.
+    Empty lines are skipped. Raises UserError for any other line, and for an empty list.
     """
     numbers, hashes = dict[int, str](), dict[str, str]()
     try:
@@ -124,6 +127,7 @@ def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
     """List the number of each document of a corpus, and the hash that a store would have for it."""
     from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 
+    # Without gold labels, which the requested texts do not have.
     found = window_digests(windows_as_in(store, corpus), gold=False)
     # As text, because a bounded process answers in JSON.
     return [(number, digest.hex()) for number, digest in found]

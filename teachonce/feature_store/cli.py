@@ -296,7 +296,7 @@ class _WithNegativeNumber(click.Command):
     """A command that takes a word such as -1 as a number, not as an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Only then, so that a mistyped option is reported as such.
+        # Only if a number was typed, so that a mistyped option is still reported.
         ctx.ignore_unknown_options = any(re.fullmatch(r"-\d+", word) for word in args)
         return super().parse_args(ctx, args)
 

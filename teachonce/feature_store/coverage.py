@@ -12,8 +12,8 @@ from teachonce.align import Tokens
 from teachonce.feature_store.spread_sample import spread_sample
 from teachonce.feature_store.student_vocabulary import StudentVocabulary
 
-SAMPLE_TOKENS = 2**17
-SIZES = 5  # sizes of runs with a column of their own in the printed table
+SAMPLE_TOKENS = 2**17  # of the teacher, in the sample that is measured
+SIZES = 5  # most frequent sizes of runs, each with a column in the printed table
 BATCH_TOKENS = 2**15
 
 
@@ -112,6 +112,6 @@ def coverage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         cells += [f"{share / runs:.1%}" for share in (*shares, each["runs"] - sum(shares))]
         yield f"{name:<10}" + "".join(f"{cell:>11}" for cell in cells)
     yield (
-        "teacher's, student's: share of the paired tokens; [UNK]: share of the student's tokens;"
+        "teacher's, student's: share of tokens that are paired; [UNK]: share of student's tokens;"
         " runs: their number, then the share of each size (teacher's tokens : student's tokens)"
     )

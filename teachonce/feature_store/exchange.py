@@ -93,15 +93,17 @@ def import_(
     SOURCE is a capture of DistillKit (Parquet of logits), of Megatron-LM (archives of top-k
     logits), of vLLM or SGLang (Parquet of examples/capture_vllm.py or capture_sglang.py), of
     speculators or SpecForge (a file of states for each sample), or a folder of datasets with texts
-    and their vectors in `label`. Ids are decoded with --tokenizer; tokens that differ if
-    their text is tokenised again are left out and counted. After a stop, the same command
-    continues.
+    and their vectors in `label`. Ids are decoded with --tokenizer; tokens that differ if their text
+    is tokenised again are left out and counted. After a stop, the same command continues.
     """
     from teachonce.feature_store.arguments import read_layers
 
     numbers = read_layers(layers)
     if target.suffix not in (".zarr", ".h5"):
-        raise UserError(f"{target}: expected a name that ends in .zarr or .h5")
+        raise UserError(
+            f"{target}: expected a name that ends in .zarr or .h5 for the new store, such as"
+            " store.zarr"
+        )
     from teachonce.feature_store.captures.importing import import_capture
 
     options = formats.ImportOptions(source, target, kind, layers=numbers, **given)

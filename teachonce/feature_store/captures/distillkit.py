@@ -79,9 +79,11 @@ class DistillKit(TableCapture):
             k, vocabulary = first_width(self._table, PLAIN[0]), 0
         else:
             k, vocabulary = self._compression.k, self._compression.d
-            # The same files give other numbers under other settings.
+            # Part of the identity: the same files give other numbers under other settings.
             digest = hashlib.sha256(repr(self._compression).encode()).hexdigest()
             self.settings = {"compression": digest}
+        # The larger one: top-k ids are below `d` of the compression, and the ids of the text below
+        # the tokenizer's vocabulary.
         self.contents = CaptureContents(topk=k, vocabulary=max(vocabulary, teacher.vocabulary))
 
     def _settings(self, options: ImportOptions) -> Compression | LegacyCompression:
@@ -103,7 +105,7 @@ class DistillKit(TableCapture):
         return found
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the texts of all rows. A packed row holds several texts."""
+        """Yield a sample for each text. A packed row holds several texts."""
         for where, cells in self._table.rows([IDS.name, *self._mask, *_names(self._layout)]):
             ids = numbers(IDS, cells, where)
             for begin, end in self._texts(ids, cells, where):
@@ -123,8 +125,7 @@ class DistillKit(TableCapture):
         if self._mask and cells[MASK.name].is_valid:
             mask = numbers(MASK, cells, where)[:count]
             same_length(ids, len(mask), "an attention_mask", where)
-        # The numbers before and behind are unlike their neighbours, so that both ends count as
-        # edges.
+        # `prepend` and `append` differ from their neighbours, so that both ends count as edges.
         edges = np.flatnonzero(np.diff(mask, prepend=mask[:1] - 1, append=mask[-1:] - 1))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             # 0 is padding, as in masks of transformers.
@@ -144,8 +145,8 @@ class DistillKit(TableCapture):
         if widths != settings.widths:
             found, expected = (" and ".join(map(str, each)) for each in (widths, settings.widths))
             raise UserError(
-                f"{where}: {found} values a token in {', '.join(_names(self._layout))}, and the"
-                f" settings of compression make {expected}; give the settings of this capture"
+                f"{where}: a token has {found} values in {', '.join(_names(self._layout))}, and"
+                f" {expected} by the settings of compression; give the settings of this capture"
                 " (--compression)"
             )
         return Rows(topk=settings.decode(*arrays))

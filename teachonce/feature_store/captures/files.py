@@ -33,14 +33,17 @@ def numbered(paths: Iterable[Path]) -> list[Path]:
 
 def file_versions(files: Iterable[Path]) -> list[tuple[int, int]]:
     """Return size and modification time of each file, to notice changes."""
-    # Hashes would read the whole capture once more.
+    # Not their hashes, which would read the whole capture once more.
     return [(found.st_size, found.st_mtime_ns) for found in (path.stat() for path in files)]
 
 
 def identity(
     kind: str, source: Path, files: list[Path], progress: Progress = lambda items, unit: items
 ) -> dict[str, Any]:
-    """Describe the files of a capture as JSON. Equal descriptions mean equal samples."""
+    """Describe the files of a capture as JSON, with a hash of their names and contents.
+
+    Captures of one `kind` with equal descriptions have equal samples.
+    """
     digest, size = hashlib.sha256(), 0
     for path in progress(files, "file"):
         with path.open("rb") as file:
@@ -82,7 +85,9 @@ def unzstd(data: bytes, where: str) -> bytes:
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd") as stream:
             return _bounded(stream.read, len(data), where)
     except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{where}: cannot be decompressed ({first_line(error)})") from None
+        raise UserError(
+            f"{where}: cannot be decompressed ({first_line(error)}); copy it again"
+        ) from None
 
 
 def gunzip(path: Path) -> bytes:
@@ -92,7 +97,9 @@ def gunzip(path: Path) -> bytes:
         with gzip.open(path, "rb") as file:
             return _bounded(file.read, path.stat().st_size, str(path))
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be decompressed ({first_line(error)})") from None
+        raise UserError(
+            f"{path}: cannot be decompressed ({first_line(error)}); copy it again"
+        ) from None
 
 
 def _bounded(read: Callable[[int], bytes], stored: int, where: str) -> bytes:

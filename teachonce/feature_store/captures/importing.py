@@ -38,7 +38,7 @@ from teachonce.teacher_dump.job.features import as_started
 from teachonce.teacher_dump.job.option_values import DEFAULT_MAX_LENGTH
 from teachonce.teacher_dump.job.parts import gathered
 
-LONGEST = 1 << 20  # tokens of a sequence that the format allows
+LONGEST = 1 << 20  # most tokens of a sequence: `max_length` in FORMAT.md, 5
 UNIT = 0.01  # tolerance of length 1, for vectors that were normalised in bfloat16
 
 
@@ -46,6 +46,8 @@ UNIT = 0.01  # tolerance of length 1, for vectors that were normalised in bfloat
 class ImportSummary:
     """The counts that a finished import reports: samples read, cut and lost, tokens left out.
 
+    partial: the number of tokens with fewer than k ids. over: the number of tokens whose top-k
+        probabilities sum to 1 or more.
     places: the number of tokens that have both logits and a next token. followed: how many of these
         have the next token among the top-k ids. If tokens and logits belong together, `followed` is
         close to `places`.
@@ -63,7 +65,7 @@ class ImportSummary:
     finished_before: bool = False
 
     def lines(self) -> Iterator[str]:
-        """Return lines about tokens that were left out, and about unusual logits."""
+        """Yield lines about tokens that were left out, and about unusual logits."""
         if self.tokens:
             yield (
                 f"left out  {counted(self.tokens, 'token')} that differ if their text is tokenised"
@@ -72,8 +74,8 @@ class ImportSummary:
             )
         elif self.lost or self.cut:
             yield (
-                f"texts     {self.lost:,} without a token left out, {self.cut:,} longer than"
-                " --max-length cut; vectors are of the whole text"
+                f"texts     left out without a token: {self.lost:,}; truncated to --max-length:"
+                f" {self.cut:,}, with vectors of the whole texts"
             )
         if self.partial:
             yield f"logits    {counted(self.partial, 'token')} with fewer than k ids"
@@ -108,6 +110,7 @@ def import_capture(
         teacher = open_teacher(options.tokenizer or options.model)
         capture = chosen.open(options, teacher)
         files = capture.files()
+        # Before the first read: the versions are compared again after the last one.
         before = file_versions(files)
         source = identity(chosen.name, options.source, files, progress)
         samples, longest, normalised = _survey(capture, options, stop)
@@ -118,8 +121,8 @@ def import_capture(
         features = _features(options, capture.contents, teacher, longest, normalised)
         teacher_files = teacher.files(features.max_length)
         if tokenizer:
-            # A reader of the store must get these tokens, so the tokenizer as it was chosen
-            # is stored: perhaps without the special tokens around a text.
+            # The stored tokenizer must give the stored tokens, so the chosen one is stored: it may
+            # put no special tokens around a text.
             teacher_files["tokenizer.json"] = tokenizer.file
         # Two imports with the same identity write the same store.
         described = {
@@ -142,8 +145,8 @@ def import_capture(
             found = _tokenised_texts(capture, teacher, features.max_length, tally)
         parts = gathered(found, options.part_tokens, None)
         _write(options, parts, described, features, teacher_files, tally, stop)
-        # Both passes read the files: after a change the store has rows that the first pass did
-        # not check.
+        # Both passes read the files: after a change the store has rows that the first pass did not
+        # check.
         if file_versions(files) != before:
             raise UserError(
                 f"{options.source}: was changed while it was read; remove {options.target}, and"
@@ -179,11 +182,11 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
             )
     shift.check(options.source)
     if not samples:
-        raise UserError("the capture holds no sample; nothing to import")
+        raise UserError(f"{options.source}: holds no sample; nothing to import")
     if longest > LONGEST:
         raise UserError(
-            f"a sample has {longest:,} tokens, and a store takes {LONGEST:,} at most; capture"
-            " shorter samples"
+            f"{options.source}: a sample has {longest:,} tokens, and a store takes {LONGEST:,} at"
+            " most; capture shorter samples"
         )
     return samples, longest, normalised
 
@@ -191,11 +194,11 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
 def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) -> None:
     """Raise UserError if the logits of a sample cannot be read, or contradict its tokens."""
     if not contents.topk:
-        return  # `samples` has checked the states, and `_survey` reads the vectors
+        return  # `samples` has checked states already, and `_survey` reads vectors itself
     rows, vocabulary = sample.rows(), contents.vocabulary or 1
     if rows.topk is None or sample.ids is None:
         return
-    # A tally of its own: the second pass counts these rows for the summary.
+    # A tally that is discarded: the second pass counts these rows for the summary.
     best, logprobs, rest = best_first(
         *rows.topk, contents.topk, sample.where, Counter(), vocabulary
     )
@@ -213,7 +216,7 @@ def _features(
     longest: int,
     normalised: bool,
 ) -> Features:
-    """Return the features of the store; `longest` and `normalised` as `_survey` returns them."""
+    """Return the features of the store. `longest` and `normalised` are results of `_survey`."""
     vocabulary = contents.vocabulary or teacher.vocabulary
     vector, logits, max_length = None, None, longest
     if contents.vector:
@@ -300,7 +303,7 @@ def _write(
             if number in writer.published:
                 check_published(writer, number, [each.window for each in part])
                 for each in part if features.logits else ():
-                    # Only for the counts, which are of the whole capture.
+                    # Only counted: the summary describes the whole capture.
                     _best_logprobs(each, each.sample.rows(), features, tally)
             else:
                 with stop.deferred():  # a part is written completely or not at all

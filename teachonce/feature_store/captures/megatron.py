@@ -33,11 +33,13 @@ from teachonce.support.json_file import schema_violation
 ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
 META = "_meta.json"
 PAYLOAD = re.compile(r"(\d+)\.pt\.zst")
-EMPTY = -999.0  # Megatron writes -1000 for ids outside the nucleus (top-p)
+# Megatron-LM writes -1000 for ids outside the nucleus (top-p), other releases -10,000.
+EMPTY = -999.0
 ARCHIVE_END = bytes(512)  # an empty header; tarfile accepts an archive without it
 
 
 DIMS = ("tokens", "sequences", "top-k ids")
+# Megatron-LM splits an id of 17 bits to save bytes: 16 bits, and the highest by itself.
 FIELDS = (
     Numbers("values", "logs", DIMS),
     Numbers("indices_low", "low", DIMS),
@@ -60,7 +62,7 @@ class Microbatch:
 
 
 class Megatron:
-    """Reads the archives of a run."""
+    """Reads the archives of a training run of Megatron-LM."""
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._source = options.source
@@ -101,7 +103,10 @@ class Megatron:
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: {META}: {first_line(error)}") from None
+            raise UserError(
+                f"{path}: its {META} is not JSON ({first_line(error)}); copy the archive again"
+            ) from None
+        # An id has 17 bits, so a token has at most 2**17 of them.
         if schema_violation(found, {"saver": {"k": int}}) or not 0 < found["saver"]["k"] <= 1 << 17:
             raise UserError(f"{path}: its {META} has no valid k; copy the archive again")
         return int(found["saver"]["k"])
@@ -132,7 +137,7 @@ class Megatron:
             if first + row >= len(self._tokens):
                 raise UserError(
                     f"{where}: {self._tokens_file} holds {len(self._tokens):,} sequences; give the"
-                    " tokens of the whole run, in the order in which it consumed them"
+                    " tokens of the whole run, in the order in which it read them"
                 )
             if self._tokens.shape[1] not in (length, length + 1):
                 raise UserError(
@@ -255,7 +260,8 @@ def _tokens(options: ImportOptions) -> Array:
     if options.tokens is None:
         raise UserError(
             f"{options.source}: archives of Megatron-LM hold no tokens; give the tokens of the run"
-            " by --tokens FILE.npy: whole numbers [sequences, tokens], in the order of consumption"
+            " as --tokens FILE.npy: whole numbers [sequences, tokens], in the order in which they"
+            " were read"
         )
     regular([options.tokens])
     try:
@@ -274,7 +280,7 @@ def _tokens(options: ImportOptions) -> Array:
 
 
 def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each text in a sequence."""
+    """Yield begin and end of each text in a sequence; the token `end` divides texts."""
     places = np.flatnonzero(ids == end) if end is not None else np.zeros(0, np.int64)
     begin = 0
     for place in (*places.tolist(), len(ids)):

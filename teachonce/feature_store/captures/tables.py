@@ -36,7 +36,7 @@ class Table:
     def rows(self, columns: list[str]) -> Iterator[tuple[str, Cells]]:
         """Yield the location of each row, for messages, and its cells as Arrow scalars.
 
-        Raises UserError.
+        Raises UserError for a file that Arrow cannot read.
         """
         for path in self.files:
             number = 0
@@ -72,7 +72,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
                 left -= batch.num_rows
                 yield batch
             if left:  # pyarrow accepts row groups with fewer rows than the metadata declare
-                raise UserError(f"{path}: has {left:,} rows less than it declares; copy it again")
+                raise UserError(f"{path}: has {left:,} rows fewer than declared; copy it again")
         return
     import pyarrow
 
@@ -92,7 +92,7 @@ def open_table(path: Path) -> Table | None:
         splits = [found for found in sorted(path.iterdir()) if (found / STATE).is_file()]
         if len(splits) != 1:
             names = " or ".join(str(found) for found in splits) or "none is complete"
-            raise UserError(f"{path}: a folder of several splits; give one of them: {names}")
+            raise UserError(f"{path}: is a folder of several splits; give one of them: {names}")
         path = splits[0]
     files = regular(_files_of(path))
     if not files:
@@ -114,10 +114,8 @@ def open_table(path: Path) -> Table | None:
 
 
 class TableCapture:
-    """A capture in one table, which must be one that `fits`; `wanted` describes it in messages.
-
-    Raises UserError for any other path.
-    """
+    """A capture in one table. Raises UserError unless `path` holds a table that `fits`; `wanted`
+    describes such a table in messages."""
 
     def __init__(self, path: Path, fits: Callable[[Table], object], wanted: str) -> None:
         table = open_table(path)
@@ -142,6 +140,7 @@ def holds_table(fits: Callable[[Table], object], path: Path) -> bool:
 
 def _types(schema: Any) -> str:
     """Describe the columns and their types, sorted by name."""
+    # Sorted: cells are read by name, so files of one table may order their columns differently.
     return ", ".join(sorted(f"{field.name} ({field.type})" for field in schema))
 
 
@@ -185,7 +184,7 @@ def _read_schema(path: Path) -> Any:
 def first_width(table: Table, field: Numbers) -> int:
     """Return the number of values per token (of a vector: its size) in the first row that has any.
 
-    Raises UserError if there is none.
+    Raises UserError if no row has a value.
     """
     for where, cells in table.rows([field.name]):
         if width := int(numbers(field, cells, where).shape[-1]):
@@ -212,6 +211,7 @@ def _stored(field: Numbers, cells: Cells, where: str) -> Array:
     rows: Any = cell.values if is_list(cell.type) else None
     flat = rows
     if rows is not None and nested:
+        # Not `rows.values`, which has the numbers of all rows of the batch.
         flat = rows.flatten() if is_list(rows.type) else None
     if (
         flat is None
@@ -220,7 +220,10 @@ def _stored(field: Numbers, cells: Cells, where: str) -> Array:
         or flat.null_count
     ):
         what = "lists of numbers" if nested else "numbers"
-        raise UserError(f"{where}: column {field.name} is not a list of {what}")
+        raise UserError(
+            f"{where}: column {field.name} is not a list of {what}; the file is damaged or of"
+            " another format"
+        )
     found = np.asarray(flat.to_numpy(zero_copy_only=False))
     if not nested:
         return found

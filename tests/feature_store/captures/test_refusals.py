@@ -69,7 +69,7 @@ def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path
     settings = source / "compression_config.yaml"
     told = yaml.safe_load(settings.read_text())
     settings.write_text(yaml.safe_dump(told | {"k": 9, "exact_k": 9}))
-    says(importing(source, teacher), "settings of compression make 18 and 12", "--compression")
+    says(importing(source, teacher), "18 and 12 by the settings of compression", "--compression")
     settings.unlink()
     says(importing(source, teacher), "compression_config.yaml", "--compression")
     wild = [Taught(s.text, s.ids, s.logprobs + 3, s.states, s.unnormed) for s in samples[:2]]
