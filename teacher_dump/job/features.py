@@ -135,7 +135,7 @@ def logits_of(
         )
     if tier == "head":
         return LogitsSpec(tier, width, next_token, cap=cap)
-    # Of a causal teacher also the text's own tokens, of which 22 % are not among the best ids.
+    # With a causal teacher, 22 % of the text's next tokens are not among the best ids: `observed`.
     return LogitsSpec(tier, size, next_token, observed=next_token, ranked=tier == "topk")
 
 

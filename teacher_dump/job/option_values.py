@@ -11,8 +11,8 @@ from teachonce.support.errors import UserError
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
-# Not measured itself. Students trained on `topk:160` are as good as those trained on the head's
-# input (4.86 and 4.84 nats per token); on `topk:16` they are worse (5.15), at 60 bytes per token
+# 64 itself was not measured. Students of `topk:160` are as good as students of the head's input
+# (4.86 and 4.84 nats per token); those of `topk:16` are worse (5.15), at 60 bytes per token
 # (RESULTS, "Quality by tier").
 DEFAULT_LOGITS = "topk:64"
 AUTO = "auto"
