@@ -135,7 +135,8 @@ def logits_of(
         )
     if tier == "head":
         return LogitsSpec(tier, width, next_token, cap=cap)
-    # With a causal teacher, 22 % of the text's next tokens are not among the best ids: `observed`.
+    # `observed`, uncompressed 2 bytes a token: 22 % of next tokens are not among the best ids.
+    # `ranked`: 64 logits of a vocabulary of 152,000 take 192 bytes a token instead of 247.
     return LogitsSpec(tier, size, next_token, observed=next_token, ranked=tier == "topk")
 
 
