@@ -30,7 +30,7 @@ from teachonce.support.errors import ANOTHER, UserError
 
 
 def contents_of(part: PartReader, chosen: Array | None = None) -> tuple[Counts, dict[str, Array]]:
-    """Read counts and arrays of a part; if `chosen` (bool [n]) is given, only of these sequences.
+    """Read the counts and arrays of a part, or of its `chosen` sequences (bool [n]).
 
     Raises StoreError for an array that does not match its checksum.
     """
@@ -181,9 +181,9 @@ def copy_part(
         _check_copied(writer, number, store, place, target, documents)
         return
     with store.watch.reporting_changes():
-        # Compared with their checksums: the copy has its own, which would make damage look sound.
+        # This compares each array with its checksum: the new checksums would hide any damage.
         _, arrays = contents_of(store.part(place))
-        # Encoded again, NaN would be an ordinary number, and a wrong place an ordinary id.
+        # Encoding would turn NaN into an ordinary number, and a wrong place into an ordinary id.
         ranked = store.features.logits != writer.features.logits
         if ranked or not _is_plain(writer, store, target):
             check_values(store.part(place), store.calibration)
@@ -206,7 +206,7 @@ def _check_copied(
     expected = {name: entry.sha256 for name, entry in part.part.arrays.items()}
     expected[DOCUMENT] = digest(part.document + documents)
     plain = _is_plain(writer, store, target)
-    # A copy whose logits are ranked otherwise has other arrays of ids.
+    # If only one of the two has ranked logits, their ids are in different arrays.
     names = [n for n in published if n in expected and (plain or not ENCODED.fullmatch(n))]
     unlike = [name for name in names if published[name].sha256 != expected[name]]
     if unlike:
@@ -223,7 +223,7 @@ def _is_plain(writer: StoreWriter, store: FeatureStore, target: FeatureStore) ->
 def _other_source(path: str | Path, store: FeatureStore, what: str) -> str:
     return (
         f"{path}: was started from another store than {store.path}: {what} differs; continue with"
-        f" that store, or {ANOTHER}"
+        f" the store that it was started from, or {ANOTHER}"
     )
 
 
@@ -234,7 +234,7 @@ def convert(
     storage_options: dict[str, Any] | None = None,
     progress: Progress = iter,
 ) -> None:
-    """Copy a sealed store to `target` (.zarr or .h5), if requested in a codec with a larger error.
+    """Copy a sealed store to `target` (.zarr or .h5), encoded again if `codec` is another codec.
 
     Copies one part at a time: memory is bounded by a part. After a stop, another call continues.
     Raises UserError if the codec claims a smaller error than the store has, StoreError if the
@@ -295,13 +295,14 @@ def upload(
 
 
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
-    """Open a URL for writing. Raises UserError if a store exists there."""
+    """Open a URL for writing. Raises UserError if a store exists there, StoreError if the URL
+    cannot be opened."""
     try:
         remote = remote_files(target, storage_options)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{target}: cannot be opened ({error}); check the address") from error
-    # Without a root there is at most a killed upload, whose objects are replaced. It is read,
-    # because a failed HEAD request gives no reason.
+    # Without a root there is at most a killed upload, whose objects are replaced. The root is read,
+    # not only looked up, because a failed HEAD request gives no reason.
     with suppress(*ABSENT):
         remote.read(ROOT)
         raise UserError(f"{target} exists already; {ANOTHER}")

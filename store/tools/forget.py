@@ -83,8 +83,8 @@ class Forgotten:
         yield from (f"removed {cache}" for cache in self.removed)
         if self.shared:
             yield (
-                f"{counted(self.shared, 'part')} of these are in another store, too, which grew"
-                " from this one or from which this one grew: forget there as well"
+                f"another store shares the files of {counted(self.shared, 'part')} that held the"
+                " documents: it grew from this store, or this store from it; forget there as well"
             )
 
 
@@ -174,13 +174,13 @@ def _find_removal(store: FeatureStore, wanted: DocumentsToForget, missing_ok: bo
         removed += len(stays) - int(stays.sum())
     if not left:
         raise UserError(
-            f"{store.path}: these are all of its documents, and a store has at least one; nothing"
-            " was changed: to forget all of them remove the store"
+            f"{store.path}: the request names all documents of the store, and at least one must"
+            " remain; nothing was changed: to forget all of them, remove the store"
         )
     if found and (others := quarantines_of(Path(store.path))):
         raise UserError(
             f"{others[0]}: holds what `feature-store repair` quarantined, perhaps with these"
-            " documents; nothing was changed: remove it, and type this again"
+            " documents; nothing was changed: remove this folder, and type the command again"
         )
     shared = sum(_is_shared(store, place) for place in remaining)
     text = store.manifest.text_key
@@ -245,7 +245,7 @@ def _corpus(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _identity(plan: _Removal) -> dict[str, Any]:
     """Return the identity of the store without the documents."""
-    # It lists their numbers: a hash of a short text could be inverted by trying texts.
+    # Numbers, not hashes of texts: trying texts would reveal a short one from its hash.
     corpus = _corpus(plan.store.identity)
     runs = [*parse_runs(corpus.get("forgotten")), *((n, n) for n in plan.numbers)]
     return {**plan.store.identity, "corpus": {**corpus, "forgotten": format_runs(runs)}}
@@ -257,7 +257,7 @@ def _carry_out(
     if isinstance(staging, Hdf5Staging):
         _rewrite(staging, plan, lease, progress)
         return
-    # A call that was killed before it unsealed the store may have left some.
+    # A call that was killed before it unsealed the store may have left replacements.
     staging.discard_replacements()
     emptied = {}
     try:
@@ -321,7 +321,7 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
         documents, sequences, shared = counts
         done = Forgotten(documents, sequences, (), shared, text=str(journal.get("text", "")))
         request = str(journal["request"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:  # the last of Infinity
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # int(inf) overflows
         raise StoreError(
             f"{staging.path}: its attribute {FORGETTING} is not valid; restore the store from a"
             " copy"

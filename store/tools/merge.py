@@ -36,7 +36,7 @@ FREE = frozenset(
         "arguments.device",
         "arguments.weights",
         "arguments.chat_date",  # the rendered text is stored
-        "mixed_vocab",  # which one of the stores alone has: of no one sequence
+        "mixed_vocab",  # a student's vocabulary: no stored value depends on it
     }
 )
 """Keys of the identity that do not affect the stored values of a sequence."""
@@ -88,8 +88,8 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
     for other in stores[1:]:
         if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
             raise UserError(
-                f"{other.path} holds a student's vocabulary, and what lies outside the parts is"
-                f" taken from the first store, {first.path}; name {other.path} first"
+                f"{other.path} holds a student's vocabulary, which a merged store takes only from"
+                f" the first store, now {first.path}; name {other.path} first"
             )
         both = f"{first.path} and {other.path}"
         unlike = [
@@ -118,7 +118,7 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
 
 
 def _features(store: FeatureStore) -> dict[str, Any]:
-    # `store.task` has the problem type also of older stores, which have it in config.json alone.
+    # Older stores have the problem type in config.json alone; `store.task` has it for all stores.
     return replace(store.features, task=store.task).to_json()
 
 
@@ -131,9 +131,9 @@ def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> No
             command = shlex.join([*(store.path for store in stores), str(target)])
             raise UserError(
                 f"{other.path}: codec {codec!r} stores hidden states relative to a mean and "
-                f"deviation that every dump measures for itself, and these are not those of "
-                f"{first.path}; to encode the states again, which adds the error of the codec "
-                f"once more: feature-store merge --recode {command}"
+                f"deviation that every dump measures for itself, and {first.path} has others; to "
+                f"encode the states again, which adds the error of the codec once more, run: "
+                f"feature-store merge --recode {command}"
             )
 
 
@@ -183,8 +183,8 @@ def merge(
 
     Parts are renumbered; the document numbers of each store follow those of the previous store.
     Calibration, files and weights are copied from the first store. Raises UserError if the stores
-    do not fit together, or if their calibrations differ and `recode` does not allow to encode
-    states again.
+    do not fit together, or if their calibrations differ and `recode` is false; if it is true,
+    states are encoded again.
     """
     if len(sources) < 2:
         raise UserError(

@@ -65,8 +65,8 @@ def push(
         # The root has the checksum of the manifest, so this one file identifies a whole folder.
         if root in there and not _is_same(there[root], last):
             raise UserError(
-                f"{target.id}: has another store {name} already; rename this one, remove that one,"
-                " or give another repository"
+                f"{target.id}: has another store {name} already; rename {path}, remove {name} from"
+                " the repository, or give another repository"
             )
         record_copy(store.path, store.manifest, "hub", f"{target.id} (a repository of datasets)")
         if is_folder:
@@ -88,7 +88,7 @@ def _is_same(file: RepoFile, path: Path) -> bool:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == file.lfs.sha256
     data = path.read_bytes()  # not in LFS, so it is small
-    # As git hashes a file.
+    # The hub reports git's hash of a small file: SHA-1 of this header and the bytes.
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == file.blob_id
 
 
@@ -100,11 +100,11 @@ def _send_folder(
     known = {file for files in stored_files(store) for file in files}
     if len(known) > MANY:
         say(
-            f"{len(known):,} files: the hub advises at most {MANY:,} in a repository; converted to"
-            " .h5 a store is one"
+            f"{len(known):,} files: the hub advises at most {MANY:,} in a repository;"
+            " `feature-store convert` to .h5 makes one file of a store"
         )
     unknown = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
-    # They are patterns to the client, and a name may hold a star or a bracket.
+    # The client reads these names as patterns, and a name may hold a star or a bracket.
     apart = [glob.escape(each) for each in sorted({ROOT, *unknown})]
     say(f"sending   {len(known):,} files to {target.id}")
     target.call(

@@ -41,8 +41,8 @@ def check_codec(old: str, new: str) -> None:
     to_smaller = old in BUILT_IN[: BUILT_IN.index(new)] if new in BUILT_IN else False
     if not (new == old or to_added or to_smaller):
         raise UserError(
-            f"a store of codec {old!r} cannot become {new!r}: what was lost is lost; "
-            f"dump again with --codec {new}"
+            f"a store of codec {old!r} cannot become {new!r}: encoding has rounded its values,"
+            f" which cannot be undone; dump again with --codec {new}"
         )
 
 
@@ -95,7 +95,7 @@ def _hidden(
 
 
 def _ranks(result: dict[str, Array], path: str, ranked: bool) -> None:
-    """Replace ids by places and the list of distinct ids, or these by ids."""
+    """Replace ids by places and a list of distinct ids if `ranked`, else both by ids; in place."""
     if ranked:
         found = rank_ids(result.pop(f"{path}/ids"))
         result[f"{path}/places"], result[f"{path}/distinct"] = found

@@ -32,7 +32,7 @@ def seal(path: str | Path) -> bool:
     if StoreWriter.peek(path, "sealed"):
         return False
     with closing(Lease(staging.path)) as lease:
-        if StoreWriter.peek(path, "sealed"):  # by another process, before this had the lease
+        if StoreWriter.peek(path, "sealed"):  # by another process, before this one had the lease
             return False
         _check_complete(path)
         staging.mark = lease.token
@@ -69,7 +69,7 @@ def _check_complete(path: str | Path) -> None:
     absent = sorted(set(range(counts["parts"])) - staging.published())
     if absent:
         raise UserError(
-            f"{path}: {counted(len(absent), 'part')} of {counts['parts']:,} not there yet"
+            f"{path}: {counted(len(absent), 'part')} of {counts['parts']:,} not published yet"
             f" ({_listed(absent)}); wait for the processes that make them, or {again}"
         )
     with closing(staging.source()) as source:

@@ -60,7 +60,7 @@ def _how_to_open(repository: str, name: str) -> str:
         return words
     return f"""{words}
 
-Or read where it lies, without a copy:
+Or read it from the hub, without a copy:
 
 ```python
 from teachonce import open_store
@@ -97,7 +97,7 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
     """Yield the names of the hub's datasets that a corpus was read from."""
     for each in corpora(corpus):
         for source in corpus_sources(each):
-            # A local folder is of this kind as well, and has no revision.
+            # A local folder has the kind `hf` as well, but no revision.
             if source.get("kind") == "hf" and source.get("revision"):
                 yield str(source["name"])
 
@@ -114,7 +114,7 @@ def teacher_name(identity: Mapping[str, Any]) -> str:
 def _facts(store: FeatureStore) -> str:
     """Return the lines of `feature-store info`, without local paths."""
     lines = "\n".join(info_lines(store))
-    for path in _paths(store):  # they may hold blanks
+    for path in _paths(store):  # `publishable` would cut a path at a blank
         lines = lines.replace(path, PurePath(path).name)
     # Three backquotes in a name would end the block of the card in which the lines are.
     return str(publishable(lines.replace("```", "'''")))

@@ -269,7 +269,8 @@ def test_nothing_is_sealed_too_early(begun: Job) -> None:
         seal(begun.out)
     queue = PartQueue(begun.out)
     queue.end({"parts": 50}, "test")
-    says(refused(feature_store, "seal", begun.out), "parts of 50 not there yet", "0, 1, 2, 3, 4,")
+    words = "parts of 50 not published yet", "0, 1, 2, 3, 4,"
+    says(refused(feature_store, "seal", begun.out), *words)
 
 
 def test_shards_are_counted_from_zero(tmp_path: Path) -> None:

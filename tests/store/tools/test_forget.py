@@ -332,7 +332,7 @@ def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
         ("hello world\n", "line 1: 'hello world'; expected the number of a document"),
         (5000 * "7" + "\n", f"line 1: '{40 * '7'}'; expected the number of a document"),
         ("\n", "lists no document"),
-        ("0\n2\n3\n4\n", "these are all of its documents"),
+        ("0\n2\n3\n4\n", "the request names all documents"),
     ):
         file.write_text(text)
         assert words in refused("forget", path, "--documents", file)
