@@ -24,8 +24,8 @@ def making_command(identity: Mapping[str, Any]) -> str:
     # can continue it then (FORMAT.md, section 9).
     if "forgotten" in given:
         made = (
-            "`feature-store forget` with the same documents where that was stopped; what was lost"
-            " since no command makes again: restore the store from a copy"
+            "`feature-store forget` with the same documents if it was stopped; no command makes"
+            " again what was lost after it: restore the store from a copy"
         )
     elif "grown_from" in given:
         made = "`teacher-dump --grow-from` with the same arguments"
@@ -35,7 +35,7 @@ def making_command(identity: Mapping[str, Any]) -> str:
         made = "`teacher-dump mixed-vocab` with the same arguments"
     else:
         made = "`teacher-dump` with the same arguments"
-    return f"{made}; of a copy, `feature-store convert` from the same store"
+    return f"{made}; for a copy, `feature-store convert` from the same store"
 
 
 def corpora(corpus: Any) -> Iterator[Any]:

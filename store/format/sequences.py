@@ -142,9 +142,9 @@ def _encode_marks(
             raise StoreError(f"{where}: learn has shape {list(learn.shape)}, expected [{total}]")
         found[LEARN] = learn
     if given.context is not None and not features.context:
-        raise StoreError(f"{where}: this store has no context, so none can be given")
+        raise StoreError(f"{where}: this store has no context, but context was given")
     if given.learn is not None and not features.learn:
-        raise StoreError(f"{where}: this store has no marks of learnt tokens")
+        raise StoreError(f"{where}: this store has no marks of learnt tokens, but learn was given")
     return found
 
 

@@ -276,7 +276,7 @@ def observed_violation(
             return found
         ends = np.zeros(len(values), bool)
         ends[last] = True
-        if found := _first_row(ends & ~np.isneginf(values), "is of no token, and not -inf"):
+        if found := _first_row(ends & ~np.isneginf(values), "is not -inf in a last row"):
             return found
         if not kept:
             return None

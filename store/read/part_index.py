@@ -68,7 +68,7 @@ class PartIndex:
         array."""
         with self._opening:
             self._cached = cached
-            # The cache of an array ends with its part, so none is closed.
+            # Closing a part would free its cached arrays, so all parts stay open.
             self._open_parts = len(self._entries) if cached else OPEN_PARTS
             self._parts.clear()
 
@@ -146,7 +146,9 @@ class PartIndex:
         good = (begin >= 0) & (begin < end) & (end <= len(self))
         # `Pool` finds the part of a block by its first sequence alone.
         if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
-            raise StoreError(f"{self.path}: blocks must be rows of fs.blocks()")
+            raise StoreError(
+                f"{self.path}: blocks must be runs begin..end inside a part, as blocks() returns"
+            )
         return rows
 
 

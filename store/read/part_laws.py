@@ -197,7 +197,7 @@ def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
         return []
     # Reported alone: without a separator there is no position to compare spans with.
     if several := [n for n, text in enumerate(texts) if text.count(separator) != 1]:
-        return [f"text/utf8 of sequence {several[0]} of the part has not one {separator!r}"]
+        return [f"text/utf8 of sequence {several[0]} of the part needs one {separator!r}"]
     place, problems = np.array([text.index(separator) for text in texts], np.int64), []
     spans = {"tokens": (part.all("token/begin"), part.all("token/end"), part.token_start)}
     for view in range(1, part.features.views):
@@ -248,7 +248,8 @@ def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
         )
         if (bad := np.abs(lengths - 1) > slack).any():
             problems.append(
-                f"{EMBEDDING}/values of sequence {int(bad.argmax())} of the part have not length 1"
+                f"{EMBEDDING}/values of sequence {int(bad.argmax())} of the part do not have length"
+                " 1"
             )
     for number, text in enumerate(texts):
         if not text.startswith(spec.prompt):

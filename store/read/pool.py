@@ -107,7 +107,7 @@ class Pool:
         """
         features = parts.features
         self._index, self.features, self.view = parts, features, view
-        # So that neighbouring blocks are read at once.
+        # In the order of the store, neighbouring blocks become one run, which is read at once.
         self._runs, self.index, self.place = _in_order(parts, blocks)
         self.lengths = np.concatenate([parts.lengths(begin, end) for begin, end in self._runs])
         self._edges = starts([end - begin for begin, end in self._runs])
@@ -197,12 +197,10 @@ class Pool:
         """Yield what to read: part, name of the array, its rows in the part, and its rows in the
         pool."""
         names = [*self._token_names, *self._map_names, *self._sequence_names]
-        alike = dict[int, tuple[Excerpt, list[str]]]()
+        alike = dict[Excerpt, list[str]]()
         for name in names:
-            excerpt = self.excerpt(name)
-            # By identity, because an excerpt has arrays, and so no hash.
-            alike.setdefault(id(excerpt), (excerpt, []))[1].append(name)
-        for excerpt, some in alike.values():
+            alike.setdefault(self.excerpt(name), []).append(name)
+        for excerpt, some in alike.items():
             done = 0
             for part, first, last in self._located(excerpt):
                 after = done + last - first

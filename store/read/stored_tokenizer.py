@@ -51,10 +51,10 @@ def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Toke
 
 
 def _unloadable(where: str, error: BaseException, written_with: object) -> StoreError:
-    return StoreError(
-        f"{where} cannot be loaded ({first_line(error)}); install the version of tokenizers"
-        f" that wrote it: {written_with}"
-    )
+    remedy = f"install the version of tokenizers that wrote it: {written_with}"
+    if written_with is None:
+        remedy = "install a newer version of tokenizers, or make the store again"
+    return StoreError(f"{where} cannot be loaded ({first_line(error)}); {remedy}")
 
 
 def _loaded(data: bytes) -> Tokenizer:
@@ -118,9 +118,9 @@ def within_bounds(
         raise StoreError(str(error)) from None
     except TypeError as error:
         raise StoreError(
-            f"{where}: the tokenizer in it works in another process, which cannot be given these"
-            f" storage options ({first_line(error)}); give plain ones, or the client's environment"
-            " variables"
+            f"{where}: the tokenizer in it runs in another process, which takes only JSON, and"
+            f" these storage options are not JSON ({first_line(error)}); set the client's"
+            " environment variables instead"
         ) from None
 
 

@@ -21,7 +21,7 @@ from teachonce.store.format.value_laws import joint_violations
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.part_laws import line_of_token
-from teachonce.store.read.pool import Buffers, Pool
+from teachonce.store.read.pool import Buffers, Excerpt, Pool
 from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits, learnt_tokens
 from teachonce.store.read.stream_order import StreamOrder
@@ -292,13 +292,13 @@ class Streamer:
 
 def _gather_stored(pool: Pool, chosen: Array, buffers: Buffers) -> dict[str, Array]:
     """Copy the stored arrays of chosen sequences."""
-    stored, lengths, rows_of = {}, pool.lengths[chosen], dict[int, Array]()
+    stored, lengths, rows_of = {}, pool.lengths[chosen], dict[Excerpt, Array]()
     for name, whole in pool.token.items():
         excerpt = pool.excerpt(name)
-        if id(excerpt) not in rows_of:
+        if excerpt not in rows_of:
             begin = excerpt.token_start[excerpt.number[chosen]]
-            rows_of[id(excerpt)] = ranges(begin, lengths)
-        rows = rows_of[id(excerpt)]
+            rows_of[excerpt] = ranges(begin, lengths)
+        rows = rows_of[excerpt]
         stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
         # "clip": with the default mode NumPy fills a buffer first and copies that into `out`.
         np.take(whole, rows, axis=0, out=stored[name], mode="clip")

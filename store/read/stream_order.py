@@ -63,7 +63,7 @@ class StreamOrder:
     def __post_init__(self) -> None:
         if not set(self.features) <= set(KINDS):
             kinds = ", ".join(KINDS)
-            raise StoreError(f"stream: features must be of {kinds}, got {self.features!r}")
+            raise StoreError(f"stream: features must be among {kinds}, got {self.features!r}")
         if (
             min(self.batch_tokens, self.pool_blocks, self.batch_texts or 1, self.every) < 1
             or min(self.skip, self.seed, self.epoch) < 0

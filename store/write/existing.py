@@ -97,8 +97,8 @@ def check_continued(staging: Staging, attributes: dict[str, Any], shared: bool =
     if shared and versions:
         raise UserError(
             f"{staging.path}: was started with other versions ({versions}), and processes that"
-            " write one store together must have the same; install those, continue without --shard"
-            " in one process, or give another name"
+            " write one store together must have the same; install the versions that it was started"
+            " with, continue without --shard in one process, or give another name"
         )
     return True
 
@@ -147,13 +147,14 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
     if finished(path) is not None:
         raise UserError(
             f"{path}: exists already and is finished; {ANOTHER}; or, if it is damaged, run"
-            f" {command('repair', path)} and type this again"
+            f" {command('repair', path)} and type the command again"
         )
     staging = staging_of(path)
     if isinstance(staging, Hdf5Staging) and not staging.exists() and staging.published():
         raise UserError(
             f"{staging.parts}: holds parts of an unfinished store whose file {path} is missing:"
-            f" restore it and type this again; or remove {staging.parts} to start from scratch"
+            " restore that file and type the command again; or remove"
+            f" {staging.parts} to start from scratch"
         )
     staging.check_place()
     if not shared:

@@ -74,9 +74,8 @@ class PartWriter:
             if place.startswith("view") and kind != "mask":
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
-                put = (
-                    path if path.endswith("/logits/observed") else group
-                )  # has a method of its own
+                # `put_observed` fills this array apart from the other logits.
+                put = path if path.endswith("/logits/observed") else group
                 self._filled[put] = np.zeros(sequences if of_sequences else self._tokens, bool)
             elif group == EMBEDDING:
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
@@ -169,7 +168,7 @@ class PartWriter:
             values = hidden.normalise(values, *self._calibration[name])
         limit = hidden.codec.limit
         far = np.abs(values) >= limit
-        self._check(path, numbers, far, f"is more than {limit:.3g} deviations away", EXACT)
+        self._check(path, numbers, far, f"is over {limit:.3g} deviations away from the mean", EXACT)
         for key, array in hidden.codec.encode(values).items():
             # A scale is rounded up, and may so decode to states whose squares overflow.
             law = find_violation(self._features, self._calibration, f"{path}/{key}", array)
@@ -208,13 +207,16 @@ class PartWriter:
         rest: ArrayLike,
         log_partition: ArrayLike,
     ) -> None:
-        """Put ids and logprobs [n, K], rest [n] (log of the remaining mass), log_partition [n]."""
+        """Put ids and logprobs [n, K], best first, and rest [n], the log of the remaining mass.
+
+        log_partition [n]: logsumexp of the logits.
+        """
         numbers = self._logits("topk", view, rows, log_partition)
         spec, level = self._features.logits, self._features.level
         assert spec is not None
         path, size = f"view{view}/logits", spec.size
         best = self._ids(view, numbers, ids, size)
-        # Ranked once all are there: `_rank`.
+        # Places depend on all ids of the part, so until `_rank` the array `places` holds ids.
         self._arrays[f"{path}/{'places' if spec.ranked else 'ids'}"][numbers] = best
         for key, values, shape, codec in (
             ("logprobs", logprobs, (len(numbers), size), level.logprobs),
@@ -223,7 +225,7 @@ class PartWriter:
             logs = self._shaped(f"{path}/{key}", values, shape)
             self._check_logs(f"{path}/{key}", numbers, logs)
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
-        # Not the codes but the given values are checked, so that no rounding error is in the sum.
+        # The given values are checked, not the codes, so that the sum has no rounding error.
         given = np.asarray(logprobs, np.float32)
         self._check_law(f"{path}/ids", numbers, repeated_id(best, given))
         self._check_law(
@@ -314,6 +316,7 @@ class PartWriter:
         """Sort the sampled ids by token; return their number."""
         put = self._draws[view]
         rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*put, strict=True))
+        # Each row occurs once (`_claim`), so no stable sort is needed.
         order = np.argsort(rows)
         sizes = lengths[order]
         start, places = starts(sizes), ranges(begins(lengths)[order], sizes)

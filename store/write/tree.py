@@ -80,7 +80,7 @@ class OutsideParts:
         """
         checked = _check_calibration(self.calibration, features)
         if (self.head is None) == bool(features.logits and features.logits.tier == "head"):
-            raise StoreError("head (weight, bias) belongs to logits of tier head, and to no other")
+            raise StoreError("head (weight, bias) is needed for logits of tier head, and only then")
         for name, pair in checked.items():
             for key, array in zip(("mean", "deviation"), pair, strict=True):
                 yield f"calibration/hidden/{name}/{key}", array

@@ -149,7 +149,7 @@ def advised(scene: Scene, line: str) -> Words:
         return ("feature-store", "verify", path)
     if (
         f"`{maker}`" not in line
-        and "type this again" not in line
+        and "type the command again" not in line
         and "to start from scratch" not in line
     ):
         raise DeadEnd(f"no command of a {scene.state} store in: {line}")

@@ -355,5 +355,5 @@ def test_a_slow_network_is_told(
     monkeypatch.setattr(network, "QUIET", 0.0)
     s3.weather = Weather({"503": 0.6})
     open_store(URL)
-    assert any("HTTP 503 SlowDown" in line and "asking for up to 20 s" in line
+    assert any("HTTP 503 SlowDown" in line and "retrying for up to 20 s" in line
                for line in caplog.messages)  # fmt: skip

@@ -100,7 +100,7 @@ def test_merge_of_other_calibrations_gives_the_command(tmp_path: Path) -> None:
     target = tmp_path / "all of them.h5"
     line = refused("merge", one, two, target)
     assert "a mean and deviation that every dump measures for itself" in line
-    command = line.partition("once more: ")[2]
+    command = line.partition("once more, run: ")[2]
     assert command == f"feature-store merge --recode {one} {two} '{target}'"
     assert not target.exists()
     assert run(*shlex.split(command)[1:]).exit_code == 0

@@ -133,7 +133,7 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
         put((4, 0), np.inf),
         "infinite (sequence 0 of the part, token 4",
     ),
-    "no pair": ("pairs", "text/utf8", no_pair, "has not one '\\x1f'"),
+    "no pair": ("pairs", "text/utf8", no_pair, "needs one '\\x1f'"),
     "a token of both": ("pairs", "token/end", put(1, 10), "tokens: some cover the separator"),
     "a word of both": ("pairs", "view1/mask/end", longer, "view1/mask: some cover the separator"),
     "a vector": (
