@@ -137,8 +137,8 @@ class BucketStaging:
         try:
             if self._bucket.put_if(ROOT, data, tag) is None:
                 raise UserError(
-                    f"{self.path}: another process has started or sealed it meanwhile; let that one"
-                    " end, and type the same command again"
+                    f"{self.path}: another process has started or sealed it meanwhile; let that"
+                    " process end, and type the same command again"
                 )
         except NotImplementedError:  # then only the lease prevents a second writer
             self._bucket.write(ROOT, data)

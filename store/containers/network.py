@@ -32,12 +32,12 @@ QUIET = 5.0  # seconds of failure before a line is logged, and between two lines
 FETCHES = 4  # attempts before bytes that look damaged, or are too few, count as damage
 
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
-PASSING_CODES = {  # of S3, with a status that would say otherwise
+PASSING_CODES = {  # of S3; the status of some of them would count as permanent
     "RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch",
     "OperationAborted", "InternalError", "ServiceUnavailable", "SlowDown", "Throttling",
 }  # fmt: skip
-# Modules of clients whose errors mean, as OSError does, that no answer came or half of one. They
-# are optional and not imported here.
+# Modules of clients whose errors mean, as OSError does, that no answer or only half of one came.
+# They are optional and not imported here.
 CLIENTS = {"aiohttp", "http", "urllib3"}
 CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 WHOLE_REMEDY = (
@@ -59,7 +59,7 @@ REMEDIES = {
     **dict.fromkeys(
         ("PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed",
          "IllegalLocationConstraintException"),
-        "the bucket lies in another region: set AWS_REGION, or AWS_ENDPOINT_URL, to its own",
+        "the bucket is in another region: set AWS_REGION, or AWS_ENDPOINT_URL, to the bucket's",
     ),
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it",
     "NoSuchBucket": "there is no such bucket: check its name, or make it",
@@ -268,7 +268,7 @@ class Retrier:
         if spent > QUIET and now - self.logged > QUIET:
             self.logged = now
             logging.getLogger(__name__).warning(
-                "%s: %s: %s; asked %s in %.0f s, asking for up to %.0f s",
+                "%s: %s: %s; requested %s in %.0f s, retrying for up to %.0f s",
                 self.url, what, _described(error), counted(tries, "time"), spent, self.patience,
             )  # fmt: skip
 

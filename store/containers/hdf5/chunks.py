@@ -212,7 +212,7 @@ class _Layout:
         # Chunks without an index have one size, which a filter would change. Their number is
         # compared with the file before memory is allocated for them.
         if self.filters or count * size > len(self.blocks.map.data):
-            raise Damage("chunks that follow one another have no place")
+            raise Damage("chunks without an index do not fit into the file, or have a filter")
         places = np.zeros((count, 3), np.uint64)
         places[:, 0] = address + np.arange(count, dtype=np.uint64) * np.uint64(size)
         places[:, 1] = size

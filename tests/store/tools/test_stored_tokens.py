@@ -142,7 +142,7 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
         put(4, np.inf),
         "or below 0 (sequence 4",
     ),
-    "length": ("embedding", "sequence/embedding/scale", put(2, 0.02), "2 of the part have not"),
+    "length": ("embedding", "sequence/embedding/scale", put(2, 0.02), "2 of the part do not have"),
     "prompt": ("embedding", "text/utf8", put(0, ord("T")), "of sequence 0 of the part lacks the"),
     "lengths": ("topk", "sequence/token_start", put(1, 3), "do not match counts.squares"),
 }
