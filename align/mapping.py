@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from teachonce.support.arrays import starts
 Table = dict[bytes, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class VocabularyMap:
     """Maps each of the teacher's V tokens to student tokens.
 
@@ -30,11 +31,7 @@ class VocabularyMap:
     unknown: bool [V], tokens that the student's pieces cannot spell. Their split is the student's
         unk, or empty if the student has none.
     teacher_bytes, student_bytes: the bytes of both vocabularies' pieces.
-    isolates: the student's pre-tokenizer makes each punctuation character a word.
-    at_word_start: the map for places at which a piece without the mark of a blank begins a word
-        (`align.strategies.word_starts`). Only a teacher that marks blanks and a student that marks
-        the pieces inside words have it, else None: in `(story)` both read a `story` without a mark,
-        which in `history` is `##story` for the student.
+    teacher, student: both vocabularies.
     """
 
     match: NDArray[np.int32]
@@ -43,31 +40,28 @@ class VocabularyMap:
     unknown: Booleans
     teacher_bytes: PieceBytes
     student_bytes: PieceBytes
-    isolates: bool = False
-    at_word_start: VocabularyMap | None = None
+    teacher: Vocabulary
+    student: Vocabulary
 
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
         """Make the map of two vocabularies. This is slow, so do it once for each pair."""
         # The alignment `bytes` needs them for every batch, and they depend on the vocabularies
         # alone.
-        octets = PieceBytes.of(teacher), PieceBytes.of(student)
-        pieces = _StudentPieces(student, same_marks=teacher.marks == student.marks)
-        at_word_start = None
-        if (teacher.marks.style, student.marks.style) == ("blank", "prefix"):
-            begun = tuple(replace(piece, begins=True) for piece in teacher.pieces)
-            at_word_start = cls._made(replace(teacher, pieces=begun), pieces, octets, None)
-        return cls._made(teacher, pieces, octets, at_word_start)
+        return cls._made(teacher, student, (PieceBytes.of(teacher), PieceBytes.of(student)))
 
     @classmethod
     def _made(
         cls,
         teacher: Vocabulary,
-        pieces: _StudentPieces,
+        student: Vocabulary,
         octets: tuple[PieceBytes, PieceBytes],
-        at_word_start: VocabularyMap | None,
+        begins: bool | None = None,
     ) -> VocabularyMap:
-        student = pieces.student
+        """Make the map of the teacher's pieces as they are marked, or as if each of them begins a
+        word, or none does."""
+        same_marks = teacher.marks == student.marks and begins is None
+        pieces = _StudentPieces(student, same_marks)
         # With equal normalisers, the teacher's pieces are normalised already.
         same = teacher.normaliser == student.normaliser
         normalise = str if same else normaliser_of(student.normaliser)
@@ -79,7 +73,10 @@ class VocabularyMap:
             if teacher.special[number]:
                 match[number] = pieces.special(number, teacher)
             elif token:
-                piece = _normalised(teacher.pieces[number], normalise)
+                piece = teacher.pieces[number]
+                if begins is not None:
+                    piece = replace(piece, begins=begins, free=False)
+                piece = _normalised(piece, normalise)
                 match[number] = pieces.find(token, piece)
                 split = pieces.split(piece) if match[number] < 0 else None
             if match[number] >= 0:
@@ -88,12 +85,47 @@ class VocabularyMap:
             splits.append(_unk_ids(student) if split is None else split)
         start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
-        return cls(match, start, ids, unknown, *octets, pieces.isolates, at_word_start)
+        return cls(match, start, ids, unknown, *octets, teacher, student)
 
-    @property
+    @cached_property
     def maps(self) -> tuple[VocabularyMap, ...]:
-        """Return this map and, if there is one, the map at word starts."""
-        return (self,) if self.at_word_start is None else (self, self.at_word_start)
+        """Return this map, then the maps for places at which the teacher's marks do not hold for
+        the student: where every piece begins a word, and where none does. `align.places.maps_at`
+        finds the map of each place.
+
+        In `(story)` a byte-level tokenizer reads the piece `story` of `history`, not the ` story`
+        that it reads after a blank. For WordPiece it is `story` in both, and `##story` in
+        `history`. So between these two the piece depends on the place. Between others, this is the
+        only map.
+        """
+        # Made when an alignment needs them: that of decoders, `bytes`, never does.
+        match self.teacher.marks.style, self.student.marks.style:
+            case "blank", "prefix":
+                return self, self._where(begins=True)
+            case _, "blank" if not self.teacher.reads_as(self.student):
+                return self, self._where(begins=True), self._where(begins=False)
+        return (self,)
+
+    def _where(self, begins: bool) -> VocabularyMap:
+        octets = self.teacher_bytes, self.student_bytes
+        return self._made(self.teacher, self.student, octets, begins)
+
+    @cached_property
+    def begins(self) -> tuple[Booleans, Booleans]:
+        """Return which tokens begin a word by their own marks: bool [V] of the teacher and of the
+        student."""
+        teacher, student = (
+            np.array([piece.begins for piece in side.pieces], bool)
+            for side in (self.teacher, self.student)
+        )
+        return teacher, student
+
+    @cached_property
+    def student_shows(self) -> Booleans:
+        """Return which student tokens show whether they begin a word: bool [V]. Isolated
+        punctuation and special tokens do not."""
+        free = np.array([piece.free for piece in self.student.pieces], bool)
+        return ~(free | self.student.special)
 
     def split(self, token: int) -> NDArray[np.int32]:
         """Return the student ids of one teacher token."""

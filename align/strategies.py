@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from teachonce.align.byte_edges import shared_runs
 from teachonce.align.mapping import VocabularyMap
-from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens, classes
-from teachonce.align.vocabulary import isolated
+from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens
 from teachonce.support.arrays import ranges, starts
 
 Index = NDArray[np.int64]
@@ -228,8 +227,7 @@ def align_match(
     """Pair single tokens that cover the same characters and are equal pieces.
 
     Selects the pairs of `align_span` that have one token on each side and whose student id is
-    `match` of the teacher id in `vocabulary`, or in its `at_word_start` (Kolesnikova et al. 2022,
-    "match").
+    `match` of the teacher id in one of the maps of `vocabulary` (Kolesnikova et al. 2022, "match").
 
     Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
     """
@@ -244,30 +242,6 @@ def align_match(
         equal |= each.match[teacher.ids[t]] == student.ids[s]
     t, s = t[equal], s[equal]
     return Alignment(_as_runs(t, t + 1), _as_runs(s, s + 1))
-
-
-def word_starts(
-    text: FlatText, teacher: Tokens, vocabulary: VocabularyMap, tokens: Integers
-) -> Booleans:
-    """Return which `tokens` begin a word for the student if their piece has no blank mark: bool
-    [G]. `at_word_start` holds for these.
-
-    tokens: [G], flat numbers of the teacher's tokens that cover characters. A token begins a word
-        if its place, before its blank if it has one, is the start of the text, or follows white
-        space or a character that is a word of the student by itself. In every other place a piece
-        without a blank mark continues a word.
-    """
-    if vocabulary.at_word_start is None:
-        return np.zeros(len(tokens), bool)
-    low = text.start[np.searchsorted(teacher.start, tokens, "right") - 1]
-    place = low + teacher.offsets[tokens, 0]
-    # Some tokenizers do not count the blank of a token in its offsets.
-    uncounted = ~text.space[place] & (place > low) & text.space[place - 1]
-    place -= uncounted & vocabulary.teacher_bytes.blank_first[teacher.ids[tokens]]
-    found: Booleans = (place == low) | text.space[place - 1]
-    if vocabulary.isolates:
-        found |= classes(text.codepoints[place - 1], isolated) > 0
-    return found
 
 
 def align_reduce(

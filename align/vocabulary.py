@@ -139,7 +139,7 @@ class Vocabulary:
     special: bool [V].
     roles: ids of cls, sep, mask, pad and unk, if the vocabulary has them.
     marks: how word starts are written.
-    normaliser: its settings in the file.
+    normaliser, pre_tokenizer: their settings in the file.
     """
 
     tokens: tuple[str, ...]
@@ -148,9 +148,17 @@ class Vocabulary:
     roles: dict[str, int]
     marks: Marks
     normaliser: dict[str, Any] | None
+    pre_tokenizer: dict[str, Any] | None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def reads_as(self, other: Vocabulary) -> bool:
+        """Return whether a tokenizer of this vocabulary splits texts as one of the other does."""
+        mine, theirs = (
+            (each.tokens, each.normaliser, each.pre_tokenizer) for each in (self, other)
+        )
+        return mine == theirs
 
     @classmethod
     def from_tokenizer_json(cls, text: str) -> Vocabulary:
@@ -186,7 +194,8 @@ class Vocabulary:
         pieces = (read_piece(token, marks, n in literal) for n, token in enumerate(tokens))
         normaliser = settings.get("normalizer")
         normaliser_of(normaliser)  # raises for an unknown one now, not at the first map
-        return cls(tuple(tokens), tuple(pieces), special, roles, marks, normaliser)
+        pre_tokenizer = settings.get("pre_tokenizer")
+        return cls(tuple(tokens), tuple(pieces), special, roles, marks, normaliser, pre_tokenizer)
 
 
 def _kind(model: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
-from teachonce.align.strategies import word_starts
+from teachonce.align.places import maps_at
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
@@ -434,7 +434,8 @@ class Collator:
         assert batch.logits is not None
         places = None
         if len(reader.pieces) > 1:
-            places = word_starts(sides.text, sides.teacher, self.vocabulary, rows).astype(np.int64)
+            first = rows, student[chosen, 0]
+            places = maps_at(sides.text, sides.teacher, sides.student, self.vocabulary, first)
         if wanted.teacher & {"distribution", "logits"}:
             targets, some = reader.of(batch.logits, rows, places)
         if "shared" in wanted.teacher:

@@ -26,6 +26,7 @@ SENTENCES = (
 )
 KINDS = ("wordpiece", "wordpiece-lower", "bpe", "bpe-untrimmed", "unigram")
 PAIRS = tuple((teacher, student) for teacher in KINDS for student in KINDS)
+BLANK_KINDS = ("bpe", "bpe-prefix", "unigram", "unigram-first", "unigram-never")
 FRAGMENTS = (
     *(" ", "  ", "\n", "\t", "\u00a0", "\u3000", ".", ",", "...", "(", "—", "'s", "1887"),
     *("▁", "Ġ", "##", "[MASK]", "<mask>", "[UNK]"),
@@ -57,14 +58,15 @@ def tokenizer(kind: str) -> Tokenizer:
         built.normalizer = normalizers.BertNormalizer(lowercase=kind == "wordpiece-lower")
         built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         trainer: Any = trainers.WordPieceTrainer(**common)
-    elif kind == "unigram":
+    elif kind.startswith("unigram"):
+        scheme: Any = kind.partition("-")[2]
         built = Tokenizer(models.Unigram())
         built.normalizer = normalizers.NFKC()
-        built.pre_tokenizer = pre_tokenizers.Metaspace()
+        built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme or "always")
         trainer = trainers.UnigramTrainer(unk_token="<unk>", **common)
     else:
         built = Tokenizer(models.BPE())
-        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "bpe-prefix")
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
     built.train_from_iterator(SENTENCES, trainer)
@@ -72,7 +74,7 @@ def tokenizer(kind: str) -> Tokenizer:
     specials = [(token, built.token_to_id(token)) for token in (cls, sep)]
     template = processors.TemplateProcessing(single=f"{cls} $A {sep}", special_tokens=specials)
     if kind.startswith("bpe"):
-        trim = processors.ByteLevel(trim_offsets=kind == "bpe")
+        trim = processors.ByteLevel(trim_offsets=kind != "bpe-untrimmed")
         built.post_processor = processors.Sequence([trim, template])
     else:
         built.post_processor = template

@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teachonce.align import FlatText, align_match, align_reduce, align_span
+from teachonce.align.places import maps_at
 from tests.align.support import (
+    BLANK_KINDS,
     KINDS,
     PAIRS,
+    TEXT,
     TEXTS,
     check_runs,
     encode,
@@ -18,6 +21,7 @@ from tests.align.support import (
     reference_span,
     same_arrays,
     solid_characters,
+    vocabulary,
     vocabulary_map,
 )
 
@@ -206,3 +210,38 @@ def test_untrimmed_offsets_align_like_trimmed_ones(texts: list[str]) -> None:
             for side in (trimmed, untrimmed)
         ]
         assert solid[0] == solid[1]
+
+
+MARKED = ("wordpiece", "wordpiece-lower", *BLANK_KINDS)
+PUNCTUATED = st.lists(
+    st.one_of(
+        st.sampled_from((" ", "  ", "\n", "\t", "(", '"', "“", "-", "«", ".", "—", ") ", ", ")),
+        st.sampled_from(("the", "story", "s", "a", "teacher", "учитель", "žiak", "猫", "1")),
+    ),
+    max_size=20,
+).map("".join)
+
+
+@few
+@given(st.lists(PUNCTUATED | TEXT, min_size=1, max_size=3), *[st.sampled_from(MARKED)] * 2)
+def test_a_piece_of_the_same_characters_is_the_one_that_the_student_reads(
+    texts: list[str], teacher: str, student: str
+) -> None:
+    """Wherever one token of the student has the characters of one of the teacher: `match` pairs
+    them, and the map that holds at the place gives the student's piece."""
+    text, vocabularies = FlatText.of(texts), vocabulary_map(teacher, student)
+    sides = encode(teacher, texts), encode(student, texts)
+    runs = align_span(text, *sides)
+    single = ((runs.teacher[:, 1] - runs.teacher[:, 0]) == 1) & (np.diff(runs.student)[:, 0] == 1)
+    first = runs.teacher[single, 0], runs.student[single, 0]
+    ids = [side.ids[rows] for side, rows in zip(sides, first, strict=True)]
+    spelled = [
+        [vocabulary(kind).pieces[i].text for i in own]
+        for kind, own in zip((teacher, student), ids, strict=True)
+    ]
+    same = np.array([own == theirs for own, theirs in zip(*spelled, strict=True)], bool)
+    found = np.stack([each.match for each in vocabularies.maps])
+    places = maps_at(text, *sides, vocabularies, first)
+    assert found[places, ids[0]][same].tolist() == ids[1][same].tolist()
+    matched = align_match(text, *sides, vocabularies)
+    assert set(first[0][same]) <= set(matched.teacher[:, 0])
