@@ -401,6 +401,11 @@ class Collator:
         """Return the student's tokens before each run, as runs of one token, and the teacher's
         distribution over the piece that comes next there."""
         rows, before = predicting_tokens(alignment, teacher, student)
+        # Only one of two tokenizers may put a blank in front of a text: they begin with different
+        # pieces.
+        theirs, own = self.vocabulary.begins
+        same = theirs[teacher.ids[rows + 1]] == own[student.ids[before + 1]]
+        rows, before = rows[same], before[same]
         assert batch.logits is not None
         if self.whole is None:
             targets, some = self.readers[wanted.reader_key].of(batch.logits, rows)

@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from teachonce.align import Tokenizations, Tokens
 from teachonce.align.vocabulary import isolated
@@ -20,10 +22,12 @@ from teachonce.store import Batch, Logits
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import fold, word_begins
+from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.training.words import word_spans
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
+from tests.texts import SENTENCES
 
 
 @settings(max_examples=30, deadline=None)
@@ -177,3 +181,39 @@ def test_the_place_in_a_text_decides_which_mark_a_piece_has(
                 wanted, abs=1e-3
             )
     assert places == {True, False} and (found.shared is None) == (align == "span")
+
+
+def decoders_tokenizer(add_prefix_space: bool) -> Any:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>"], show_progress=False)
+    made.train_from_iterator(SENTENCES, trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", pad_token="<s>")
+
+
+@pytest.mark.parametrize("blanks", [(False, False), (True, False), (False, True), (True, True)])
+def test_a_decoder_has_no_target_where_one_tokenizer_puts_a_blank_before_a_text(
+    blanks: tuple[bool, bool],
+) -> None:
+    """Of a teacher that is certain of what follows. It predicts the first piece of a text after
+    <s>."""
+    teacher, student = map(decoders_tokenizer, blanks)
+    texts = ["the story, the teller", "the lamp"]
+    tokens = tokenize(teacher.backend_tokenizer, texts)
+    ids = np.roll(tokens.ids, -1)[:, None]
+    nothing = np.zeros(len(ids), np.float32)
+    logits = Logits("topk", nothing, ids=ids, logprobs=nothing[:, None], rest=nothing - np.inf)
+    options = TrainOptions(store="", student="llama:8x1x1", loss={"kl-next": 1.0})
+    plan = options.batch_plan(options.terms(None))
+    backend = teacher.backend_tokenizer.to_str()
+    collator = Collator(student, backend, plan, max_length=64, exact=False)
+    found = collator(batch_of(texts, tokens, logits), 0, (0,)).aligned["bytes"]
+    assert isinstance(found.logits, NextTargets) and found.logit_runs is not None
+    assert found.logits.ids[:, 0].tolist() == found.logits.following.tolist()
+    native = tokenize(student.backend_tokenizer, texts)
+    first = native.start[:-1] if blanks[0] == blanks[1] else []
+    before = found.logit_runs.member.tolist()
+    assert [token for token in before if token in native.start] == list(first)
