@@ -39,6 +39,7 @@ IMPORTED = [
     "transformers.models.modernbert.modeling_modernbert",
     "seqeval.metrics",
     "sklearn.metrics",
+    "harness.server",
 ]
 ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

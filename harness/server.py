@@ -1,0 +1,16 @@
+"""What the server of processes does once, so that no process that is forked from it has to.
+
+It is the last that the server imports, and nobody else imports it.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+# A process compiles a thousand regular expressions as it loads or saves its first model, which is a
+# third of the time of a small dump.
+get_checkpoint_conversion_mapping("bert")
+# A collection in a forked process would search all that was imported, and so copy it.
+gc.freeze()
