@@ -28,11 +28,11 @@ from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, ok, refused, tree, write_corpus
 
-STEPS = 45
+STEPS = 30
 SETTINGS = (
     *("--vocab", "500", *STUDENT, "--steps", STEPS, "--held-out", "0.1"),
     *("--loss", "mlm=1,hidden=1,kl=1", "--align", "reduce", "--schedule", "plateau"),
-    *("--eval-every", "15", "--checkpoint-every", "10"),
+    *("--eval-every", "10", "--checkpoint-every", "6"),
 )
 
 
@@ -94,7 +94,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
 def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, chance = tmp_path / "student", random.Random(1)
     killed = training(store, out)
-    step = chance.randrange(11, 30)
+    step = chance.randrange(7, 20)
     wait_for(killed, lambda: step <= last_step(out))
     killed.kill()
     assert finish(killed) == -signal.SIGKILL
@@ -115,7 +115,7 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
 def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, log = tmp_path / "student", tmp_path / "log"
     stopped = training(store, out, log)
-    wait_for(stopped, lambda: last_step(out) >= 22)
+    wait_for(stopped, lambda: last_step(out) >= 14)
     stopped.terminate()
     assert finish(stopped) == 143
     said = log.read_text()

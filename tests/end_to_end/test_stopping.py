@@ -113,7 +113,7 @@ def test_stopped_training(tmp_path: Path, store: Path) -> None:
 
 def test_stopped_sweep(tmp_path: Path, store: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "sweep"
-    settings = ("--vocab", 500, *STUDENT, "--steps", 60, "--loss", "mlm=1", "--loss", "hidden=1")
+    settings = ("--vocab", 500, *STUDENT, "--steps", 30, "--loss", "mlm=1", "--loss", "hidden=1")
     sweep = ("teachonce.student_train.sweep", "--store", store, "--out", out, *settings)
     stopped = fork(in_small_parts, *sweep, log=log)
     wait_for(lambda: list(out.glob("*/metrics.jsonl")))
