@@ -26,7 +26,9 @@ from tests.making.environment import set_environment
 from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 set_environment()
-settings.register_profile("untimed", deadline=None)  # a first example may train a tokenizer
+settings.register_profile(
+    "untimed", deadline=None, max_examples=50
+)  # a first example may train a tokenizer
 settings.load_profile("untimed")
 
 
@@ -38,6 +40,7 @@ def pytest_sessionstart() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # searches were a fortieth of the time of the tests
     gc.enable()
 
 

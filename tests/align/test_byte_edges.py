@@ -52,7 +52,7 @@ COMPOSED = (
     *("e", "a", "x", "и", "か", "ᄒ", "한", "é", "ộ", "ά", "ẹ", "Å", "Ω", "क", " "),
     *("\u0301", "\u0323", "\u0302", "\u0306", "\u0345", "\u3099", "\u093c", "ᅡ", "ᆫ"),
 )  # fmt: skip
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=25, deadline=None)
 
 
 @cache

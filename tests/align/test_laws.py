@@ -25,7 +25,7 @@ from tests.align.support import (
     vocabulary_map,
 )
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=25, deadline=None)
 
 
 @few
@@ -69,7 +69,7 @@ def test_a_tokenization_aligned_with_itself_is_the_identity(texts: list[str]) ->
 SPANS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted).map(tuple), max_size=6)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text("ab \u0301\U0001f642", min_size=8, max_size=8), SPANS, SPANS)
 def test_offsets_that_overlap_and_step_back_keep_the_laws(
     text: str, teacher: list[tuple[int, int]], student: list[tuple[int, int]]

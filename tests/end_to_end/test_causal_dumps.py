@@ -51,7 +51,7 @@ def live_logprobs(model: Path, store: FeatureStore) -> list[Floats]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_token_that_follows_in_several_families(tmp_path: Path, family: str) -> None:
     model = save_decoder(tmp_path / "model", family)
-    corpus = write_corpus(tmp_path / "corpus.txt", 16)
+    corpus = write_corpus(tmp_path / "corpus.txt", 6)
     known: list[Floats] = []
     for tier in ("topk:5", "sample:20"):
         path = dumped(model, corpus, tmp_path / f"{tier[:4]}.zarr", logits=tier, **PLAIN)

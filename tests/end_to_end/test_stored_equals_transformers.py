@@ -93,7 +93,7 @@ def sampled(store: FeatureStore, count: int = 6) -> list[Record]:
 def test_features(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], codec: str, ext: str, kind: str
 ) -> None:
-    corpus = write_corpus(tmp_path / "corpus.txt", 40, SENTENCES)
+    corpus = write_corpus(tmp_path / "corpus.txt", 14, SENTENCES)
     store = open_store(
         dumped(
             tiny_teacher(kind),
@@ -104,6 +104,7 @@ def test_features(
             seed=SEED,
             hidden="mean,groups:2",
             max_length=48,
+            part_tokens=200,
         )
     )
     assert store.meta["parts"] > 1
@@ -225,7 +226,7 @@ def counts_of(record: Record) -> Array:
 def test_logits_of_a_slice_from_the_head(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], codec: str, kind: str
 ) -> None:
-    corpus = write_corpus(tmp_path / "corpus.txt", 20)
+    corpus = write_corpus(tmp_path / "corpus.txt", 8)
     store = open_store(
         dumped(
             tiny_teacher(kind),

@@ -41,12 +41,12 @@ TRAINING = ("--vocab", "450", "--steps", "6", "--held-out", "0.2", *STUDENT)
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("trust") / "corpus.txt", 24)
+    return write_corpus(tmp_path_factory.mktemp("trust") / "corpus.txt", 12)
 
 
 def options(model: Path, corpus: Path, out: Path) -> DumpOptions:
     """A dump of several parts, with masks and draws."""
-    small = {"part_tokens": 400, "batch_tokens": 256, "max_length": 48}
+    small = {"part_tokens": 200, "batch_tokens": 256, "max_length": 48}
     return dump_options(model, corpus, out, views=2, logits="sample:9", **small)
 
 

@@ -99,7 +99,7 @@ def test_bits_are_those_of_transformers(near_sighted: Path, text: Path, tmp_path
     assert "lm" in run("--task", "table", tmp_path / "out").output
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_bits_do_not_depend_on_where_windows_are_cut(
     near_sighted: Path, text: Path, data: st.DataObject

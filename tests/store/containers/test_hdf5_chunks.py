@@ -42,7 +42,7 @@ def slices_of(path: Path, name: str) -> Hdf5Slices:
 VERSIONS = ("v108", "v110", ("v110", "v110"), "latest")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_rows_are_those_of_hdf5(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -36,7 +36,7 @@ Made = Callable[..., Any]
 DTYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_rows_are_those_of_zarr_python(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -72,7 +72,7 @@ def other(encodings: dict[str, Any], kind: str, key: str, value: Any) -> dict[st
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(FORMS),
     st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.integrity.damage import flip
-from tests.store.making import SMALL, begin, features_of, make_part, make_store, put_part
+from tests.store.making import SMALL, begin, copied, features_of, make_part, make_store, put_part
 from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents
 
@@ -33,23 +34,38 @@ EXT = pytest.mark.parametrize("ext", ["zarr", "h5"])
 PARTS = 7
 
 
-@pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Three parts are many, and a page has three."""
-    monkeypatch.setattr(teachonce.store.write.tree, "FEW_PARTS", 2)
-    monkeypatch.setattr(teachonce.store.format.index, "PAGE", 3)
-    yield
+def keep_few(patch: pytest.MonkeyPatch, parts: int = 2) -> None:
+    """More parts than so many have an index, of which a page has three."""
+    patch.setattr(teachonce.store.write.tree, "FEW_PARTS", parts)
+    patch.setattr(teachonce.store.format.index, "PAGE", 3)
 
 
 @pytest.fixture
-def both(tmp_path: Path, many: None, ext: str, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The same store with an index, and without."""
-    paths = [tmp_path / f"many.{ext}", tmp_path / f"few.{ext}"]
-    make_store(paths[0], SMALL, PARTS)
-    with monkeypatch.context() as patch:
-        patch.setattr(teachonce.store.write.tree, "FEW_PARTS", PARTS)
-        make_store(paths[1], SMALL, PARTS)
-    return paths
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_few(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
+    """pair(ext) -> the same store with an index, and without."""
+
+    @cache
+    def make(ext: str) -> list[Path]:
+        folder = tmp_path_factory.mktemp("pair")
+        paths = [folder / f"many.{ext}", folder / f"few.{ext}"]
+        for path, few in zip(paths, (2, PARTS), strict=True):
+            with pytest.MonkeyPatch.context() as patch:
+                keep_few(patch, few)
+                make_store(path, SMALL, PARTS)
+        return paths
+
+    return make
+
+
+@pytest.fixture
+def both(tmp_path: Path, many: None, ext: str, pair: Callable[[str], list[Path]]) -> list[Path]:
+    """Copies of such a pair."""
+    return [copied(path, tmp_path / path.name) for path in pair(ext)]
 
 
 def read(fs: FeatureStore) -> list[list[Any]]:
@@ -170,7 +186,7 @@ def some_parts(
     return parts, [np.array(sizes, length_dtype(features)) for sizes in sequences]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 64), min_size=1, max_size=4), min_size=1, max_size=30),
     st.integers(1, 9),

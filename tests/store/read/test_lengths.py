@@ -204,7 +204,7 @@ def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) ->
 NUMBER = st.integers(0, 10**6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["default", "small", "exact"]),
     st.sampled_from(["topk", "sample", "head", "classification", "tagging", None]),

@@ -37,6 +37,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.support.arrays import Array
 from tests.end_to_end.support import refused, says
+from tests.student_train.stopping import stop
 
 CPU = torch.device("cpu")
 LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0, "sentence": 1.0, "attention": 1.0}
@@ -103,22 +104,14 @@ def test_every_cache_gives_the_same_losses(
     assert all(each == found[0] for each in found)
 
 
-@pytest.mark.parametrize("kind", ["ram", "device"])
-def test_resumed_with_a_cache(store: FeatureStore, tmp_path: Path, kind: str) -> None:
-    options = options_of(store.path, checkpoint_every=5, eval_every=6)
+def test_resumed_with_a_cache(store: FeatureStore, tmp_path: Path) -> None:
+    options = options_of(store.path, steps=7, checkpoint_every=3, eval_every=4)
     wanted = losses_of(store, options)
-    options = replace(options, cache=kind)
-
-    def stop(step: int, _: dict[str, float]) -> None:
-        if step == 7:
-            raise InterruptedError
-
-    student, collator, _ = prepare(options, store)
-    tmp_path.joinpath("student").mkdir()
-    with pytest.raises(InterruptedError):
-        train(store, student, collator, options, tmp_path / "student", on_step=stop)
-    again = losses_of(open_store(store.path), options, tmp_path / "student", resume=True)
-    assert again == wanted[5:]
+    for kind in ("ram", "device"):
+        cached, out = replace(options, cache=kind), tmp_path / kind
+        stop(store, cached, out, 4)
+        again = losses_of(open_store(store.path), cached, out, resume=True)
+        assert again == wanted[3:], kind
 
 
 def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:

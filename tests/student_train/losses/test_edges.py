@@ -66,7 +66,7 @@ def sides(
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.formula)
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), runs=st.integers(0, 3), width=st.sampled_from([1, 2, 7]))
 def test_every_loss_and_its_gradient_are_finite(
     loss: Loss, seed: int, runs: int, width: int

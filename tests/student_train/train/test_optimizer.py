@@ -32,7 +32,7 @@ GIVEN = "settings: optimizer was {} and is {}; give the earlier settings"
 
 
 def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 6}
+    plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 4}
     plain |= {"loss": {"mlm": 1.0, "hidden": 1.0}, "device": "cpu", "optimizer": "lamb"}
     return TrainOptions(store=store.path, **plain | {"lr": 1e-2} | changes).resolved()
 
@@ -81,9 +81,9 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     losses: list[float] = []
     train(store, straight, collator, options, on_step=lambda _, found: losses.append(found["loss"]))
     assert losses[-1] < losses[0]
-    stop(store, options, tmp_path, 3)
+    stop(store, options, tmp_path, 2)
     again, _, said = resume(store, options, tmp_path)
-    assert said == ["resume    after step 3", MASKS]
+    assert said == ["resume    after step 2", MASKS]
     same_weights(straight, again)
     assert any((value != before[name]).any() for name, value in straight.state_dict().items())
 

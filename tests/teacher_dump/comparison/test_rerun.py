@@ -39,7 +39,7 @@ Teachers = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("live") / "corpus.txt", 24)
+    return write_corpus(tmp_path_factory.mktemp("live") / "corpus.txt", 12)
 
 
 def report(store: Path, model: Path, sample: int = 999, **options: Any) -> LiveReport:
@@ -186,7 +186,10 @@ WRONG: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], None], str]] = {
 }
 
 
-NARROW = [(case, "bf16") for case in ("other weights", "dropout", "wrong layer")]
+NARROW = [
+    pytest.param(case, "bf16", marks=pytest.mark.slow)
+    for case in ("other weights", "dropout", "wrong layer")
+]
 
 
 @pytest.mark.parametrize(("case", "precision"), [*((case, "fp32") for case in WRONG), *NARROW])
