@@ -216,6 +216,7 @@ def table_of(run: Path, out: Path) -> str:
     return (out / "scores.json").read_text()
 
 
+@pytest.mark.slow
 def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[str] = []
 

@@ -91,6 +91,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callabl
     return lambda ext: folder / f"a.{ext}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ext", "begun"),
     [*(pytest.param(ext, False, marks=APART) for ext in ("zarr", "h5")), ("h5", True)],
@@ -184,6 +185,7 @@ def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: s
     assert sound(out) > 2 and len(open_store(out)) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [pytest.param(1_000, marks=APART), 300_000])
 def test_training_files_that_cannot_grow(
     tmp_path: Path, store: Path, log: Path, limit: int
@@ -198,6 +200,7 @@ def test_training_files_that_cannot_grow(
     assert (out / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "share", [pytest.param(0.0, marks=APART), 0.5, pytest.param(0.97, marks=APART)]
 )

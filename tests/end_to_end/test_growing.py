@@ -201,6 +201,7 @@ def test_labels_limits_and_words(tmp_path: Path, tiny_teacher: Teachers) -> None
     assert len(open_store(more)) > len(open_store(limited))
 
 
+@pytest.mark.slow
 def test_every_kind_of_text(
     tmp_path: Path, tiny_teacher: Teachers, classes: FeatureStore, tags: FeatureStore
 ) -> None:
@@ -407,7 +408,7 @@ def test_equal_documents_are_paired_once(stored: Array, corpus: Array) -> None:
     st.lists(st.integers(0, 9), min_size=1, max_size=8),
     st.sampled_from(("zarr", "h5")),
 )
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_law(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_teacher: Teachers,

@@ -85,6 +85,7 @@ def test_gradients_and_losses_are_those_of_one_process(
     assert report["result"]["tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_a_stop_of_one_stops_all_and_another_number_goes_on(
     store: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_stop_of_one_stops_all_and_another_number_goes_on(
     same_curve(tmp_path / "student", alone)
 
 
+@pytest.mark.slow
 def test_the_texts_of_a_batch_are_shared_if_a_step_has_one(store: Path, tmp_path: Path) -> None:
     """Of three processes one has none of the two texts."""
     one, three = tmp_path / "one", tmp_path / "three"
@@ -132,6 +134,7 @@ def test_torchrun_itself(store: Path, alone: Path, tmp_path: Path) -> None:
     same_curve(out, alone)
 
 
+@pytest.mark.slow
 def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
     tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_process_with_other_code_is_refused(tmp_path: Path) -> None:
         assert wanted in said and "joined" not in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 200)
 

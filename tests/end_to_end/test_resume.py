@@ -112,6 +112,7 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
     assert_same_student(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> None:
     out, log = tmp_path / "student", tmp_path / "log"
     stopped = training(store, out, log)
@@ -196,7 +197,7 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("ext", ["zarr", "h5"])
+@pytest.mark.parametrize("ext", [pytest.param("zarr", marks=pytest.mark.slow), "h5"])
 def test_killed_dump(
     tmp_path: Path,
     tiny_teacher: Callable[[str], Path],

@@ -119,6 +119,7 @@ def test_two_processes_make_the_store_of_one(
     says(ok(feature_store, "seal", job.out), "is finished already", " sequences, ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ext", [pytest.param("zarr", marks=pytest.mark.apart), "h5"])
 def test_killed_while_others_go_on(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path, ext: str
@@ -137,6 +138,7 @@ def test_killed_while_others_go_on(
     assert content_of_store(job.out) == single(ext)
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_where_several_were_killed(
     single: Callable[[str], object], begun: Job
 ) -> None:
@@ -199,6 +201,7 @@ def test_another_dump_is_refused(begun: Job, tmp_path: Path) -> None:
     says(line, "was started with other versions (tokenizers was 0.1 and is", "without --shard")
 
 
+@pytest.mark.slow
 def test_a_part_that_was_taken_over_is_left_to_the_other(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path
 ) -> None:
@@ -232,6 +235,7 @@ def test_a_torn_part_in_the_queue_is_cut_again(single: Callable[[str], object], 
     assert content_of_store(begun.out) == single("zarr")
 
 
+@pytest.mark.slow
 def test_sealed_by_hand_where_the_last_process_was_killed(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path
 ) -> None:

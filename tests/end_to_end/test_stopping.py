@@ -111,6 +111,7 @@ def test_stopped_training(tmp_path: Path, store: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_stopped_sweep(tmp_path: Path, store: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "sweep"
     settings = ("--vocab", 500, *STUDENT, "--steps", 30, "--loss", "mlm=1", "--loss", "hidden=1")

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.end_to_end.support import ROOT, dumped, tree, write_corpus
 
 PROGRAM = """
@@ -156,6 +158,7 @@ def cases(lines: str) -> list[tuple[list[str], list[str]]]:
     return [(words.split(), told) for words, *told in split]
 
 
+@pytest.mark.slow
 def test_a_torchvision_for_another_torch_is_one_line(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:

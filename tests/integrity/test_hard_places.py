@@ -18,7 +18,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "place", "amount"),
     [
         pytest.param("forget", "no inodes", 20, marks=pytest.mark.apart),
-        ("export", "no room", 5000),
+        pytest.param("export", "no room", 5000, marks=pytest.mark.slow),
         ("page", "no room", 0),
         ("convert", "another user", 0.5),
         pytest.param("mixed-vocab", "another user", 0.95, marks=pytest.mark.apart),

@@ -24,9 +24,13 @@ def test_every_listed_name_is_there(package: object) -> None:
         package.opne_store  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_commands_begin_without_what_their_work_needs() -> None:
+def test_the_package_and_commands_begin_without_what_their_work_needs() -> None:
     program = """
 import sys
+import teachonce
+ours = ("store", "student_train", "teacher_dump")
+heavy = {"zarr", "torch", "transformers", *(f"teachonce.{name}" for name in ours)}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
 import teachonce.feature_store.cli, teachonce.support.console
 assert "rich" not in sys.modules
 import teachonce.teacher_dump.cli
@@ -34,28 +38,19 @@ import teachonce.student_train.cli, teachonce.downstream.cli
 import teachonce.student_train.losses.registry  # the list of losses does not wait for torch
 heavy = {"zarr", "h5py", "torch", "transformers", "datasets", "tokenizers", "scipy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-from teachonce.store import open_store
-assert "zarr" in sys.modules
+from teachonce import align_span, open_store
+assert "zarr" in sys.modules and not {"torch", "transformers"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_names_are_imported_when_they_are_used_and_torch_waits_asleep() -> None:
+@pytest.mark.slow
+def test_torch_waits_asleep() -> None:
     program = """
-import os, subprocess, sys
+import os, sys
 os.environ.pop("OMP_WAIT_POLICY", None)
 os.environ["OMP_DISPLAY_ENV"] = "TRUE"  # OpenMP tells its settings as it is loaded
-import teachonce
-ours = ("store", "student_train", "teacher_dump")
-heavy = ("torch", "transformers", "zarr", *(f"teachonce.{name}" for name in ours))
-assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
-from teachonce import align_span, open_store
-assert not {"torch", "transformers"} & set(sys.modules)
-from teachonce.student_train import prepare
-from teachonce.student_train.train import train
-from teachonce import TrainOptions, train as ours
-from teachonce.student_train.train.student_training import train as theirs
-assert train is ours is theirs
+from teachonce import train
 assert "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
 import warnings
 from teachonce.support.environment import warn_of_spinning
@@ -82,8 +77,9 @@ def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> 
     assert told[0].filename == __file__
 
 
-def test_an_exported_class_is_the_one_of_its_room() -> None:
+def test_what_is_exported_is_what_its_room_has() -> None:
     from teachonce.store.format.features import Features
+    from teachonce.student_train.train.student_training import train
 
-    assert store.Features is Features
+    assert store.Features is Features and teachonce.train is rooms.train is train
     assert pickle.loads(pickle.dumps(store.Features())) == Features()
