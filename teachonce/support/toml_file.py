@@ -19,7 +19,7 @@ def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UserError(
-                f"{path}: has over {MAX_BYTES:,} bytes, so it is no {what}; check {option}"
+                f"{path}: has over {MAX_BYTES:,} bytes, so it is not a {what}; check {option}"
             )
         return tomllib.loads(data.decode())
     except OSError as error:

@@ -272,7 +272,7 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
         "holds objects that are not a store .notes.txt": lambda: StoreWriter.check_writable(URL),
         "no such bucket: check its name": lambda: StoreWriter.check_writable("s3://absent/a.zarr"),
         "must end in .zarr": lambda: StoreWriter.check_writable(f"s3://{BUCKET}/a.h5"),
-        "stores are written there or to a bucket": lambda: StoreWriter.check_writable(
+        "written only to a local path or a bucket": lambda: StoreWriter.check_writable(
             "ftp://a/b.zarr"
         ),
         "a bucket has no folders": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
