@@ -53,7 +53,7 @@ def check_values(part: PartReader, calibration: Calibration) -> None:
 def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
     ids, begin, end = (part.all(f"token/{key}") for key in ("id", "begin", "end"))
     special, limit = part.all("token/special"), np.repeat(lengths, np.diff(part.token_start))
-    assert len(part.square_start)  # checks the sizes of the attention maps
+    _ = part.square_start  # raises for wrong sizes of the attention maps
     laws = {
         ("token ids", "outside the vocabulary"): ids >= part.features.vocabulary,
         ("offsets", "outside the text"): (begin < 0) | (begin > end) | (end > limit),

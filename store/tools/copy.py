@@ -188,9 +188,12 @@ def copy_part(
         if ranked or not _is_plain(writer, store, target):
             check_values(store.part(place), store.calibration)
     arrays[DOCUMENT] = arrays[DOCUMENT] + documents
-    recoded = recode_part(
-        arrays, store.features, writer.features, store.calibration, target.calibration
-    )
+    try:
+        recoded = recode_part(
+            arrays, store.features, writer.features, store.calibration, target.calibration
+        )
+    except StoreError as error:
+        raise StoreError(f"{store.part(place).where}: {error}") from None
     writer.write_part(number, _counts(writer.features, recoded), recoded)
 
 
@@ -242,7 +245,7 @@ def convert(
     """
     store = open_store(source, storage_options=storage_options)
     new = codec or store.features.codec
-    check_codec(store.features.codec, new)
+    check_codec(store.path, store.features.codec, new)
     features = store.features.in_codec(new)
     parts = store.manifest.parts
     numbers = store.manifest.numbers.tolist()

@@ -33,15 +33,16 @@ def same_calibration(one: Calibration, other: Calibration) -> bool:
     )
 
 
-def check_codec(old: str, new: str) -> None:
-    """Raise UserError if the new codec claims less error than the stored values have."""
+def check_codec(path: str, old: str, new: str) -> None:
+    """Raise UserError if the new codec of the store at `path` claims less error than its values
+    have."""
     forms_of(new)  # raises for an unknown one
     # How much a codec of another package loses is not known: nothing is recoded from it.
     to_added = old in BUILT_IN and new not in BUILT_IN
     to_smaller = old in BUILT_IN[: BUILT_IN.index(new)] if new in BUILT_IN else False
     if not (new == old or to_added or to_smaller):
         raise UserError(
-            f"a store of codec {old!r} cannot become {new!r}: encoding has rounded its values,"
+            f"{path}: its codec {old!r} cannot become {new!r}: encoding has rounded its values,"
             f" which cannot be undone; dump again with --codec {new}"
         )
 
@@ -126,7 +127,7 @@ def _rows(
         {key: result.pop(f"{path}/{key}") for key in before.names},
         after.arrays((width,)),
         lambda stored: after.encode(before.decode(stored, (width,))),
-        f"{path}: values are too large for codec {codec!r}",
+        f"{path}: values are too large for codec {codec!r}; give another --codec",
     )
     result |= {f"{path}/{key}": array for key, array in made.items()}
 
@@ -137,7 +138,7 @@ def _codes(result: dict[str, Array], path: str, before: Elementwise, after: Elem
         {"values": result[path]},
         after.arrays(result[path].shape[1:]),
         lambda stored: {"values": after.to_codes(before.from_codes(stored["values"]))},
-        f"{path}: values are too large to be recoded",
+        f"{path}: values are too large for the codec; give another --codec",
     )
     result[path] = made["values"]
 
