@@ -32,6 +32,7 @@ from teachonce.student_train.settings.shapes import SHAPES, parse_student
 from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
     NEXT_LOSS,
+    NEXT_PIECES_LOSS,
     NEXT_STATES_LOSS,
     SCORE_LOSS,
     STATES_LOSS,
@@ -187,7 +188,7 @@ def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict
     for store in stores:
         _check_direction(given, store)
     if _is_decoder(given):
-        return _next_losses(stores[0])
+        return _next_losses(stores, given.get("combine") == "outputs")
     states = not _is_static(given) and all(store.features.hidden for store in stores)
     return losses_served(stores[0], states)
 
@@ -229,11 +230,15 @@ def predicts_next(store: FeatureStore) -> bool | None:
     return None if kind is None else kind.causal
 
 
-def _next_losses(store: FeatureStore) -> dict[str, float]:
-    """Return the default losses of a decoder."""
-    features = store.features
-    loss = dict(NEXT_LOSS) if features.logits and features.logits.next_token else {"next": 1.0}
-    return {**loss, **(NEXT_STATES_LOSS if features.hidden else {})}
+def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]:
+    """Return the default losses of a decoder. `combined`: the stores count as one teacher."""
+    every = [store.features for store in stores]
+    specs = [each.logits for each in every if each.logits and each.logits.next_token]
+    if len(specs) == len(every):
+        # The mean of several teachers has no probability of the text, nor has an older store.
+        observed = not combined and all(spec.observed or spec.tier == "head" for spec in specs)
+        return dict(NEXT_LOSS if observed else NEXT_PIECES_LOSS)
+    return dict(NEXT_STATES_LOSS) if all(each.hidden for each in every) else {"next": 1.0}
 
 
 def _is_decoder(given: Mapping[str, Any]) -> bool:

@@ -33,17 +33,17 @@ ARMS = {
     "random, next": {"init": "random", "loss": NEXT},
     "random, next + kl-next": {"init": "random", "loss": BOTH},
     "random, next + hidden": {"init": "random", "loss": f"{NEXT},hidden=0.3"},
-    "random, all": {"init": "random", "loss": f"{BOTH},hidden=0.3"},
+    "random, default": {"init": "random"},
     "vocab, next": {"init": "vocab", "loss": NEXT},
     "vocab, next + kl-next": {"init": "vocab", "loss": BOTH},
     "vocab, next + reverse-kl": {"init": "vocab", "loss": "next=0.5,reverse-kl=0.5"},
     "vocab, next + hidden": {"init": "vocab", "loss": f"{NEXT},hidden=0.3"},
-    "vocab, all (default)": {},
+    "vocab, default": {"init": "vocab"},
     "cut, next": {"init": "teacher", "loss": NEXT},
     "cut, next + kl-next": {"init": "teacher", "loss": BOTH},
-    "cut, all": {"init": "teacher"},
+    "cut, default": {"init": "teacher"},
     "teacher's vocabulary, next": {"vocab": "teacher", "loss": NEXT},
-    "teacher's vocabulary, all": {"vocab": "teacher"},
+    "teacher's vocabulary, default": {"vocab": "teacher"},
 }
 """What an arm changes of the default. Its first word is its start: gains are over `next` of it.
 A cut needs a student with the teacher's size of heads."""

@@ -30,11 +30,11 @@ from benchmarks.common.small_store import small_store
 from benchmarks.speed.stepping import ours, plain_steps
 from teachonce.store import open_store
 from teachonce.student_train.prepared_student import prepare
+from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.terms import parse_losses
+from teachonce.student_train.settings.terms import NEXT_LOSS, parse_losses
 from teachonce.support.console import command_errors
 
-ALL = ("next=0.5", "kl-next=0.5", "hidden=0.3")
 TOP = 64
 STUDENTS, TOKENS, STORED = 10, 2_000_000, 400_000
 IGNORED = -100
@@ -172,7 +172,7 @@ def main(
             precision="bf16",
         ).resolved()  # fmt: skip
         same = replace(other, vocab="teacher")
-        taught = parse_losses(ALL)
+        taught = dict(NEXT_LOSS)
         found = interleaved(
             {
                 f"{vocab}, text alone: plain": partial(plain, other, text_alone),
@@ -196,13 +196,13 @@ def main(
     ways["teacher in memory"] = speeds[5]
     text = (
         f"`python -m benchmarks.speed.decoders`; teacher {Path(model).name}, student {student},"
-        f" {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP} and mean"
-        f" states, about {batch_tokens:,} teacher tokens a batch, bf16; medians of {repeats}"
+        f" {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP},"
+        f" about {batch_tokens:,} teacher tokens a batch, bf16; medians of {repeats}"
         f" interleaved processes of {steps} steps. Ours with the default losses is"
-        f" `{','.join(ALL)}`; plain scripts with a teacher take half cross-entropy and half KL. The"
-        f" second table is computed from the first: {STUDENTS} students of {TOKENS:,} tokens each,"
-        f" of a dump of {STORED:,} tokens at the {dump:,.0f} tokens/s of this run, loading"
-        " included."
+        f" `{loss_words(NEXT_LOSS)}`; plain scripts with a teacher take half cross-entropy and half"
+        f" KL. The second table is computed from the first: {STUDENTS} students of {TOKENS:,}"
+        f" tokens each, of a dump of {STORED:,} tokens at the {dump:,.0f} tokens/s of this run,"
+        " loading included."
     )
     both = f"{table(HEAD, rows)}\n\n{table(HOURS, hours(dump, ways))}"
     publish("A decoder student's step", text, both, results)

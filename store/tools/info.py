@@ -122,7 +122,7 @@ def read_by_default(features: Features) -> set[str]:
     if features.embedding:
         return {"embedding"} | states
     if features.logits and (features.logits.next_token or not states):
-        return {"logits"} | states
+        return {"logits"}
     return states
 
 

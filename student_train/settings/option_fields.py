@@ -125,8 +125,9 @@ class OptionFields:
         f" are gold labels, and {loss_words(terms.TASK_STATES_LOSS)} if the store has hidden"
         f" states; for text vectors {loss_words(terms.VECTOR_LOSS)}, and"
         f" {loss_words(terms.STATES_LOSS)} if the store has hidden states; for scores"
-        f" {loss_words(terms.SCORE_LOSS)}; for a decoder {loss_words(terms.NEXT_LOSS)}, and"
-        f" {loss_words(terms.NEXT_STATES_LOSS)} if the store has hidden states",
+        f" {loss_words(terms.SCORE_LOSS)}; for a decoder {loss_words(terms.NEXT_LOSS)};"
+        f" {loss_words(terms.NEXT_PIECES_LOSS)} with --combine outputs, and"
+        f" {loss_words(terms.NEXT_STATES_LOSS)} if the store has hidden states alone",
         repeated=True,
         words=tuple(loss.name for loss in registry.LOSSES),
         read=terms.parse_losses,

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import open_store
 from teachonce.student_export.cli import main as student_export
+from teachonce.student_train.arguments import default_losses
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.report import read_report
@@ -72,7 +73,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     out = tmp_path / "student"
     words = ("--store", store, "--student", student, "--vocab", "400", "--out", out, *SHORT)
     said = ok(student_train, *words)
-    assert "0.5 next + 0.5 kl-next + 0.3 hidden" in said
+    assert "0.34 next + 0.33 kl-next + 0.33 alm" in said
     report = read_report(out)
     assert report is not None
     assert 3 < report["result"]["valid_bits_per_byte"] < 9
@@ -173,15 +174,34 @@ def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) ->
     assert found[0] != found[1]
 
 
+def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None:
+    given = {"student": "llama:32x1x4"}
+    with open_store(store) as whole, open_store(store) as old, open_store(store) as states:
+        assert old.features.logits is not None
+        spec = replace(old.features.logits, observed=False)
+        old.features = replace(old.features, logits=spec)
+        states.features = replace(states.features, logits=None)
+        every = {"next": 0.34, "kl-next": 0.33, "alm": 0.33}
+        assert default_losses(given, [whole, whole]) == every
+        both = {"next": 0.5, "kl-next": 0.5}
+        assert default_losses(given, [whole, old]) == both
+        assert default_losses({**given, "combine": "outputs"}, [whole, whole]) == both
+        assert default_losses(given, [whole, states]) == {"next": 1.0, "hidden": 1.0}
+        states.features = replace(states.features, hidden=())
+        assert default_losses(given, [whole, states]) == {"next": 1.0}
+
+
 @pytest.mark.slow
 def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
-    """The mean of a teacher and itself is the teacher."""
-    words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "kl-next", *SHORT)
+    """The mean of a teacher and itself is the teacher. Its default losses are those that need no
+    probability of the text."""
+    words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "next=0.5,kl-next=0.5")
     found = []
     for name, stores in (("one", (store,)), ("two", (store, store))):
         given = [word for each in stores for word in ("--store", each)]
         given += ["--combine", "outputs"] if len(stores) > 1 else []
-        ok(student_train, *given, *words, "--out", tmp_path / name)
+        ok(student_train, *given, *(words if len(stores) == 1 else words[:-2]), *SHORT, "--out",
+           tmp_path / name)  # fmt: skip
         report = read_report(tmp_path / name)
         assert report is not None
         found.append(report["result"]["valid_loss"])
@@ -200,8 +220,7 @@ def test_random_draws_train_forwards_only(
     says(said, "--loss reverse-kl", "random draws", "kl-next")
     said = refused(student_train, *words, "--loss", "jsd:0.3", "--out", tmp_path / "reverse")
     says(said, "--loss jsd:0.3", "random draws", "kl-next")
-    ok(student_train, *words, "--loss", "alm", "--out", tmp_path / "runs")
-    ok(student_train, *words, "--loss", "kl-next", "--out", tmp_path / "forward")
+    assert "0.33 kl-next + 0.33 alm" in ok(student_train, *words, "--out", tmp_path / "forward")
 
 
 def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:

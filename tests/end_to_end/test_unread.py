@@ -28,7 +28,7 @@ def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
     [
         (("bert",), (), {}, "--logits none --attention none"),
         (("bert",), ("--hidden", "none", "--attention", "none"), {}, ""),
-        (("gpt2",), (), {"student": "llama:16x1x2"}, "--attention none"),
+        (("gpt2",), (), {"student": "llama:16x1x2"}, "--hidden none --attention none"),
         (
             ("distilbert", "classification", ("a", "b")),
             (),
