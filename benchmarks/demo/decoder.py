@@ -110,6 +110,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
             (str(corpus),),
             head="causal",  # the config of a GGUF file names no architecture
             gguf=str(gguf) if gguf else None,
+            hidden="none",
             attention="none",
             limit=settings.tokens,
             device="cpu",
