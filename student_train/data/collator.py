@@ -190,8 +190,8 @@ class Collator:
 
     def _read_logits(self, wanted: _Aligned) -> None:
         if wanted.reader_key not in self.readers:
-            # `align_reduce` splits only by the first map, also at the start of a word. The pieces of
-            # a decoder are found by their bytes.
+            # `align_reduce` splits only by the first map, also at the start of a word. A decoder's
+            # pieces are found by their bytes.
             single = wanted.strategy.second_input or self.causal
             maps = (self.vocabulary,) if single else self.vocabulary.maps
             if wanted.strategy.predicted != "first":

@@ -62,8 +62,8 @@ def anchors(student: Tensor, teacher: tuple[Tensor, Tensor], sharpness: float) -
     student: [B,W]. teacher: its vectors [B,W] of the texts, and [M,W] of the anchors, with which
         both sides are compared.
 
-    Abbasi Koohpayegani et al. 2020 (CompRess), with the teacher's anchors for both sides (its variant
-    1q); there the anchors are those of the last batches, here they are the same for all of them.
+    Abbasi Koohpayegani et al. 2020 (CompRess), with the teacher's anchors for both sides (its
+    variant 1q). There the anchors are from the last batches, here they are the same in all.
     """
     if not len(student):
         return student.sum() * 0.0
