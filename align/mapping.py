@@ -93,10 +93,10 @@ class VocabularyMap:
         the student: where every piece begins a word, and where none does. `align.places.maps_at`
         finds the map of each place.
 
-        In `(story)` a byte-level tokenizer reads the piece `story` of `history`, not the ` story`
-        that it reads after a blank. For WordPiece it is `story` in both, and `##story` in
-        `history`. So between these two the piece depends on the place. Between others, this is the
-        only map.
+        A byte-level tokenizer has one piece ` story` after a blank, and another one, `story`, both
+        in `(story)` and inside `history`. WordPiece has `story` after a blank and in `(story)`, and
+        `##story` inside `history`. So between these two the piece depends on the place. Between
+        vocabularies that mark words alike, this is the only map.
         """
         # Made when an alignment needs them: that of decoders, `bytes`, never does.
         match self.teacher.marks.style, self.student.marks.style:

@@ -332,8 +332,9 @@ class Tokenizations:
     def align(self, strategy: str) -> tuple[Tokens, Alignment]:
         """Return the student's input and its alignment, by the name of a strategy.
 
-        `reduce` makes the input from the teacher's tokens; `span` and `match` use the student's own
-        tokenization. Raises AlignmentError as the strategies do, and for an unknown name.
+        `reduce` makes the input from the teacher's tokens; `span`, `match` and `bytes` use the
+        student's own tokenization. Raises AlignmentError as the strategies do, and for an unknown
+        name.
         """
         match strategy:
             case "span":

@@ -154,7 +154,8 @@ class Vocabulary:
         return len(self.tokens)
 
     def reads_as(self, other: Vocabulary) -> bool:
-        """Return whether a tokenizer of this vocabulary splits texts as one of the other does."""
+        """Return whether the tokenizers of both vocabularies split texts alike: same tokens,
+        normaliser and pre-tokenizer."""
         mine, theirs = (
             (each.tokens, each.normaliser, each.pre_tokenizer) for each in (self, other)
         )

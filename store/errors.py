@@ -12,8 +12,8 @@ from teachonce.support.errors import UserError, suggest_path
 class StoreError(UserError):
     """A feature store is missing, unfinished, damaged or of another version, or holds wrong values.
 
-    A message starts with the path of the store and a colon. The path is also written into the
-    commands of the remedies below, so that they can be copied.
+    A message starts with the path of the store and a colon. The path also replaces STORE in the
+    remedies of this module (`VERIFY`, `REPAIR`), so that their commands can be copied.
     """
 
     def __init__(self, *words: object) -> None:

@@ -151,8 +151,8 @@ def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:
     if second and tokenizer.truncation_side == "left":
         raise UserError(
             f"--align {second[0]}: truncates the end of a long text, but the student's tokenizer"
-            " truncates the start (truncation_side of tokenizer_config.json, of the teacher or of"
-            f" --vocab {plan.options.vocab}, is left); use --align span or match"
+            " truncates the start: tokenizer_config.json, of the teacher or of --vocab"
+            f' {plan.options.vocab}, has "truncation_side": "left"; use --align span or match'
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from teachonce.store.containers.interface import StoreSource
 from teachonce.store.containers.paths import open_source
-from teachonce.store.errors import MISSING, StoreError, Unreachable
+from teachonce.store.errors import StoreError, Unreachable
 
 SECONDS, SECONDS_REMOTE = 1.0, 60.0  # between two checks; a check is a stat, or a request
 ROOT = "zarr.json"
@@ -86,7 +86,8 @@ class ChangeWatch:
                 found = os.stat(self._place / ROOT)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
-                f"{self._source.path}: was removed while it was read ({MISSING})"
+                f"{self._source.path}: was removed or moved while it was read; restore it, or make"
+                " it again"
             ) from error
         return found.st_ino, found.st_mtime_ns, found.st_size
 

@@ -281,7 +281,12 @@ class Streamer:
             sequences = np.asarray(batch, np.int64)
             flat = sequences.ndim == 1 and len(sequences)
             if not flat or not 0 <= sequences.min() <= sequences.max() <= last:
-                raise StoreError(f"{self._index.path}: sequences must lie in 0..{last}")
+                shape = f"an array of shape {sequences.shape}"
+                got = f"{sequences.min()}..{sequences.max()}" if flat else shape
+                raise StoreError(
+                    f"{self._index.path}: a batch to gather is a list of sequence numbers in"
+                    f" 0..{last}; got {got}"
+                )
             blocks = np.stack([sequences, sequences + 1], axis=1)
             with self._watch.reporting_changes():
                 pool = Pool(self._index, blocks, view, kinds)

@@ -239,8 +239,8 @@ def _attributes(
 ) -> tuple[dict[str, Any] | None, bytes | None]:
     """Return the root attributes of a sealed store (None if lost), and its manifest if it is sound.
 
-    The manifest repeats the attributes. It is sound if it matches the checksum in the root.
-    Otherwise the root is trusted, unless it cannot be read.
+    The manifest repeats the attributes. It is sound if it matches the checksum in the root, or if
+    the root cannot be read. If it is not sound, the root's own attributes are returned.
     """
     found = dict(root)
     try:

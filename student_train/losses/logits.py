@@ -17,7 +17,7 @@ from torch.nn import functional
 class LogitTargets:
     """Holds the teacher's distribution over student pieces, for each of G aligned runs.
 
-    Slots that are not `valid` hold a valid piece's id and -inf.
+    Slots where `valid` is false hold some piece's id and -inf.
     """
 
     ids: Tensor  # int64 [G,K] student pieces, each at most once among the valid ones of a row
@@ -32,7 +32,7 @@ class SharedTargets:
     """Holds the teacher's logits of shared pieces, up to a constant in each row, for each of G
     aligned runs. The S pieces are all shared pieces, or those that the store has.
 
-    Slots that are not `valid` hold a valid piece's id.
+    Slots where `valid` is false hold some piece's id.
     """
 
     ids: Tensor  # int64 [G,S] student pieces, each at most once among the valid ones of a row

@@ -31,7 +31,7 @@ class NextTargets(LogitTargets):
 class TeacherHead:
     """Holds weight [V,D] and bias [V] of a teacher's head, and copies them to a device once.
 
-    spec: caps its logits.
+    spec: the store's logits; if they are capped, so are these.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, spec: LogitsSpec | None = None) -> None:

@@ -105,7 +105,7 @@ def log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def half_log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Compute half the squared distance instead of the mean of `log_odds_labels`, mean over G."""
+    """Compute `log_odds_labels` with half the sum over C in place of the mean over C."""
     return log_odds_labels(logits, teacher) * (teacher.shape[1] / 2)
 
 

@@ -269,8 +269,8 @@ class TrainOptions(OptionFields):
         return settings_digest(self.describing(), self.chosen())
 
     def folder_in(self, parent: Path, varied: Sequence[str] = MAIN) -> Path:
-        """Return the student's folder in `parent`, named after the varied settings and the hash of
-        all of them; if it exists under another name, that one."""
+        """Return the student's folder in `parent`, named after the `varied` settings and a hash of
+        all settings. An existing folder with this hash is returned, whatever its name shows."""
         settings = {"recipe": self.needs.get("recipe", ""), **vars(self)}
         return student_folder(parent, {name: settings[name] for name in varied}, self.digest())
 

@@ -244,7 +244,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     """
     if student.startswith(SCRATCH):
         raise UserError(
-            f"{option}{student}: {SCRATCH} is a word of `downstream --model`; give"
+            f"{option}{student}: the prefix {SCRATCH} is for `downstream --model` only; give"
             f" {student.removeprefix(SCRATCH)}"
         )
     # From the right, because a kind of another package may be `module:attribute`.

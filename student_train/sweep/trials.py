@@ -35,8 +35,9 @@ class RunSource(Protocol):
 class Study:
     """An Optuna study, whose pruner ends runs at validations according to `--prune`.
 
-    Halving counts validations, not steps: runs of different length are compared after the same
-    share of each. Raises UserError if Optuna is missing; `what_for` names the option that needs it.
+    `asha` (successive halving) counts validations, not steps. Where all runs have equally many, as
+    by default, runs of different length are compared after the same share of each. Raises UserError
+    if Optuna is missing; `what_for` names the option that needs it.
     """
 
     def __init__(self, prune: str, varied: Sequence[str], what_for: str) -> None:

@@ -234,7 +234,7 @@ class _Sample(Corpus):
 
 
 def _shortened(document: Document) -> Document:
-    """Return the document with at most LONGEST characters; a pair has as many on each side."""
+    """Cut a document to LONGEST characters; of a pair, each side."""
     if document.messages:  # its tokens are those of the messages, whatever the text
         return document
     sides = document.text.split(SEPARATOR, 1)

@@ -51,7 +51,7 @@ class Progress:
         self.bar.close()
 
     def begin(self, part: Sequence[Window]) -> None:
-        """Add a part to the share of the corpus that was read."""
+        """Count a part that starts: its tokens, and how much of the corpus has been read."""
         self._tokens += sum(len(window.ids) for window in part)
         if self._by_documents:
             self._seen = part[-1].document + 1

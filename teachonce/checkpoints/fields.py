@@ -88,7 +88,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "transformers: sizes",
         ),
         honoured("max_position_embeddings n_positions", "transformers, and us: the longest window"),
-        honoured("pad_token_id", "transformers, and us: the first row of positions"),
+        honoured("pad_token_id", "transformers, and us: RoBERTa's positions start after it"),
         honoured(
             "hidden_act hidden_activation activation activation_function ff_activation"
             " gelu_activation layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps norm_bias"
@@ -122,8 +122,8 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "is_decoder",
-            "transformers: each token attends to earlier ones; us: with `--head causal` or `none`;"
-            " a masked-LM head is refused",
+            "transformers: each token attends to earlier ones; us: accepted with `--head causal` or"
+            " `none`; a masked-LM head is refused",
         ),
         honoured(
             "auto_map",
@@ -193,7 +193,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "tf_legacy_loss use_bfloat16 cross_attention_hidden_size"
             " is_encoder_decoder deterministic_flash_attn memory_efficient_attention"
             " reference_compile",
-            "of older releases or of memory; an encoder-decoder is refused by its class",
+            "of older releases, or settings of memory; an encoder-decoder is refused by its class",
         ),
     ),
     MODULES: (
@@ -310,13 +310,17 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " refused",
         ),
         honoured(
-            "truncation_side", "us: the end at which a text with one output is cut to its window"
+            "truncation_side",
+            "us: the end at which a text with a single label or vector is cut to its window",
         ),
         harmless(
             "padding_side padding pad_to_multiple_of pad_token_type_id",
             "padding is masked, or left out where it changes numbers",
         ),
-        harmless("model_input_names", "padding is masked; types of tokens are read where used"),
+        harmless(
+            "model_input_names",
+            "padding is masked; token_type_ids are passed where the model uses them",
+        ),
         harmless(
             "clean_up_tokenization_spaces spaces_between_special_tokens", "used in decoding only"
         ),

@@ -60,9 +60,9 @@ class FineTuneSettings:
     steps: number of optimizer steps, instead of `epochs`; the last epoch may be shorter than the
         others.
     accumulate: gradient accumulation: batches per step; the gradient is the mean over them.
-    lr: None for `fine_tune.default_lr`, 1 with adadelta.
+    lr: None: 1 with adadelta, else `fine_tune.default_lr`.
     warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
-    max_length: tokens; None for the task's default. Longer values are reduced to the model's limit.
+    max_length: tokens; None for the task's default. Larger values are reduced to the model's limit.
     limit: train on the first `limit` examples; None for all.
 
     Raises UserError for a value that the command line refuses.

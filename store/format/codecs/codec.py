@@ -78,9 +78,10 @@ class Codec(ABC):
 
     @abstractmethod
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
-        """Return the largest error of each of `values` [N, *row].
+        """Return an upper bound of the absolute error that encoding can cause, for each of `values`
+        [N, *row].
 
-        values: the original or the decoded values, whichever have the larger magnitude.
+        values: the original or the decoded values; pass those of the larger magnitude.
         stored: the encoded arrays; some codecs give a tighter bound with them.
         """
 

@@ -280,7 +280,7 @@ def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
     """Choose the span of at most 30 tokens with the largest sum of start and end logit.
 
     `windows` are (row of `QA.encode`, start logits [S], end logits [S]). The answer is "" if the
-    model `may_decline` and every window has a higher score for its cls token.
+    model `may_decline` and the cls token of every window has a higher sum than this span.
     """
     best, text, none = -np.inf, "", np.inf
     for row, start, end in windows:

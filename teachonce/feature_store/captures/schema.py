@@ -52,10 +52,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column or tensor of a capture.
+    """What is expected of a column or tensor of a capture.
 
     kind: a name in KINDS. dims: names of the dimensions; dimensions with the same name have the
-    same size, at least 1 unless it `may_be_empty`. batched: whether an additional first dimension
+    same size, at least 1, or 0 with `may_be_empty`. batched: whether an additional first dimension
     of size 1 is accepted.
     """
 

@@ -24,5 +24,7 @@ def test_a_store_gives_any_sequences(tmp_path: Path) -> None:
         assert batch.texts == [fs[int(i)].text for i in asked]
         states = [fs[int(i)].views[0].hidden["mean"] for i in asked]
         assert np.allclose(batch.hidden["mean"].states(), np.concatenate(states), atol=1e-5)
-    with pytest.raises(StoreError, match="sequences must lie in 0..35"):
-        next(fs.gather([[36]]))
+    with pytest.raises(StoreError, match=r"numbers in 0..35; got 3..36"):
+        next(fs.gather([[3, 36]]))
+    with pytest.raises(StoreError, match=r"numbers in 0..35; got an array of shape \(0,\)"):
+        next(fs.gather([[]]))

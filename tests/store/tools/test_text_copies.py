@@ -265,7 +265,7 @@ def test_another_process_opens_the_same_store(path: Path) -> None:
         with pytest.raises(StoreError, match=CHANGED):
             pickle.loads(pickled)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-        with pytest.raises(StoreError, match="was removed while it was read"):
+        with pytest.raises(StoreError, match="was removed or moved while it was read"):
             store.watch.check()
 
 
