@@ -35,7 +35,6 @@ Teacher = Literal[
     "raw sentence",  # the state of the first token, not normalised
     "maps",  # attention between aligned runs
     "vector",  # the vector of the whole text
-    "vector and anchors",  # this vector, and those of texts that are the same for every batch
 ]
 """The teacher's side of a loss."""
 
@@ -67,7 +66,6 @@ _FEATURE_OF: dict[Teacher, str] = {
     "raw sentence": "hidden",
     "maps": "attention",
     "vector": "embedding",
-    "vector and anchors": "embedding",
 }
 
 
@@ -253,15 +251,6 @@ LOSSES = (
     Loss("in-batch", "states.contrastive", "vector", "vector", "nats", "widths differ"),
     Loss("similarity", "vectors.similarity", "vector", "vector", "squared cosines"),
     Loss("similarity-kl", "vectors.similarity_kl", "vector", "vector", "nats"),
-    Loss(
-        "anchors",
-        "vectors.anchors",
-        "vector and anchors",
-        "vector",
-        "nats",
-        "widths differ",
-        parameter=Parameter("S", "sharpness", 10.0, 0.0, math.inf),
-    ),
     Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
     Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),

@@ -150,7 +150,7 @@ def _check_vectors(plan: TrainPlan) -> None:
     first = stores[0].features.embedding
     if not losses or first is None:
         return
-    between_texts = [loss.name for loss in losses if loss.name not in ("embedding", "anchors")]
+    between_texts = [loss.name for loss in losses if loss.name != "embedding"]
     if options.batch_texts == 1 and between_texts:
         raise UserError(
             f"--batch-texts 1: --loss {between_texts[0]} compares the texts of a batch; give 2 or"

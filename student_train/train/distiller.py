@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import Features, FeatureStore
-from teachonce.student_train.data.anchors import read_anchors
 from teachonce.student_train.data.batch import Inputs, StudentBatch
 from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.losses.registry import Loss, Term
@@ -45,7 +44,6 @@ class Distiller(nn.Module):
     every: terms of all stages, for which projections are made; default: `terms`.
     frozen: the projections are not trained: their parameters require no gradient.
     separate: `logit` and `log-odds` have an output layer of their own.
-    anchors: [M,W], the teacher's vectors of the texts with which the loss `anchors` compares.
 
     `Distiller.of` takes all of these from options and a store.
     """
@@ -60,13 +58,10 @@ class Distiller(nn.Module):
         frozen: bool = False,
         start: str = "pytorch",
         separate: bool = False,
-        anchors: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.student, self.terms = student, tuple(terms)
         self.bf16 = False  # a training sets it; other callers autocast as they need
-        # Read from the store again by each training, so not a part of its checkpoints.
-        self.register_buffer("anchors", anchors, persistent=False)
         self.ranks = ALONE  # a training sets it to the processes that share the texts of a batch
         # A validation sets it, to collect the states [G,Ds] that losses compare, not projected.
         self.compared: dict[str, Tensor] | None = None
@@ -141,14 +136,11 @@ class Distiller(nn.Module):
         """
         of_text = head_of(student) in ("mlm", "causal")
         output_kind = None if of_text else output_kind_of(store)
-        every = options.every_term(output_kind)
-        compared = any(term.loss.teacher == "vector and anchors" for term in every)
         return cls(
             student,
             options.terms(output_kind),
             store.features,
-            every=every,
-            anchors=read_anchors(store, options.held_out) if compared else None,
+            every=options.every_term(output_kind),
             frozen=options.projection == "frozen",
             start=options.projection_start,
             separate=options.outputs == "separate",

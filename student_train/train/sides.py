@@ -93,11 +93,8 @@ class Sides:
         if term.loss.of_text:
             if self._vectors is None:
                 return []
-            teacher: Any = self._batch.vectors
-            if term.loss.teacher == "vector and anchors":
-                teacher = teacher, self._distiller.anchors
             parts = [self._vectors, *(self._vectors[:, :n] for n in term.widths)]
-            return [(part, teacher) for part in parts]
+            return [(part, self._batch.vectors) for part in parts]
         pairs = self._aligned[term.alignment].of(term)
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 

@@ -51,8 +51,6 @@ def sides(
         other = torch.from_numpy(rng.integers(0, width, runs))
     elif loss.teacher == "gold":  # where no label is known it is -1
         other = torch.from_numpy(rng.integers(-1, width, runs))
-    elif loss.teacher == "vector and anchors":
-        other = other, normal(5, width)
     elif loss.student == "pieces":
         kept = targets_of(rng, runs, width, int(rng.integers(1, width + 1)))
         runs = len(kept.ids)

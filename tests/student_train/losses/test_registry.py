@@ -22,8 +22,6 @@ from teachonce.student_train.losses.registry import (
 )
 from teachonce.support.errors import UserError
 
-IN_ITS_SPACE = ("embedding", "in-batch", "anchors")  # compare with the teacher's own vectors
-
 
 def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
     for loss in LOSSES:
@@ -32,7 +30,7 @@ def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
         given = [each for each in taken if each.kind is not Parameter.KEYWORD_ONLY]
         assert len(given) == sides + loss.tempered, loss.name
         assert loss.feature is None or loss.feature in FEATURES
-        compared = loss.student in ("runs", "sentence") or loss.name in IN_ITS_SPACE
+        compared = loss.student in ("runs", "sentence") or loss.name in ("embedding", "in-batch")
         assert (loss.projection == "none") == (not compared)
 
 

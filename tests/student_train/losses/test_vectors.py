@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,22 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.student_train.losses.registry import named
-from teachonce.student_train.losses.vectors import SHARPNESS, anchors, similarity, similarity_kl
+from teachonce.student_train.losses.vectors import SHARPNESS, similarity, similarity_kl
 
 LOSSES = (similarity, similarity_kl)
-NAMES = ("embedding", "in-batch", "similarity", "similarity-kl", "anchors")
 
 
 def vectors(seed: int, count: int, width: int) -> torch.Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
-
-
-def loss_of(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Make a function of a batch's vectors alone."""
-    (loss,) = named([name])
-    if name != "anchors":
-        return loss.measure
-    return lambda student, teacher: loss.measure(student, (teacher, vectors(9, 7, 4)))
 
 
 def test_similarity_by_hand() -> None:
@@ -49,18 +39,6 @@ def test_similarity_kl_by_hand() -> None:
     assert similarity_kl(student, teacher).item() == pytest.approx(2 * unsure / 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("sharpness", (10.0, 3.0))
-def test_anchors_by_hand(sharpness: float) -> None:
-    """Two anchors: the chance of one is a sigmoid of the difference of the cosines."""
-    of_anchors = torch.tensor([[3.0, 0.0], [0.0, 0.2]])
-    teacher = torch.tensor([[1.0, 1.0], [0.0, 1.0]])  # the first is as near to both
-    student = torch.tensor([[0.6, 0.8], [0.0, 7.0]])
-    p = 1 / (1 + math.exp(-sharpness * (0.6 - 0.8)))
-    unsure = 0.5 * math.log(0.5 / p) + 0.5 * math.log(0.5 / (1 - p))
-    found = anchors(student, (teacher, of_anchors), sharpness)
-    assert found.item() == pytest.approx(unsure / 2, rel=1e-4)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @given(seed=st.integers(0, 2**31), count=st.integers(2, 9))
 def test_angles_alone_count(loss: object, seed: int, count: int) -> None:
@@ -77,27 +55,24 @@ def test_angles_alone_count(loss: object, seed: int, count: int) -> None:
     assert loss(student, teacher).item() >= 0
 
 
-@pytest.mark.parametrize(
-    "name", ("embedding", "in-batch", "similarity", "similarity-kl", "anchors")
-)
+@pytest.mark.parametrize("name", ("embedding", "in-batch", "similarity", "similarity-kl"))
 def test_batches_without_pairs_teach_nothing(name: str) -> None:
+    (loss,) = named([name])
     count = 1 if name.startswith("similarity") else 0
     student = vectors(0, count, 4).requires_grad_()
-    value = loss_of(name)(student, vectors(1, count, 4))
+    value = loss.measure(student, vectors(1, count, 4))
     value.backward()
     assert value.item() == 0 and student.grad is not None
 
 
-@pytest.mark.parametrize(
-    "name", ("embedding", "in-batch", "similarity", "similarity-kl", "anchors")
-)
+@pytest.mark.parametrize("name", ("embedding", "in-batch", "similarity", "similarity-kl"))
 def test_gradients_lead_to_the_teacher(name: str) -> None:
-    loss = loss_of(name)
+    (loss,) = named([name])
     teacher = vectors(0, 6, 4)
     student = (teacher + 0.5 * vectors(1, 6, 4)).requires_grad_()
-    before = loss(student, teacher)
+    before = loss.measure(student, teacher)
     before.backward()
     assert student.grad is not None
     with torch.no_grad():
-        after = loss(student - 0.05 * student.grad / student.grad.norm(), teacher)
+        after = loss.measure(student - 0.05 * student.grad / student.grad.norm(), teacher)
     assert after < before.detach()

@@ -60,17 +60,3 @@ def test_vectors_are_of_the_whole_text(
     torch.testing.assert_close(found, distiller.vectors(inputs, distiller.encode(inputs)))
     # Masked tokens are still predicted from masked text.
     assert torch.equal(batch.inputs.ids, inputs.ids) == (view == 0 and "mlm" not in loss)
-
-
-@torch.no_grad()
-def test_anchors_are_vectors_of_the_store(store: Path) -> None:
-    """All of its texts but those that are held out: it has fewer than 4,096."""
-    batches = StudentBatches(store, "400", student="static:16", loss="anchors=1", batch_texts=8)
-    distiller = batches.distiller(prepare(batches.options, batches.store)[0])
-    ((own, (teacher, anchors)),) = distiller.sides(batch := next(iter(batches))).of("anchors")
-    assert own.shape == teacher.shape and torch.equal(teacher, batch.vectors)
-    texts = [torch.from_numpy(each) for each in batches.store.embeddings()]
-    learnt = {place for begin, end in batches._blocks.tolist() for place in range(begin, end)}
-    assert len(learnt) < len(texts)
-    assert torch.equal(anchors, torch.stack([texts[place] for place in sorted(learnt)]))
-    assert "anchors" not in distiller.state_dict()
