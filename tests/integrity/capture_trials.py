@@ -14,11 +14,9 @@ import io
 import json
 import random
 import re
-import resource
 import shutil
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -45,6 +43,7 @@ from teachonce.support.arrays import Array
 from tests.feature_store.captures import making
 from tests.integrity import forgery
 from tests.integrity.forged_captures import forge
+from tests.integrity.support import limit_memory
 from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 SECONDS, MEMORY = forgery.SECONDS, forgery.MEMORY
@@ -337,8 +336,7 @@ def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str,
     whole = sound(kind, folder)
     how, why = outcome(kind, whole, folder / f"sound-{kind}.h5", teacher(folder))
     assert how == "imported", why
-    held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
+    limit_memory(MEMORY)
     for number in range(first, last):
         how, why = attempt(kind, folder, seed, number, bounded=True)
         if how in HOW:
@@ -350,18 +348,13 @@ def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str,
 
 def trial(captures: int, seed: int) -> tuple[list[list[object]], list[str]]:
     """Forge captures of every format; return the rows of HEAD, and what was wrong."""
+
+    def row(kind: str) -> tuple[list[object], list[str]]:
+        return forgery.row(f"{captures:,} {kind}", kind, seed, captures, __name__, HOW)
+
     with ThreadPoolExecutor(2) as threads:
-        done = list(threads.map(lambda kind: _row(kind, seed, captures), READ))
+        done = list(threads.map(row, READ))
     return [cells for cells, _ in done], [line for _, wrong in done for line in wrong]
-
-
-def _row(kind: str, seed: int, count: int) -> tuple[list[object], list[str]]:
-    begun = time.perf_counter()
-    with forgery.memory_folder() as folder:
-        found = forgery.in_process(folder, kind, seed, count, __name__, HOW)
-    seconds = f"{time.perf_counter() - begun:.0f}"
-    cells = [f"{count:,} {kind}", *(found[how] for how in HOW), len(found["wrong"]), seconds]
-    return cells, found["wrong"]
 
 
 if __name__ == "__main__":

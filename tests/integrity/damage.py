@@ -15,7 +15,8 @@ import h5py
 from teachonce.store import Features, StoreError
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.tools.verify import verify
-from tests.store.making import TOKENIZER, features_of, make_store
+from tests.integrity.support import remove
+from tests.store.making import TOKENIZER, copied, features_of, make_store
 
 FORMATS = ("zarr", "h5")
 Damage = Callable[[Path], object]
@@ -49,6 +50,16 @@ def flip(file: Path, byte: int, bit: int) -> None:
         value = opened.read(1)[0] ^ (1 << bit)
         opened.seek(byte)
         opened.write(bytes([value]))
+
+
+def flip_in(store: Path, array: str, byte: int = 9) -> None:
+    """Flip one bit of the first chunk of an array."""
+    if store.is_dir():
+        flip(next(file for file in (store / array / "c").rglob("*") if file.is_file()), byte, 1)
+        return
+    with h5py.File(store) as opened:
+        place = opened[array].id.get_chunk_info(0).byte_offset
+    flip(store, place + byte, 1)
 
 
 def random_flips(path: Path, count: int, seed: int) -> Iterator[tuple[str, bool]]:
@@ -193,10 +204,9 @@ def damaged(source: Path, folder: Path, ext: str) -> Iterator[tuple[str, list[st
     """Every way of damage done to a copy of a store, and what was reported."""
     for name, damage in DAMAGES[ext].items():
         copy = folder / f"damaged.{ext}"
-        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
-        damage(copy)
+        damage(copied(source, copy))
         yield name, problems(copy)
-        shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+        remove(copy)
 
 
 def good_stores(folder: Path, count: int) -> Iterator[tuple[str, list[str]]]:
@@ -219,4 +229,4 @@ def good_stores(folder: Path, count: int) -> Iterator[tuple[str, list[str]]]:
         files = {"tokenizer.json": TOKENIZER} if number % 5 else {}
         make_store(path, features, parts=1 + number % 4, sequences=1 + number % 9, files=files)
         yield f"{ext} {codec} {tier} {features.width} wide, {features.views} views", problems(path)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove(path)

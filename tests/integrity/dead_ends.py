@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -19,7 +17,7 @@ import numpy as np
 from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import StoreWriter, open_store
+from teachonce.store import StoreWriter
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
@@ -28,7 +26,8 @@ from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.windows.window import Window
 from tests.end_to_end.support import write_corpus
 from tests.integrity.damage import FORMATS
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.integrity.support import content_of, memory_folder, remove, save_teacher
+from tests.store.making import copied
 
 STATES = ("unfinished", "sealed", "merged", "converted")
 STARTS = ("verify", "repair", "the command that made it", "show")
@@ -66,7 +65,7 @@ class Scene:
         """The same store, and what lies beside it, in another folder."""
         for thing in (self.path, Path(f"{self.path}.parts")):
             if thing.exists():
-                (shutil.copytree if thing.is_dir() else shutil.copy)(thing, folder / thing.name)
+                copied(thing, folder / thing.name)
         path = folder / self.path.name
         command = tuple(str(path) if word == str(self.path) else word for word in self.command)
         return Scene(path, self.state, command, self.content)
@@ -98,9 +97,7 @@ def must(words: Words) -> None:
 
 def scenes(folder: Path, ext: str) -> Iterator[Scene]:
     """A store in each state, made by the commands themselves with a tiny teacher."""
-    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
-    for thing in (random_model("bert", tokenizer), tokenizer):
-        thing.save_pretrained(folder / "teacher")
+    save_teacher(folder / "teacher")
     dumps = []
     for number in (1, 2):
         corpus = write_corpus(folder / f"corpus{number}.txt", 3 + number)
@@ -123,8 +120,7 @@ def scenes(folder: Path, ext: str) -> Iterator[Scene]:
         else:
             must(command)
         whole = sources[0] if state == "unfinished" else str(path)
-        with closing(open_store(whole)) as store:
-            yield Scene(path, state, command, store.manifest.content())
+        yield Scene(path, state, command, content_of(whole))
 
 
 def _unfinished(command: Words) -> None:
@@ -142,7 +138,7 @@ def advised(scene: Scene, line: str) -> Words:
     if told := re.search(r"or remove (it|what is there|\S+?)(?: and (\S+?))? (?:and|to) ", line):
         for thing in (path if told[1] == "it" else told[1], told[2]):
             if thing and thing.startswith(path):
-                shutil.rmtree(thing) if Path(thing).is_dir() else Path(thing).unlink()
+                remove(Path(thing))
     elif f"`feature-store repair {path}`" in line:
         return ("feature-store", "repair", path)
     elif f"`feature-store verify {path}`" in line:
@@ -183,9 +179,8 @@ def follow(scene: Scene, start: str) -> tuple[str, int]:
 
 
 def _end(scene: Scene, ending: str, line: str) -> str:
-    with closing(open_store(scene.path)) as store:
-        if store.manifest.content() != scene.content:
-            raise DeadEnd(f"other content than before: {line}")
+    if content_of(scene.path) != scene.content:
+        raise DeadEnd(f"other content than before: {line}")
     return ENDINGS[1] if "unknown item" in line and ending == ENDINGS[0] else ending
 
 
@@ -228,14 +223,14 @@ def _kinds(names: list[str]) -> list[str]:
 def _of_file(folder: Path, name: str) -> dict[str, Damage]:
     """Damages to a file, or to a folder with all that lies in it."""
     target = folder / name
-    ways: dict[str, Callable[[Path], object]] = {"lost": _lose, "doubled": _double}
+    ways: dict[str, Callable[[Path], object]] = {"lost": remove, "doubled": _double}
     if target.is_dir():
         ways["emptied"] = _empty
     else:
         ways["emptied"] = lambda path: path.write_bytes(b"")
         ways["truncated"] = lambda path: path.write_bytes(path.read_bytes()[: _half(path)])
     if re.fullmatch(r"(.*/)?(1|1\.h5)", name):
-        ways["doubled as part 7"] = lambda path: _copy(path, path.with_name("7" + path.suffix))
+        ways["doubled as part 7"] = lambda path: copied(path, path.with_name("7" + path.suffix))
     return {
         f"{name} {way}": lambda root, do=do: do(root / name)  # type: ignore[misc]
         for way, do in ways.items()
@@ -247,21 +242,12 @@ def _half(path: Path) -> int:
 
 
 def _empty(folder: Path) -> None:
-    for inner in list(folder.iterdir()):
-        _lose(inner)
-
-
-def _lose(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _copy(path: Path, target: Path) -> None:
-    shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
+    remove(*folder.iterdir())
 
 
 def _double(path: Path) -> None:
     number = path.stem.isdecimal()
-    _copy(path, path.with_name(f"0{path.name}" if number else f"{path.name} copy"))
+    copied(path, path.with_name(f"0{path.name}" if number else f"{path.name} copy"))
 
 
 def _of_objects(folder: Path, file: Path) -> dict[str, Damage]:
@@ -328,12 +314,11 @@ def tried(
 def trial(cases: int | None, seed: int) -> tuple[list[list[object]], list[str]]:
     """Try `cases` damages of each store, or all; return the rows of HEAD, and the dead ends."""
     rows, wrong = list[list[object]](), list[str]()
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    with memory_folder() as folder:
         for ext in FORMATS:
             counts: dict[str, Counter[str]] = {state: Counter() for state in STATES}
             most: Counter[str] = Counter()
-            for state, _, ending, steps in tried(Path(folder), ext, cases or 10**9, seed):
+            for state, _, ending, steps in tried(folder, ext, cases or 10**9, seed):
                 counts[state][ending if ending in ENDINGS else "dead"] += 1
                 most[state] = max(most[state], steps)
                 if ending not in ENDINGS:

@@ -20,7 +20,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.integrity.support import save_teacher
 
 LINES = 600
 PART = 900  # tokens: some ten parts, which are written while the corpus is read
@@ -96,17 +96,14 @@ class Edited:
 def edited(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
     """`count` dumps in the middle of which the corpus is edited; yields what was done, and what
     came of it: `refused`, `sound`, or what is wrong."""
-    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
-    for part in (random_model("bert", tokenizer), tokenizer):
-        part.save_pretrained(folder / "teacher")
-    chance = random.Random(seed)
+    teacher, chance = save_teacher(folder / "teacher"), random.Random(seed)
     for number in range(count):
         kind, edit = chance.choice(KINDS), chance.choice(list(EDITS))
         limit = chance.choice([None, None, 3000])
         moment = chance.randint(1, 12)
         work = folder / str(number)
         work.mkdir()
-        found = _dumped(folder / "teacher", work, kind, edit, moment, limit, chance)
+        found = _dumped(teacher, work, kind, edit, moment, limit, chance)
         yield f"{kind}, {edit} at the {moment}. line, limit {limit}", found
         shutil.rmtree(work)
 

@@ -12,18 +12,15 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +36,8 @@ from teachonce.store.tools.stored_tokens import check_tokens
 from tests.integrity.damage import problems, small_store
 from tests.integrity.forged_hdf5 import forge_hdf5
 from tests.integrity.forged_zarr import forge_zarr
+from tests.integrity.support import limit_memory, memory_folder, remove
+from tests.store.making import copied
 
 MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
 SECONDS = 60  # of processor time for one store; many times what a sound one takes
@@ -56,7 +55,9 @@ KNOWN = tuple(
 )
 HDF5, ZARR = "h5", "zarr"
 FORGE: dict[str, Callable[[Path, random.Random, Path], str]] = {HDF5: forge_hdf5, ZARR: forge_zarr}
+Hows = tuple[str, ...]
 HOW = ("refused", "unchanged", "verified")
+FORGERY = "tests.integrity.forgery"  # __name__ is __main__ in a process of its own
 HEAD = ("forged stores", "refused", "read unchanged", "reported by verify", "otherwise", "seconds")
 
 
@@ -105,18 +106,10 @@ def command(path: Path, chance: random.Random) -> str | None:
         ]
     )  # fmt: skip
     done = CliRunner().invoke(feature_store, [str(word) for word in words])
-    _remove(*path.parent.glob("*copy*"), *path.parent.glob("*forged*.*.parts"))
+    remove(*path.parent.glob("*copy*"), *path.parent.glob("*forged*.*.parts"))
     if done.exit_code in (0, 1) and isinstance(done.exception, SystemExit | None):
         return None if done.output.strip() else f"{words[0]} said nothing"
     return f"{words[0]} ended with {done.exit_code}: {done.exception!r}"[:300]
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 class Watch:
@@ -181,12 +174,11 @@ def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, 
     expected, watch = outcome(sound), Watch(inside)
     assert isinstance(expected, dict), expected
     watch.known = (*watch.known, os.path.realpath(sound))
-    held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
+    limit_memory(MEMORY)
     for number in range(first, last):
         chance = random.Random(f"{ext} {seed} {number}")
-        _remove(*inside.iterdir())
-        shutil.copytree(sound, forged) if sound.is_dir() else shutil.copy(sound, forged)
+        remove(*inside.iterdir())
+        copied(sound, forged)
         print(f"{number}", file=sys.stderr, flush=True)
         what = FORGE[ext](forged, chance, outside)
         print(f"{number} {what}", file=sys.stderr, flush=True)
@@ -225,8 +217,8 @@ def in_process(
     ext: str,
     seed: int,
     count: int,
-    module: str = "tests.integrity.forgery",
-    hows: tuple[str, ...] = HOW,
+    module: str = FORGERY,
+    hows: Hows = HOW,
 ) -> dict[str, Any]:
     """`fuzz` of a module in processes of their own, which what is forged may crash: that is among
     `wrong`, and the next process goes on behind it."""
@@ -259,7 +251,7 @@ def trial(hdf5: int, zarr: int, seed: int) -> tuple[list[list[object]], list[str
     """Forge stores of both formats at once; return the rows of HEAD, and what was wrong."""
     with ThreadPoolExecutor() as threads:
         tried = [
-            threads.submit(_row, f"{count:,} {name}", ext, seed, count)
+            threads.submit(row, f"{count:,} {name}", ext, seed, count)
             for name, ext, count in (("HDF5", HDF5, hdf5), ("Zarr", ZARR, zarr))
             if count
         ]
@@ -267,20 +259,15 @@ def trial(hdf5: int, zarr: int, seed: int) -> tuple[list[list[object]], list[str
     return [cells for cells, _ in done], [line for _, wrong in done for line in wrong]
 
 
-@contextmanager
-def memory_folder() -> Iterator[Path]:
-    """A folder in memory: what is forged is small and much, and no disk has to be waited for."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield Path(folder)
-
-
-def _row(name: str, ext: str, seed: int, count: int) -> tuple[list[object], list[str]]:
+def row(
+    name: str, ext: str, seed: int, count: int, module: str = FORGERY, hows: Hows = HOW
+) -> tuple[list[object], list[str]]:
+    """The row of a table that a module's `fuzz` gives, and what was wrong."""
     begun = time.perf_counter()
     with memory_folder() as folder:
-        found = in_process(folder, ext, seed, count)
+        found = in_process(folder, ext, seed, count, module, hows)
     seconds = f"{time.perf_counter() - begun:.0f}"
-    return [name, *(found[how] for how in HOW), len(found["wrong"]), seconds], found["wrong"]
+    return [name, *(found[how] for how in hows), len(found["wrong"]), seconds], found["wrong"]
 
 
 if __name__ == "__main__":

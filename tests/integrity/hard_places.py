@@ -12,18 +12,16 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from harness.processes import command, finish, fork
-from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_own_disk
 from tests.end_to_end.support import STUDENT, write_corpus
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.integrity.support import content_of, save_teacher
 
 DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
 TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"
@@ -110,9 +108,7 @@ def given_in(folder: Path) -> Path:
     """Make what the commands read: a teacher, texts, two stores, a list of documents."""
     given = folder / "given"
     given.mkdir()
-    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
-    for thing in (random_model("bert", tokenizer), tokenizer):
-        thing.save_pretrained(given / "teacher")
+    save_teacher(given / "teacher")
     write_corpus(given / "corpus.txt", 60)
     (given / "list").write_text("3\n")
     for name in ("a.zarr", "b.zarr"):
@@ -134,6 +130,11 @@ class Case:
     @property
     def command(self) -> Command:
         return COMMANDS[self.name]
+
+    def prepare(self, given: Path, made: Path) -> None:
+        """Copy what the command changes."""
+        if self.name == "forget":
+            shutil.copytree(given / "a.zarr", made / "a.zarr")
 
     def words(self, given: Path, made: Path, again: bool = False) -> tuple[str, ...]:
         words = self.command.words(given, made)
@@ -176,8 +177,7 @@ def on_small_disk(
     """Give this process a disk on which little is free, run the command; make room, and run it
     again."""
     on_own_disk(disk, 1 << 27, 4000)
-    if case.name == "forget":
-        shutil.copytree(given / "a.zarr", disk / "a.zarr")
+    case.prepare(given, disk)
     (disk / "ballast").mkdir()
     room = os.statvfs(disk)
     if place == "no room":
@@ -234,8 +234,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
         made = folder / "copy"
         ending = "one line" if int(codes[0]) else "worked"
     elif case.place == "killed":
-        if case.name == "forget":
-            shutil.copytree(given / "a.zarr", made / "a.zarr")
+        case.prepare(given, made)
         process = fork(plainly, module, case.words(given, made), log=log)
         process.join(case.amount)
         worked = not process.is_alive()
@@ -249,8 +248,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
         code = int(said.rpartition(" ")[2])
         problem = problem_of(said, code) or ("" if code == 0 else f"typed again: {said[-300:]}")
     else:
-        if case.name == "forget":
-            shutil.copytree(given / "a.zarr", made / "a.zarr")
+        case.prepare(given, made)
         shutil.copytree(given, folder / "theirs")
         given_away(made, 0o777 if case.amount > 0.4 else 0o755)
         given_away(folder / "theirs", 0o700 if case.amount > 0.9 else 0o755)
@@ -282,11 +280,6 @@ def wrong_with(case: Case, given: Path, made: Path) -> str:
     return ""
 
 
-def content_of(path: Path) -> str:
-    with closing(open_store(path)) as store:
-        return store.manifest.content()
-
-
 def weights_in(out: Path) -> list[bytes]:
     return [each.read_bytes() for each in sorted(out.rglob("model.safetensors"))]
 
@@ -296,8 +289,7 @@ def reference(case: Case, given: Path) -> Path:
     made = given.parent / "reference" / case.name
     if not (made / case.command.out).exists():
         made.mkdir(parents=True)
-        if case.name == "forget":
-            shutil.copytree(given / "a.zarr", made / "a.zarr")
+        case.prepare(given, made)
         said = typed(case.command.module, case.words(given, made), made.parent / "log", plainly)
         if not said.endswith("exit code 0"):
             raise RuntimeError(f"{case.name}: {said}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.end_to_end.support import write_corpus
 from tests.hub_server import serving
 from tests.integrity.damage import small_store
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.integrity.support import save_teacher
 from tests.twisted_hub import ANSWERS
 
 HEAD = ("command", "twisted requests", "worked", "one line", "otherwise")
@@ -49,9 +49,7 @@ CASES = [(name, begin, twist) for name in COMMANDS for begin in BEGINS[name] for
 
 def given_in(folder: Path) -> None:
     """Make a teacher, a text, a data set and a store."""
-    tokenizer = trained_tokenizer(TOKENIZER_OF["bert"])
-    for thing in (random_model("bert", tokenizer), tokenizer):
-        thing.save_pretrained(folder / "model")
+    save_teacher(folder / "model")
     for name in ("corpus", "stores"):
         (folder / name).mkdir()
     write_corpus(folder / "corpus.txt", 20)

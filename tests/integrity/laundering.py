@@ -4,7 +4,6 @@ checksums of its own."""
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,8 @@ from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import outside_entries
 from teachonce.support.arrays import Array
 from tests.integrity.damage import FORMATS, small_store
+from tests.integrity.support import remove
+from tests.store.making import copied
 
 IN_MEMORY = "memory://laundered/store.zarr"
 
@@ -87,14 +88,12 @@ def laundered(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
     for ext, way, name in chance.sample(cases, min(count, len(cases))):
         copy, target = folder / f"altered.{ext}", folder / "target"
         target.mkdir()
-        (shutil.copytree if ext == "zarr" else shutil.copy)(sound[ext], copy)
-        alter(copy, name)
+        alter(copied(sound[ext], copy), name)
         yield (
             f"{ext}: {way} of a store with another {name}",
             _refusal(way, copy, target, sound[ext]),
         )
-        shutil.rmtree(target)
-        shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+        remove(target, copy)
 
 
 def _reads(way: str, name: str, ext: str) -> bool:

@@ -16,6 +16,7 @@ from teachonce.store.containers import network
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.verify import verify
 from tests.integrity.damage import problems, small_store
+from tests.integrity.support import content_of
 from tests.rough_network import BUCKET, S3, Weather, running_s3
 
 URL = f"s3://{BUCKET}/store.zarr"
@@ -24,11 +25,6 @@ ALTERED = ("flipped", "unmatched", "short", "404")  # up to three of a hundred
 REFUSED = ("403", "expired", "unknown key", "skewed", "redirect", "region")
 ACCUSATIONS = ("damaged", "dump", "repair", "restore")
 HURRY, LONG = 0.3, 120.0  # seconds of patience with what is dead, and with what is rough
-
-
-def _content(path: str | Path) -> str:
-    with closing(open_store(path)) as store:
-        return store.manifest.content()
 
 
 def _streamed(folder: Path, s3: S3) -> str:
@@ -46,7 +42,7 @@ def _verified(folder: Path, s3: S3) -> str:
 def _converted(folder: Path, s3: S3) -> str:
     copy = folder / "copy.zarr"
     convert(URL, copy)
-    same = not problems(copy) and _content(copy) == _content(folder / "sound.zarr")
+    same = not problems(copy) and content_of(copy) == content_of(folder / "sound.zarr")
     shutil.rmtree(copy)
     return "" if same else "another copy"
 

@@ -15,7 +15,7 @@ from harness.processes import finish, fork, in_small_parts
 from teachonce.store import StoreWriter, open_store
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.integrity.support import save_teacher
 
 TEACHERS = ("bert", "roberta", "xlmr")
 TEXT = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! The story of a river was told, and nobody knew why."
@@ -190,9 +190,7 @@ def _teachers(folder: Path) -> list[Path]:
     text.write_text(f"{TEXT}\n" * 12)
     stores = []
     for kind in TEACHERS:
-        tokenizer = trained_tokenizer(TOKENIZER_OF[kind])
-        for part in (random_model(kind, tokenizer), tokenizer):
-            part.save_pretrained(folder / kind)
+        save_teacher(folder / kind, kind)
         stores.append(folder / f"{kind}.zarr")
         dump(
             DumpOptions(

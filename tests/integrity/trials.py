@@ -19,9 +19,9 @@ from tests.integrity import (
     odd_texts,
     odd_tokenizers,
 )
+from tests.integrity.support import memory_folder
 from tests.making.models import trained_tokenizer
 
-MEMORY = Path("/dev/shm")  # the stores are small and many: no disk has to be waited for
 BATCH = 2000  # texts that go through the house at once
 HEAD = ("what", "cases", "as it must be", "otherwise", "seconds")
 Found = tuple[int, list[str]]
@@ -137,8 +137,8 @@ def checked(seed: int, **counts: int) -> tuple[list[list[object]], list[str]]:
         if not counts.get(option):
             continue
         begun = time.perf_counter()
-        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-            cases, others = check(Path(folder), ext, counts[option], seed)
+        with memory_folder() as folder:
+            cases, others = check(folder, ext, counts[option], seed)
         seconds = time.perf_counter() - begun
         rows.append([name, cases, cases - len(others), len(others), f"{seconds:.0f}"])
         wrong.update(f"{name}: {other}" for other in others)

@@ -1,0 +1,49 @@
+"""What several trials need: a teacher, a folder in memory, the content of a store."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from teachonce.store import open_store
+from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+
+
+def save_teacher(folder: Path, kind: str = "bert") -> Path:
+    """Save a small random teacher and its tokenizer."""
+    tokenizer = trained_tokenizer(TOKENIZER_OF[kind])
+    for part in (random_model(kind, tokenizer), tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+def content_of(path: str | Path) -> str:
+    with closing(open_store(path)) as store:
+        return store.manifest.content()
+
+
+def remove(*paths: Path) -> None:
+    """Remove files, links and folders."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory: stores here are small and many, and no disk has to be waited for."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take at most so many bytes more than it has."""
+    held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, resource.RLIM_INFINITY))
